@@ -1,0 +1,54 @@
+"""onnxtool: from a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model.
+
+The public names are imported when they are first used, so that `import onnxtool` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxtool.errors import OnnxtoolError as OnnxtoolError
+    from onnxtool.errors import VerificationError as VerificationError
+    from onnxtool.export import ExportOptions as ExportOptions
+    from onnxtool.export import export_model as export_model
+    from onnxtool.infer import BenchmarkOptions as BenchmarkOptions
+    from onnxtool.infer import benchmark_model as benchmark_model
+    from onnxtool.infer import infer_texts as infer_texts
+    from onnxtool.model_file import ModelFile as ModelFile
+    from onnxtool.optimize import OptimizeOptions as OptimizeOptions
+    from onnxtool.optimize import optimize_model as optimize_model
+    from onnxtool.runtime.session import open_session as open_session
+    from onnxtool.stats import compare_models as compare_models
+    from onnxtool.stats import summarize_model as summarize_model
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "OnnxtoolError": "onnxtool.errors",
+    "VerificationError": "onnxtool.errors",
+    "ExportOptions": "onnxtool.export",
+    "export_model": "onnxtool.export",
+    "BenchmarkOptions": "onnxtool.infer",
+    "benchmark_model": "onnxtool.infer",
+    "infer_texts": "onnxtool.infer",
+    "ModelFile": "onnxtool.model_file",
+    "OptimizeOptions": "onnxtool.optimize",
+    "optimize_model": "onnxtool.optimize",
+    "open_session": "onnxtool.runtime.session",
+    "compare_models": "onnxtool.stats",
+    "summarize_model": "onnxtool.stats",
+}
+
+__all__ = ["__version__", *_MODULES]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,153 @@
+"""`onnxtool export`: checkpoint to file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from onnxtool.cli.options import output_options, progress, report_options
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
+from onnxtool.cli.verification import verification_blocks
+from onnxtool.export import DTYPES, ExportOptions, export_model
+from onnxtool.export.heads import HEAD_NAMES
+from onnxtool.export.tasks import TASK_NAMES
+from onnxtool.export.tracing import EXPORTER_NAMES
+from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
+
+
+@click.command(
+    epilog="Example: onnxtool export --model_name naver/splade-cocondenser-ensembledistil",
+    short_help="Export a Hugging Face checkpoint to a verified ONNX file.",
+)
+@click.option("--model_name", required=True, metavar="ID_OR_DIR", help="An id on the hub, or a folder.")
+@click.option(
+    "--task",
+    type=click.Choice(("auto", *TASK_NAMES)),
+    default="auto",
+    show_default=True,
+    help="What the model is for; auto goes by the architecture in config.json, modules.json and model card.",
+)
+@click.option(
+    "--head",
+    type=click.Choice(HEAD_NAMES),
+    default="auto",
+    show_default=True,
+    help="What the graph computes on top: the model's own outputs (auto, logits, none), or one vector a text.",
+)
+@click.option(
+    "--exporter",
+    type=click.Choice(EXPORTER_NAMES),
+    default="auto",
+    show_default=True,
+    help="How to trace; auto takes the first that verifies.",
+)
+@click.option("--opset", type=click.IntRange(min=7), help="ONNX opset; without it, the exporter's own.")
+@click.option("--text", help="A text to trace the model on.")
+@click.option("--revision", help="Branch, tag or commit on the hub.")
+@click.option("--trust_remote_code", is_flag=True, help="Let code in the checkpoint run.")
+@click.option("--allow_missing_weights", is_flag=True, help="Initialize weights that the checkpoint does not have.")
+@click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", show_default=True, help="Of the weights.")
+@click.option("--device", default="cpu", show_default=True, help="Where PyTorch runs the model, e.g. cuda.")
+@click.option("--verify/--no_verify", default=True, show_default=True, help="Compare the file with PyTorch.")
+@click.option("--atol", type=click.FloatRange(min=0), help="Allowed absolute error, in place of the dtype's.")
+@click.option("--rtol", type=click.FloatRange(min=0), help="Allowed error relative to the largest value of an output.")
+@click.option("--optimize", is_flag=True, help="Run `onnxtool optimize` on the file straight after.")
+@click.option("--stats", is_flag=True, help="Print the summary of the graph as well.")
+@output_options("The ONNX file; without it, models/NAME.onnx, with NAME the last part of the id.")
+@report_options
+def command(
+    model_name: str,
+    task: str,
+    head: str,
+    exporter: str,
+    opset: int | None,
+    text: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    allow_missing_weights: bool,
+    dtype: str,
+    device: str,
+    verify: bool,
+    atol: float | None,
+    rtol: float | None,
+    optimize: bool,
+    stats: bool,
+    output: Path | None,
+    force: bool,
+    format_name: str,
+    quiet: bool,
+) -> None:
+    """Export a Hugging Face checkpoint to an ONNX file, with its tokenizer and configuration beside it.
+
+    The architecture is the one that config.json names, the outputs and dynamic axes are found by running it, and the
+    file is compared with PyTorch on several shapes, masks and texts before it is kept.
+    """
+    options = ExportOptions(
+        model_name=model_name,
+        output=output,
+        task=task,
+        head=head,
+        exporter=exporter,
+        opset=opset,
+        text=text,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        allow_missing_weights=allow_missing_weights,
+        dtype=dtype,
+        device=device,
+        verify=verify,
+        atol=atol,
+        rtol=rtol,
+        force=force,
+    )
+    optimized = None
+    with progress(quiet=quiet) as on_progress:
+        report = export_model(options, on_progress=on_progress)
+        if optimize:
+            from onnxtool.optimize import OptimizeOptions, optimize_model
+
+            optimized = optimize_model(
+                OptimizeOptions(Path(report.output), force=force, verify=verify), on_progress=on_progress
+            )
+    document: object = report if optimized is None else {"export": report, "optimize": optimized}
+    emit(document, _all_blocks(report, optimized, stats=stats), format_name)
+
+
+def _all_blocks(report: ExportReport, optimized: OptimizeReport | None, *, stats: bool) -> list[Block]:
+    blocks = export_blocks(report)
+    if stats:
+        from onnxtool.cli.stats import summary_blocks
+        from onnxtool.stats import summarize_model
+
+        blocks += summary_blocks(summarize_model(Path(report.output)), "Exported ONNX model summary")
+    if optimized is not None:
+        from onnxtool.cli.optimize import optimize_blocks
+
+        blocks += optimize_blocks(optimized, stats=stats)
+    return blocks
+
+
+def export_blocks(report: ExportReport) -> list[Block]:
+    """Describe an export: what was made of what, its signature, and its proof."""
+    facts = [
+        ("Exported", f"{report.source} ({report.architecture}, {report.model_type})"),
+        ("Output", report.output),
+        ("Tokenizer and config", f"{report.files}/"),
+        ("Task", report.task),
+        ("Head", report.head),
+        ("Exporter", f"{report.exporter}, opset {report.opset}"),
+        ("Time", ", ".join(f"{stage} {format_duration(ms)}" for stage, ms in report.duration_ms.items())),
+    ]
+    return [
+        Facts(facts),
+        Heading("Inputs and outputs"),
+        Table(("", "name", "type"), [*_rows("input", report.inputs), *_rows("output", report.outputs)]),
+        *(Note(note) for note in report.notes),
+        *verification_blocks(report.verification),
+    ]
+
+
+def _rows(kind: str, tensors: Sequence[TensorInfo]) -> list[tuple[str, str, str]]:
+    return [(kind, tensor.name, format_tensor(tensor)) for tensor in tensors]

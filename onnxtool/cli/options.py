@@ -1,0 +1,76 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FORMATS = ("text", "markdown", "json")
+
+
+def report_options(command: Command) -> Command:
+    """Add --format and --quiet: how the result and the progress are shown."""
+    command = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")(command)
+    return click.option(
+        "--format",
+        "format_name",
+        type=click.Choice(FORMATS),
+        default="text",
+        show_default=True,
+        help="How to print the result on stdout.",
+    )(command)
+
+
+def output_options(meaning: str) -> Callable[[Command], Command]:
+    """Add --output, whose help is `meaning`, and --force."""
+
+    def decorate(command: Command) -> Command:
+        command = click.option("--force", is_flag=True, help="Replace an output that exists.")(command)
+        return click.option("--output", type=PathType(), help=meaning)(command)
+
+    return decorate
+
+
+class PathType(click.Path):
+    """A path as a pathlib.Path; whether it exists is for the library to say, with a hint."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+
+class CountList(click.ParamType[tuple[int, ...]]):
+    """A comma-separated list of positive integers, e.g. `1,8,32`."""
+
+    name = "1,8,…"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Parse the list, or fail with what was wrong."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r} is not a list of positive integers such as 1,8,32", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Give a function that says on stderr what is being done: a spinner on a terminal, else a line a stage."""
+    if quiet:
+        yield lambda _stage: None
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from rich.console import Console
+
+        # Bound to the stream itself: what is run may replace sys.stderr to keep others quiet.
+        with Console(file=sys.stderr).status("starting") as status:
+            yield lambda stage: status.update(f"{stage} …")
+    else:
+        yield lambda stage: click.echo(f"{stage} …", err=True)

@@ -1,0 +1,208 @@
+"""Turn a report into text, Markdown or JSON.
+
+A command describes its report as a few blocks once; the three formats are made here. Text is a rich table on a
+terminal and plain columns elsewhere, so that a log or a pipe gets no escape codes. Names in a model file are
+untrusted: whatever is not printable in them is shown as an escape, in every format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from onnxtool.model_file import write_text
+from onnxtool.reports import Dimension, TensorInfo, to_json
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A line that says what follows."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with values, a line each."""
+
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns with a title each; every cell is text. Columns named in `numbers` are aligned to the right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence that a reader must not miss."""
+
+    text: str
+
+
+Block = Heading | Facts | Table | Note
+
+
+def emit(
+    report: object,
+    blocks: Sequence[Block],
+    format_name: str,
+    *,
+    output: Path | None = None,
+    force: bool = False,
+) -> None:
+    """Print `report` in a format, or write it to `output`."""
+    blocks = [_printable_block(block) for block in blocks]
+    if format_name == "json":
+        text = _json(report)
+    elif format_name == "markdown":
+        text = _markdown(blocks)
+    else:
+        text = _text(blocks)
+    if output is not None:
+        write_text(output, text, force=force)
+    elif format_name == "text" and sys.stdout.isatty():
+        _print_rich(blocks)
+    else:
+        click.echo(text, nl=False)
+
+
+def format_shape(shape: Iterable[Dimension]) -> str:
+    """Write a shape as `[batch_size, sequence, 384]`; `?` where the file says nothing."""
+    return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
+
+
+def format_tensor(info: TensorInfo) -> str:
+    """Write a tensor as `float32 [batch_size, 384]`."""
+    return f"{info.dtype} {format_shape(info.shape)}"
+
+
+def format_bytes(size: float) -> str:
+    """Write bytes in decimal units, three digits or so."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(size) >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def format_duration(milliseconds: float) -> str:
+    """Write a duration in seconds from one second on, else in milliseconds."""
+    return f"{milliseconds / 1e3:.1f} s" if milliseconds >= 1e3 else f"{milliseconds:.1f} ms"
+
+
+def _printable_block(block: Block) -> Block:
+    match block:
+        case Heading(text):
+            return Heading(_printable(text))
+        case Note(text):
+            return Note(_printable(text))
+        case Facts(rows):
+            return Facts([(_printable(name), _printable(value)) for name, value in rows])
+        case Table(columns, rows, numbers):
+            return Table(columns, [[_printable(cell) for cell in row] for row in rows], numbers)
+
+
+def _printable(text: str) -> str:
+    """Escape control characters, line breaks and marks that reorder text as Python writes them in a string."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def _json(report: object) -> str:
+    values = to_json(report)
+    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    if not all(line.isprintable() for line in text.split("\n")):
+        # JSON itself escapes only some of the control characters.
+        text = json.dumps(values, indent=2, ensure_ascii=True, allow_nan=False)
+    return text + "\n"
+
+
+def _text(blocks: Sequence[Block]) -> str:
+    parts: list[str] = []
+    for block in blocks:
+        match block:
+            case Heading(text):
+                parts.append(f"\n{text}:" if parts else f"{text}:")
+            case Note(text):
+                parts.append(f"note: {text}")
+            case Facts(rows):
+                parts += [f"{name}: {value}" for name, value in rows]
+            case Table():
+                parts += _columns(block)
+    return "\n".join(parts) + "\n"
+
+
+def _columns(table: Table) -> list[str]:
+    rows = [list(table.columns), *(list(row) for row in table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if title in table.numbers else cell.ljust(width)
+            for title, cell, width in zip(table.columns, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _markdown(blocks: Sequence[Block]) -> str:
+    parts = []
+    for block in blocks:
+        match block:
+            case Heading(text):
+                parts.append(f"### {_escape(text)}")
+            case Note(text):
+                parts.append(f"> **Note:** {_escape(text)}")
+            case Facts(rows):
+                parts.append("\n".join(f"- {_escape(name)}: {_escape(value)}" for name, value in rows))
+            case Table(columns, rows, numbers):
+                head = f"| {' | '.join(_escape(column) for column in columns)} |"
+                rule = f"|{'|'.join('---:' if column in numbers else '---' for column in columns)}|"
+                body = [f"| {' | '.join(_escape(cell) for cell in row)} |" for row in rows]
+                parts.append("\n".join([head, rule, *body]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _escape(text: str) -> str:
+    """Keep names of a model, which are untrusted, from being read as Markdown or HTML."""
+    for character in "\\`*_|<>[]":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("\n", " ")
+
+
+def _print_rich(blocks: Sequence[Block]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console(highlight=False, no_color="NO_COLOR" in os.environ or None)
+    for index, block in enumerate(blocks):
+        match block:
+            case Heading(text):
+                console.print(Text(f"\n{text}:" if index else f"{text}:", style="bold"))
+            case Note(text):
+                console.print(Text(f"note: {text}", style="yellow"))
+            case Facts(rows):
+                for name, value in rows:
+                    console.print(Text.assemble((f"{name}: ", "cyan"), value), soft_wrap=True)
+            case Table(columns, rows, numbers):
+                table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+                for column in columns:
+                    table.add_column(Text(column), justify="right" if column in numbers else "left")
+                for row in rows:
+                    table.add_row(*(Text(cell) for cell in row))
+                console.print(table)

@@ -1,0 +1,45 @@
+"""How a verification is shown, which export and optimize share."""
+
+from __future__ import annotations
+
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
+from onnxtool.reports import Verification
+
+
+def verification_blocks(verification: Verification | None) -> list[Block]:
+    """Describe a verification; one that did not take place is said as loudly."""
+    if verification is None:
+        return [Note("not verified (--no_verify): nothing is known of how well this file agrees with its source")]
+    facts = [
+        ("Verified against", verification.reference),
+        ("max_abs_error", f"{verification.max_abs_error:.3g}"),
+        ("Lowest cosine", f"{verification.cosine_min:.8f}"),
+        (
+            "Allowed",
+            f"{verification.atol:g} + {verification.rtol:g} x largest value, cosine {verification.cosine_required:g}",
+        ),
+    ]
+    rows = [
+        (
+            case.description,
+            format_shape(next(iter(case.inputs.values()))),
+            f"{case.max_abs_error:.3g}",
+            f"{case.cosine:.8f}",
+            "yes" if case.passed else "NO",
+        )
+        for case in verification.cases
+    ]
+    columns = ("case", "shape", "max_abs_error", "cosine", "passed")
+    blocks: list[Block] = [
+        Heading("Verification"),
+        Facts(facts),
+        Table(columns, rows, frozenset({"max_abs_error", "cosine"})),
+    ]
+    if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
+        blocks.append(
+            Note(
+                f"these weights do not show whether the mask is applied: ignoring it moves the outputs by "
+                f"{verification.mask_effect:.2g} only"
+            )
+        )
+    return blocks

@@ -1,0 +1,78 @@
+"""The errors a user can meet, each with what happened, the value and the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxtool.reports import Verification
+
+
+class OnnxtoolError(Exception):
+    """A failure that onnxtool foresees; the command line prints it without a traceback and exits 1.
+
+    Attributes:
+        message: what happened, with the offending value.
+        hint: the way out, or an empty string where there is none to give.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class CheckpointError(OnnxtoolError):
+    """The checkpoint cannot be found, understood or loaded."""
+
+
+class ExportError(OnnxtoolError):
+    """The model cannot be traced, or the traced graph is not what was asked for."""
+
+
+class ModelFileError(OnnxtoolError):
+    """An ONNX file is missing, malformed, or refers to data outside its folder."""
+
+
+class OutputExistsError(OnnxtoolError):
+    """The output is there already, and the caller did not ask to replace it."""
+
+
+class OutputWriteError(OnnxtoolError):
+    """The output cannot be written: no space, no permission, no folder."""
+
+
+class PassError(OnnxtoolError):
+    """An optimization pass cannot be applied to this model."""
+
+
+class FusionError(OnnxtoolError):
+    """Fewer subgraphs were fused than the caller requires."""
+
+
+class ProviderError(OnnxtoolError):
+    """The requested execution provider cannot run here."""
+
+
+class SessionError(OnnxtoolError):
+    """onnxruntime cannot load or run the model."""
+
+
+class InputError(OnnxtoolError):
+    """The texts, files or tensors to run cannot be used."""
+
+
+class GateError(OnnxtoolError):
+    """A gate expression cannot be understood, or names a figure that is not there."""
+
+
+class VerificationError(OnnxtoolError):
+    """The result differs from what went in by more than the tolerance; the output was not kept.
+
+    Attributes:
+        verification: the figures of every case, the worst one among them.
+    """
+
+    def __init__(self, message: str, hint: str, verification: Verification) -> None:
+        super().__init__(message, hint)
+        self.verification = verification

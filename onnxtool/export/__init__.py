@@ -1,0 +1,190 @@
+"""Checkpoint to file: load, trace, put a head on, save, verify against PyTorch, stamp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnxtool.errors import ExportError, VerificationError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.companions import Pooling, read_pooling, write_companions
+from onnxtool.export.graph import tidy
+from onnxtool.export.heads import append_head, choose_head
+from onnxtool.export.provenance import describe
+from onnxtool.export.signature import Signature, detect_signature
+from onnxtool.export.source import Source
+from onnxtool.export.tracing import EXPORTER_NAMES, EXPORTERS, Exporter, trace
+from onnxtool.export.verification import Prover, longest_text, tokenize
+from onnxtool.model_file import ModelFile, check_writable, save_model, staged, stamp_step
+from onnxtool.reports import ExportReport
+from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.timing import Stopwatch
+
+__all__ = ["ExportOptions", "export_model"]
+
+DTYPES = {"float32": "fp32", "float16": "fp16"}
+_SAMPLE_TEXTS = ("onnxtool traces a model on two texts of different lengths", "the second is shorter")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to export and how.
+
+    Attributes:
+        output: the ONNX file; None for models/NAME.onnx.
+        text: what to trace the model on, beside a text of our own.
+        atol: replaces the tolerance of the dtype; so does `rtol`.
+    """
+
+    model_name: str
+    output: Path | None = None
+    task: str = "auto"
+    head: str = "auto"
+    exporter: str = "auto"
+    opset: int | None = None
+    text: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    allow_missing_weights: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
+    verify: bool = True
+    atol: float | None = None
+    rtol: float | None = None
+    force: bool = False
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The tolerance of the dtype, with what the user replaced."""
+        base = TOLERANCES[DTYPES[self.dtype]]
+        return Tolerance(
+            base.atol if self.atol is None else self.atol, base.rtol if self.rtol is None else self.rtol, base.cosine
+        )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """An export under way."""
+
+    options: ExportOptions
+    output: Path
+    checkpoint: Checkpoint
+    tokenizer: Any
+    on_progress: Callable[[str], None]
+    stopwatch: Stopwatch
+
+
+def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] = lambda _stage: None) -> ExportReport:
+    """Export a checkpoint to an ONNX file with its tokenizer beside it, verified against PyTorch.
+
+    With `exporter="auto"` the exporters are tried in their order; the report's notes say which failed and why.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be found, understood or loaded.
+        ExportError: no exporter gives a graph that follows the model.
+        VerificationError: the graph's answers are not the model's; no file is left.
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output cannot be written.
+    """
+    stopwatch = Stopwatch()
+    source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
+    output = options.output or Path("models") / f"{source.name}.onnx"
+    check_writable(output, force=options.force)
+    on_progress(f"loading {options.model_name}")
+    checkpoint = Checkpoint.open(source, task=options.task)
+    job = _Job(options, output, checkpoint, checkpoint.load_tokenizer(), on_progress, stopwatch)
+    exporters = [exporter for exporter in EXPORTERS if options.exporter in ("auto", exporter.name)]
+    failures: list[ExportError | VerificationError] = []
+    for exporter in exporters:
+        try:
+            report = _export_with(exporter, job)
+        except (ExportError, VerificationError) as error:
+            failures.append(error)
+            if exporter is exporters[-1]:
+                raise _sum_up(failures) from error
+        else:
+            notes = tuple(f"{failure.message}; used {exporter.name} instead" for failure in failures)
+            return replace(report, notes=notes)
+    raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
+
+
+def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
+    options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
+    model = checkpoint.load_model(
+        dtype=options.dtype,
+        device=options.device,
+        attention=exporter.attention,
+        allow_missing_weights=options.allow_missing_weights,
+    )
+    signature = detect_signature(model, job.tokenizer)
+    head_name, head = choose_head(options.head, signature)
+    pooling = read_pooling(checkpoint.source) if head_name == "embedding" else Pooling()
+    stopwatch.lap("load")
+    job.on_progress(f"tracing {type(model).__name__} with {exporter.name}")
+    graph = trace(exporter, model, _sample(job, model, signature), signature, options.opset)
+    tidy(graph, signature)
+    if head is not None:
+        append_head(graph, head, pooling)
+    files = job.output.parent / job.output.stem
+    graph.metadata_props.update(
+        describe(
+            checkpoint,
+            head=head_name,
+            exporter=exporter.name,
+            files=files.name,
+            dtype=options.dtype,
+            max_length=longest_text(model, job.tokenizer),
+        )
+    )
+    opset = graph.opset_imports[""]
+    stopwatch.lap("trace")
+    with staged(job.output, force=options.force) as staging:
+        job.on_progress(f"writing {job.output}")
+        path = save_model(graph, staging)
+        del graph  # its weights are those of the model; what it holds beside them the verification can use
+        write_companions(checkpoint.source, job.tokenizer, staging.folder / files.name, files)
+        stopwatch.lap("write")
+        verification = None
+        if options.verify:
+            job.on_progress("verifying against PyTorch")
+            prover = Prover(model, job.tokenizer, signature, head, pooling)
+            verification = prover.verify(path, options.tolerance)
+            stopwatch.lap("verify")
+        stamp_step(path, "export", verification, exporter=exporter.name)
+        file = ModelFile.open(path)
+    return ExportReport(
+        output=str(job.output),
+        files=str(files),
+        source=checkpoint.source.model_name,
+        model_type=checkpoint.config.model_type,
+        architecture=checkpoint.architecture,
+        task=checkpoint.task,
+        head=head_name,
+        exporter=exporter.name,
+        opset=opset,
+        inputs=file.structure.inputs,
+        outputs=file.structure.outputs,
+        metadata=file.metadata,
+        verification=verification,
+        notes=(),
+        duration_ms=stopwatch.laps_ms,
+    )
+
+
+def _sample(job: _Job, model: Any, signature: Signature) -> dict[str, Any]:
+    """Return what to trace on: two texts of different lengths, so that there is padding and no axis of size 1."""
+    import torch
+
+    texts = (job.options.text or _SAMPLE_TEXTS[0], _SAMPLE_TEXTS[1])
+    tokens = tokenize(job.tokenizer, texts, signature)
+    return {name: torch.from_numpy(array).to(model.device) for name, array in tokens.items()}
+
+
+def _sum_up(failures: Sequence[ExportError | VerificationError]) -> ExportError | VerificationError:
+    """Return the one error, or one that tells all of several."""
+    if len(failures) == 1:
+        return failures[0]
+    reasons = "\n  ".join(failure.message for failure in failures)
+    return ExportError(f"no exporter gives a graph that follows the model:\n  {reasons}", failures[0].hint)

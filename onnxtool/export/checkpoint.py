@@ -1,0 +1,254 @@
+"""A checkpoint: its configuration, task, architecture, tokenizer and weights.
+
+Weights are safetensors only: a pickle can run code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from onnxtool.errors import CheckpointError
+from onnxtool.export.companions import card_tags, module_types
+from onnxtool.export.source import Source, plain_name
+from onnxtool.export.tasks import TASKS, find_task, recognize_task
+from onnxtool.runtime.quiet import quiet
+
+_VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose configuration has been read and whose architecture and task are known.
+
+    Attributes:
+        config: the PretrainedConfig.
+        architecture: the class whose weights it holds.
+        task: one of TASK_NAMES, or `other`.
+    """
+
+    source: Source
+    config: Any
+    architecture: str
+    task: str
+
+    @classmethod
+    def open(cls, source: Source, *, task: str = "auto") -> Checkpoint:
+        """Read the configuration and decide on architecture and task.
+
+        The architecture is the one that config.json names, not a base model: a SPLADE checkpoint keeps its MLM head.
+        With an explicit `task`, it is the class for that task where config.json names another one.
+
+        Raises:
+            CheckpointError: the configuration cannot be read, or names no architecture that transformers has.
+        """
+        config = _load_config(source)
+        named = tuple(getattr(config, "architectures", None) or ())
+        if task != "auto":
+            architecture = _architecture_for(config, task, source)
+            return cls(source, config, architecture, task)
+        if not named:
+            candidates = _candidates(config)
+            raise CheckpointError(
+                f"config.json of {source.model_name} names no architecture",
+                f'add one to it ("architectures": ["…"]), or pass --task: {candidates}',
+            )
+        modules, tags = module_types(source), card_tags(source)
+        return cls(source, config, named[0], recognize_task(named[0], modules=modules, tags=tags))
+
+    @property
+    def revision(self) -> str:
+        """The commit on the hub; empty for a folder."""
+        return getattr(self.config, "_commit_hash", None) or ""
+
+    @cached_property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The safetensors files, in the order of their names.
+
+        Raises:
+            CheckpointError: there are none.
+        """
+        single = self.source.fetch(_WEIGHTS)
+        if single is not None:
+            return (single,)
+        index = self.source.read_json(_WEIGHTS_INDEX)
+        names = index.get("weight_map") if isinstance(index, dict) else None
+        if isinstance(names, dict):
+            shards = [self.source.fetch(plain_name(str(name))) for name in sorted(set(map(str, names.values())))]
+            if all(shards):
+                return tuple(shard for shard in shards if shard is not None)
+        if any(self.source.fetch(name) for name in _PICKLES):
+            raise CheckpointError(
+                f"{self.source.model_name} has its weights in a pickle ({_PICKLES[0]}) only, which can run code",
+                "convert it: load it where you trust it and save_pretrained(...) writes model.safetensors",
+            )
+        raise CheckpointError(
+            f"{self.source.model_name} has no weights ({_WEIGHTS})",
+            "a tokenizer or configuration alone cannot be exported; pass the model's own folder or id",
+        )
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """One hash over all weight files, which tells two checkpoints of one name apart."""
+        digest = hashlib.sha256()
+        for path in self.weight_files:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def load_tokenizer(self) -> Any:
+        """Load the tokenizer.
+
+        Raises:
+            CheckpointError: the checkpoint has none, or it does not load.
+        """
+        from transformers import AutoTokenizer
+
+        # transformers makes up an empty vocabulary for a checkpoint without one.
+        if not any(self.source.fetch(name) for name in _VOCABULARIES):
+            raise CheckpointError(
+                f"{self.source.model_name} has no tokenizer ({', '.join(_VOCABULARIES[:2])}, …)",
+                "save it beside the model with tokenizer.save_pretrained(...); models of text need one",
+            )
+        try:
+            with quiet():
+                return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
+        except (OSError, ValueError, ImportError) as error:
+            raise self.source.unreadable(error) from error
+
+    def load_model(self, *, dtype: str, device: str, attention: str | None, allow_missing_weights: bool = False) -> Any:
+        """Load the weights into the architecture, in evaluation mode and without caches.
+
+        Args:
+            dtype: a torch dtype by name, e.g. `float32`.
+            device: where torch runs it, e.g. `cpu`.
+            attention: transformers' attention implementation; None leaves the choice to it.
+            allow_missing_weights: initialize what the checkpoint does not have instead of raising.
+
+        Raises:
+            CheckpointError: weights are missing or of another shape.
+        """
+        import torch
+
+        self.weight_files  # noqa: B018  raises with a better message than transformers does
+        model_class = _find_class(self.architecture, self.config, self.source)
+        try:
+            with quiet():
+                model, info = model_class.from_pretrained(
+                    self.source.model_name,
+                    config=self.config,
+                    dtype=getattr(torch, dtype),
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    **({"attn_implementation": attention} if attention else {}),
+                    **self.source.arguments,
+                )
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            raise self.source.unreadable(error) from error
+        self._check_loading(info, allow_missing_weights=allow_missing_weights)
+        if hasattr(model.config, "use_cache"):
+            model.config.use_cache = False  # caches are no output of an encoder, and none that a user asked for
+        return model.to(device).eval()
+
+    def _check_loading(self, info: dict[str, Any], *, allow_missing_weights: bool) -> None:
+        mismatched = sorted(str(entry[0]) for entry in info["mismatched_keys"])
+        if mismatched:
+            raise CheckpointError(
+                f"config.json and weights of {self.source.model_name} disagree on the shape of {_some(mismatched)}",
+                "the folder mixes two models; take both from one",
+            )
+        missing = sorted(info["missing_keys"])
+        if missing and not allow_missing_weights:
+            raise CheckpointError(
+                f"{self.source.model_name} has no weights for {_some(missing)} of {self.architecture}; "
+                "they would be random numbers",
+                "export the architecture that it was saved as (--task auto), or pass --allow_missing_weights",
+            )
+
+
+def _load_config(source: Source) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(source.model_name, **source.arguments)
+    except ValueError as error:
+        content = source.read_json("config.json")
+        model_type = content.get("model_type") if isinstance(content, dict) else None
+        if model_type is not None and model_type in CONFIG_MAPPING_NAMES:
+            raise source.unreadable(error) from error
+        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
+        raise CheckpointError(
+            f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
+            (f"did you mean {', '.join(near)}? " if near else "")
+            + "a newer transformers may know it; a model with code of its own needs --trust_remote_code",
+        ) from error
+    except (OSError, ImportError) as error:
+        raise source.unreadable(error) from error
+
+
+def _find_class(architecture: str, config: Any, source: Source) -> Any:
+    import transformers
+
+    if source.trust_remote_code:
+        for auto_class, reference in (getattr(config, "auto_map", None) or {}).items():
+            if str(reference).rsplit(".", 1)[-1] == architecture:
+                return getattr(transformers, auto_class)
+    model_class = getattr(transformers, architecture, None)
+    if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
+        raise CheckpointError(
+            f"transformers {transformers.__version__} has no architecture {architecture!r} "
+            f"(config.json of {source.model_name})",
+            f"pass --task: {_candidates(config)}; a model with code of its own needs --trust_remote_code",
+        )
+    return model_class
+
+
+def _architecture_for(config: Any, task: str, source: Source) -> str:
+    """Return the class for `task`: the one that config.json names where it serves it, else transformers' own."""
+    import transformers
+
+    row = find_task(task)
+    mapping = getattr(transformers, row.auto_class)._model_mapping  # noqa: SLF001  the only list of what exists
+    classes = mapping.get(type(config), None)
+    names = [cls.__name__ for cls in (classes if isinstance(classes, tuple) else (classes,)) if cls is not None]
+    if not names:
+        raise CheckpointError(
+            f"{config.model_type} has no architecture for the task {task}", f"pass one of: {_candidates(config)}"
+        )
+    named = [name for name in getattr(config, "architectures", None) or () if name in names]
+    return str((named or names)[0])
+
+
+def _candidates(config: Any) -> str:
+    """List the tasks that a configuration could be used for, with their classes."""
+    import transformers
+
+    found = []
+    for task in TASKS:
+        mapping = getattr(transformers, task.auto_class)._model_mapping  # noqa: SLF001  the only list of what exists
+        cls = mapping.get(type(config), None)
+        if cls is not None:
+            first = cls[0] if isinstance(cls, tuple) else cls
+            found.append(f"{task.name} ({first.__name__})")
+    return ", ".join(found) or "none that onnxtool knows"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

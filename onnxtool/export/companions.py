@@ -1,0 +1,145 @@
+"""The files that lie beside an exported graph: tokenizer, configuration, pooling.
+
+They are the checkpoint's own, byte for byte; what a consumer needs and the checkpoint lacks is written anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxtool.errors import CheckpointError
+from onnxtool.export.source import Source, plain_name
+from onnxtool.reports import Json
+
+# What a consumer may need beside the graph. Only those that a checkpoint has are copied.
+COMPANIONS = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a sentence encoder turns hidden states into one vector.
+
+    Attributes:
+        mode: `mean` over real tokens, or `cls`, the first token.
+        normalize: whether the vector is scaled to length 1.
+    """
+
+    mode: str = "mean"
+    normalize: bool = False
+
+
+def read_pooling(source: Source) -> Pooling:
+    """Read the pooling of a sentence-transformers checkpoint; mean without normalization where it says nothing.
+
+    Raises:
+        CheckpointError: it pools or projects in a way that onnxtool cannot put into a graph.
+    """
+    kinds = [str(entry.get("type", "")).rsplit(".", 1)[-1] for entry in _entries(source)]
+    unknown = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
+    configs = [
+        config
+        for path in pooling_folders(source)
+        if isinstance(config := source.read_json(f"{path}/config.json"), dict)
+    ]
+    modes = [
+        key for config in configs for key, value in config.items() if key.startswith("pooling_mode_") and value is True
+    ]
+    modes += [f"pooling_mode_{value}" for config in configs if isinstance(value := config.get("pooling_mode"), str)]
+    names = {
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_mean": "mean",
+        "pooling_mode_cls_token": "cls",
+        "pooling_mode_cls": "cls",
+    }
+    if unknown or len(modes) > 1 or any(mode not in names for mode in modes):
+        raise CheckpointError(
+            f"{source.model_name} pools with {', '.join([*unknown, *modes])}, which the head embedding does not do",
+            "pass --head none and pool after the model",
+        )
+    return Pooling(names[modes[0]] if modes else "mean", "Normalize" in kinds)
+
+
+def write_companions(source: Source, tokenizer: Any, folder: Path, existing: Path) -> None:
+    """Write the companion files of `source` to `folder`, which is staged to become `existing`.
+
+    A tokenizer.json, which the tokenizers library reads, and a vocab.txt for WordPiece are written where the
+    checkpoint has none. A checkpoint that is exported beside itself (`existing` is its own folder) keeps its files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*COMPANIONS, *(f"{path}/config.json" for path in pooling_folders(source))):
+        found = source.fetch(name)
+        if found is not None and not _is_same_file(found, existing / name):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found, target)
+    if source.fetch("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
+        tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    if source.fetch("vocab.txt") is None and _is_wordpiece(tokenizer):
+        vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocabulary), encoding="utf-8")
+
+
+def _entries(source: Source) -> Iterator[dict[str, Json]]:
+    modules = source.read_json("modules.json")
+    if isinstance(modules, list):
+        yield from (module for module in modules if isinstance(module, dict))
+
+
+def module_types(source: Source) -> tuple[str, ...]:
+    """Return the types in sentence-transformers' modules.json; empty for other checkpoints."""
+    return tuple(str(module.get("type", "")) for module in _entries(source))
+
+
+def card_tags(source: Source) -> tuple[str, ...]:
+    """Return the tags in the model card's front matter."""
+    import yaml
+
+    path = source.fetch("README.md")
+    if path is None:
+        return ()
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not text.startswith("---"):
+        return ()
+    try:
+        card = yaml.safe_load(text.split("---", 2)[1])
+    except yaml.YAMLError:
+        return ()  # a card is prose for people; one that does not parse tells nothing about the weights
+    tags = card.get("tags") if isinstance(card, dict) else None
+    return tuple(str(tag) for tag in tags) if isinstance(tags, list) else ()
+
+
+def pooling_folders(source: Source) -> tuple[str, ...]:
+    """Return the folders that modules.json names, e.g. `1_Pooling`; empty for other checkpoints."""
+    return tuple(
+        plain_name(str(module["path"]))
+        for module in _entries(source)
+        if isinstance(module.get("path"), str) and module["path"]
+    )
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    return second.exists() and first.samefile(second)
+
+
+def _is_wordpiece(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and type(backend.model).__name__ == "WordPiece"

@@ -1,0 +1,112 @@
+"""Make a traced graph presentable: outputs and axes by their names, no trace of the machine, nodes called by scope."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ExportError
+from onnxtool.export.signature import BATCH, SEQUENCE, Signature
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+
+
+def tidy(model: ir.Model, signature: Signature) -> None:
+    """Bring the graph in line with the signature, in place.
+
+    Raises:
+        ExportError: an input is gone or fixed to a size, or an output is missing: the trace did not follow the model.
+    """
+    _check_inputs(model.graph, signature)
+    _select_outputs(model.graph, signature)
+    _name_axes(model, signature)
+    _name_nodes(model.graph)
+    _strip(model)
+
+
+def _check_inputs(graph: ir.Graph, signature: Signature) -> None:
+    found = {value.name: value for value in graph.inputs}
+    for name in signature.inputs:
+        if name not in found:
+            raise ExportError(
+                f"the traced graph does not use {name}; it has {', '.join(map(str, found))}",
+                "its answers could not depend on it; try the other --exporter",
+            )
+        shape = found[name].shape
+        fixed = [] if shape is None else [axis for axis, size in enumerate(shape) if isinstance(size, int)]
+        if shape is None or len(shape) != 2 or fixed:
+            raise ExportError(
+                f"the traced graph fixes {name} to {shape}", "try the other --exporter; this model specializes on sizes"
+            )
+    extra = [str(name) for name in found if name not in signature.inputs]
+    if extra:
+        raise ExportError(f"the traced graph has inputs of its own: {', '.join(extra)}", "try the other --exporter")
+    graph.inputs[:] = [found[name] for name in signature.inputs]
+
+
+def _select_outputs(graph: ir.Graph, signature: Signature) -> None:
+    found = {value.name: value for value in graph.outputs}
+    missing = [name for name in signature.outputs if name not in found]
+    if missing:
+        raise ExportError(
+            f"the traced graph lacks the outputs {', '.join(missing)}; it has {', '.join(map(str, found))}",
+            "try the other --exporter",
+        )
+    graph.outputs[:] = [found[name] for name in signature.outputs]
+
+
+def _name_axes(model: ir.Model, signature: Signature) -> None:
+    """Rename the exporter's symbols (s18, s41) to what the axes mean, and set the shapes of inputs and outputs."""
+    import onnx_ir as ir
+
+    renames: dict[str, str] = {}
+    for value in model.graph.inputs:
+        assert value.shape is not None  # noqa: S101  checked by _check_inputs
+        for size, name in zip(value.shape, (BATCH, SEQUENCE), strict=True):
+            renames[str(size)] = name
+    for graph in model.graphs():
+        for node in graph:
+            for output in node.outputs:
+                if output.shape is not None:
+                    output.shape = ir.Shape([_renamed(size, renames) for size in output.shape])
+    for value in model.graph.inputs:
+        value.shape = ir.Shape([BATCH, SEQUENCE])
+    for value in model.graph.outputs:
+        value.shape = ir.Shape(list(signature.outputs[str(value.name)]))
+
+
+def _renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | None:
+    if isinstance(size, int):
+        return size
+    if size.value is None:
+        return None
+    return re.sub(r"\w+", lambda match: renames.get(match[0], match[0]), str(size.value))
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Call a node by the module that made it, `encoder.layer.0/MatMul`, so that differences and profiles are readable.
+
+    dynamo keeps that scope in the node's metadata; TorchScript names its nodes so already.
+    """
+    seen: dict[str, int] = {}
+    for node in graph:
+        scopes = node.metadata_props.get(_SCOPES_KEY)
+        if scopes is None:
+            continue
+        # The list ends with the name of the operator's own FX node; what precedes it are modules, outermost first.
+        modules = [str(scope) for scope in ast.literal_eval(scopes)][:-1]
+        name = "/".join(part for part in ((modules or [""])[-1], node.op_type) if part)
+        seen[name] = seen.get(name, -1) + 1
+        node.name = f"{name}_{seen[name]}" if seen[name] else name
+
+
+def _strip(model: ir.Model) -> None:
+    """Drop stack traces, which hold the paths of this machine, and whatever else an exporter writes on every node."""
+    import onnx_ir.passes.common as common
+
+    common.ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.clear()

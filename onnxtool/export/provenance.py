@@ -1,0 +1,73 @@
+"""What an exported file says of itself: the model's figures, and everything that went into it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from datetime import UTC, datetime
+from typing import Any
+
+from onnxtool.errors import ExportError
+from onnxtool.export.checkpoint import Checkpoint
+
+_PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+
+# The names that onnxruntime's optimizer and the tutorials go by, and transformers' common names for them.
+_FIGURES = {
+    "num_heads": "num_attention_heads",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+}
+
+
+def describe(
+    checkpoint: Checkpoint, *, head: str, exporter: str, files: str, dtype: str, max_length: int | None
+) -> dict[str, str]:
+    """Return the metadata of an export. It is the same whenever and wherever the same export is made.
+
+    Args:
+        checkpoint: what is exported; a folder is named without its path, which is of no use elsewhere.
+        head: what the graph computes on top of the model.
+        exporter: what traced it.
+        files: the folder beside the graph that holds tokenizer and configuration.
+        dtype: that of the weights.
+        max_length: the most tokens a text may have; None where the model does not bound it.
+    """
+    config = checkpoint.config
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    figures = {key: getattr(text_config, name, None) for key, name in _FIGURES.items()}
+    source = checkpoint.source
+    metadata = {
+        "model_type": str(config.model_type),
+        **{key: str(value) for key, value in figures.items() if isinstance(value, int)},
+        "onnxtool.source": source.name if source.is_local else source.model_name,
+        "onnxtool.revision": checkpoint.revision,
+        "onnxtool.weights_sha256": checkpoint.weights_sha256,
+        "onnxtool.architecture": checkpoint.architecture,
+        "onnxtool.task": checkpoint.task,
+        "onnxtool.head": head,
+        "onnxtool.exporter": exporter,
+        "onnxtool.dtype": dtype,
+        "onnxtool.files": files,
+        "onnxtool.max_length": "" if max_length is None else str(max_length),
+        "onnxtool.versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
+        "onnxtool.date": _date(),
+    }
+    return {key: value for key, value in metadata.items() if value}
+
+
+def _date() -> str:
+    """Return the day of SOURCE_DATE_EPOCH, or nothing: the day of an export would make every export another file.
+
+    Raises:
+        ExportError: the variable is set to something else than seconds.
+    """
+    epoch: Any = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not epoch:
+        return ""
+    try:
+        return datetime.fromtimestamp(int(epoch), tz=UTC).strftime("%Y-%m-%d")
+    except (ValueError, OverflowError, OSError):
+        raise ExportError(
+            f"SOURCE_DATE_EPOCH is {epoch!r}, not a number of seconds", "unset it, or set it to e.g. $(date +%s)"
+        ) from None

@@ -1,0 +1,150 @@
+"""Where a checkpoint lies, a folder or an id on the hub, and the files it has.
+
+Everything is read through transformers, so that its cache, its mirrors and its authentication apply.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from onnxtool.errors import CheckpointError
+from onnxtool.reports import Json
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint lies.
+
+    Attributes:
+        model_name: a folder, or an id on the hub.
+        revision: branch, tag or commit on the hub; None for its default branch.
+        trust_remote_code: whether code in the checkpoint may run.
+        local_only: take the hub's files from the cache, because the hub cannot be reached.
+    """
+
+    model_name: str
+    revision: str | None
+    trust_remote_code: bool
+    local_only: bool
+
+    @classmethod
+    def find(cls, model_name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Source:
+        """Find the checkpoint.
+
+        Raises:
+            CheckpointError: `model_name` is a folder without config.json, or a path at which there is nothing.
+        """
+        path = Path(model_name)
+        if path.is_dir():
+            if not (path / "config.json").is_file():
+                raise CheckpointError(
+                    f"the folder {model_name} has no config.json",
+                    "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
+                )
+            return cls(model_name, None, trust_remote_code, local_only=True)
+        if (
+            path.exists()
+            or path.is_absolute()
+            or model_name.startswith(("./", "../", "~"))
+            or model_name.count("/") > 1
+        ):
+            raise CheckpointError(
+                f"{model_name} is neither a folder nor an id on the hub", "pass a folder, or an id such as org/name"
+            )
+        return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves())
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the checkpoint is a folder on this machine."""
+        return Path(self.model_name).is_dir()
+
+    @property
+    def name(self) -> str:
+        """The last part of the id or folder, after which the output is called."""
+        return Path(self.model_name).resolve().name if self.is_local else self.model_name.rsplit("/", 1)[-1]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What every from_pretrained of transformers is to be told."""
+        return {
+            "revision": self.revision or "main",
+            "trust_remote_code": self.trust_remote_code,
+            "local_files_only": self.local_only,
+        }
+
+    def fetch(self, filename: str) -> Path | None:
+        """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none."""
+        from transformers.utils import cached_file
+
+        try:
+            found = cached_file(
+                self.model_name,
+                filename,
+                revision=self.revision or "main",
+                local_files_only=self.local_only,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+        except (OSError, ValueError) as error:
+            raise self.unreadable(error) from error
+        return None if found is None else Path(found)
+
+    def read_json(self, filename: str) -> Json:
+        """Return the content of a JSON file of the checkpoint; None where it has none.
+
+        Raises:
+            CheckpointError: the file is there and is not JSON.
+        """
+        path = self.fetch(filename)
+        if path is None:
+            return None
+        try:
+            content: Json = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{filename} of {self.model_name} is not JSON: {error}", "the checkpoint is damaged; fetch it again"
+            ) from error
+        return content
+
+    def unreadable(self, error: Exception) -> CheckpointError:
+        """Turn an error of transformers or the hub into ours."""
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if not self.is_local and self.local_only:
+            return CheckpointError(
+                f"cannot reach the hub for {self.model_name}, and it is not in the local cache",
+                "without a network, pass a folder: --model_name path/to/checkpoint",
+            )
+        hint = (
+            "the folder may be incomplete or damaged"
+            if self.is_local
+            else ("check the id and --revision; for a gated or private model, log in with `hf auth login`")
+        )
+        return CheckpointError(f"cannot load {self.model_name}: {reason}", hint)
+
+
+def plain_name(name: str) -> str:
+    """Return a path inside the checkpoint, or refuse one that leaves it."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise CheckpointError(f"the checkpoint refers to {name!r}, outside its folder", "do not trust this checkpoint")
+    return name
+
+
+def _hub_resolves() -> bool:
+    """Whether the hub's name resolves. Without this, every file is retried for half a minute where it does not."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    host = urlsplit(constants.ENDPOINT)
+    try:
+        socket.getaddrinfo(host.hostname, host.port or 443)
+    except OSError:
+        return bool(urllib.request.getproxies())  # a proxy resolves names for us
+    return True

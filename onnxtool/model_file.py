@@ -1,0 +1,301 @@
+"""An ONNX file on disk: opened with its external data checked, written so that no half file can remain, stamped.
+
+Outputs are staged: everything a command writes goes into a hidden folder beside the output, is verified there, and
+is moved to its place by renames, the graph file last. Whatever happens before that rename, the old files are whole;
+afterwards the new ones are.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
+from onnxtool.reports import Json, Verification
+from onnxtool.wire import Structure, encode_metadata, read_structure
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+STEPS_KEY = "onnxtool.steps"
+
+# Protobuf cannot hold 2 GiB; beyond this many bytes of weights they go to a file of their own.
+MAX_INLINE_BYTES = 1_900_000_000
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """An ONNX file whose structure can be read and whose external data is there, inside the file's own folder."""
+
+    path: Path
+    structure: Structure
+
+    @classmethod
+    def open(cls, path: Path) -> ModelFile:
+        """Open the model at `path` without reading its weights.
+
+        Raises:
+            ModelFileError: the file is missing or malformed, or its external data is missing, too short, or
+                outside the folder of the file.
+        """
+        model = cls(path, read_structure(path))
+        sizes = {location: _external_size(path, location) for location in model.external_locations}
+        for data in model.structure.external:
+            available = sizes[data.location]
+            if data.offset + (data.length or 0) > available:
+                raise ModelFileError(
+                    f"the external data {data.location!r} of {path} has {available} bytes; the model refers to bytes "
+                    f"up to {data.offset + (data.length or 0)}",
+                    "the external data is truncated or belongs to another model; copy it again",
+                )
+        return model
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata_props of the model."""
+        return self.structure.metadata
+
+    @cached_property
+    def external_locations(self) -> tuple[str, ...]:
+        """The external data files, relative to the folder of the graph file, sorted."""
+        return tuple(sorted({data.location for data in self.structure.external}))
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of the graph file and its external data."""
+        files = {self.path, *(self.path.parent / location for location in self.external_locations)}
+        return sum(file.stat().st_size for file in files)
+
+    @cached_property
+    def steps(self) -> tuple[dict[str, Json], ...]:
+        """What onnxtool did to this model, oldest first; empty for a model of another tool."""
+        steps = parse_steps(self.metadata.get(STEPS_KEY, "[]"))
+        if steps is None:
+            raise ModelFileError(
+                f"the metadata {STEPS_KEY} of {self.path} is not a list of steps",
+                "it was edited by hand; export the model again",
+            )
+        return steps
+
+
+def _external_size(path: Path, location: str) -> int:
+    """Return the bytes of the external data file at `location`, which must lie in the folder of `path`."""
+    # A location is POSIX by specification, but a hostile one may be written for Windows.
+    pure = PurePosixPath(location)
+    folder = path.parent.resolve()
+    file = folder / pure
+    outside = pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts or "\\" in location
+    try:
+        if outside or not file.resolve().is_relative_to(folder):
+            raise ModelFileError(
+                f"{path} refers to external data outside its folder: {location!r}",
+                "onnxtool reads data beside the model only; move it there, or do not trust this file",
+            )
+        if file.is_file():
+            return file.stat().st_size
+    except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
+        pass
+    raise ModelFileError(
+        f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
+    )
+
+
+@dataclass(frozen=True)
+class Staging:
+    """The hidden folder in which an output is made.
+
+    Attributes:
+        folder: where to write; nothing outside it changes before the commit.
+        output: where the graph file will be.
+        previous_locations: external data of the graph file that is there now, which must survive until the commit.
+    """
+
+    folder: Path
+    output: Path
+    previous_locations: tuple[str, ...] = ()
+
+    @property
+    def model_path(self) -> Path:
+        """The graph file while it is staged."""
+        return self.folder / self.output.name
+
+    @property
+    def data_name(self) -> str:
+        """A name for external data that does not touch the data of the model that is there now."""
+        taken = {PurePosixPath(location).name for location in self.previous_locations}
+        return next(name for name in _data_names(self.output) if name not in taken)
+
+
+@contextmanager
+def staged(output: Path, *, force: bool) -> Iterator[Staging]:
+    """Give a folder to write a model and its companions in, and move them to their place where the block succeeds.
+
+    Files lie in the folder as they will lie in the folder of `output`. The graph file is moved last. A companion
+    that is there already with the same content is no conflict.
+
+    Raises:
+        OutputExistsError: the output, or a companion of other content, is there and `force` is not set.
+        OutputWriteError: the disk is full, the folder cannot be written, …
+    """
+    # Here, as what only reads a model must start fast.
+    import shutil
+    import tempfile
+
+    if output.exists() and not force:
+        raise _output_exists(output)
+    folder: Path | None = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
+        staging = Staging(folder, output, _locations_of(output))
+        yield staging
+        _commit(staging, force=force)
+    except OSError as error:
+        raise _output_write_error(output, error) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_writable(output: Path, *, force: bool) -> None:
+    """Refuse an output that `staged` would refuse, before an hour of work goes into it.
+
+    Raises:
+        OutputExistsError: the output is there and `force` is not set.
+    """
+    if output.exists() and not force:
+        raise _output_exists(output)
+
+
+def write_text(output: Path, text: str, *, force: bool) -> None:
+    """Write a report to `output` through a staged file.
+
+    Raises:
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output cannot be written.
+    """
+    with staged(output, force=force) as staging:
+        staging.model_path.write_text(text, encoding="utf-8")
+
+
+def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX_INLINE_BYTES) -> Path:
+    """Write `model` into the staging folder, in one file, or with external data above `max_inline_bytes` of weights.
+
+    Returns:
+        The path of the staged graph file.
+    """
+    import onnx_ir as ir
+
+    path = staging.model_path
+    weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
+    if sum(weight.nbytes for weight in weights if weight is not None) > max_inline_bytes:
+        ir.save(model, path, external_data=staging.data_name)
+    else:
+        ir.save(ir.external_data.load_to_model(model), path)
+    return path
+
+
+def stamp(path: Path, entries: Mapping[str, str]) -> None:
+    """Add metadata to the ONNX file at `path`, which must not have any of these keys, by appending to it."""
+    with path.open("ab") as file:
+        file.write(encode_metadata(dict(entries)))
+
+
+def stamp_step(
+    path: Path,
+    step: str,
+    verification: Verification | None,
+    *,
+    previous: tuple[dict[str, Json], ...] = (),
+    **details: Json,
+) -> None:
+    """Record on the model at `path` what was done to it: `previous` steps, and this one with its figures.
+
+    The file must not have a record yet.
+    """
+    figures: dict[str, Json] = {"verified": verification is not None}
+    if verification is not None:
+        figures |= {
+            "reference": verification.reference,
+            "cases": len(verification.cases),
+            "max_abs_error": verification.max_abs_error,
+            "cosine_min": verification.cosine_min,
+        }
+    steps = [*previous, {"step": step, **details, **figures}]
+    stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})
+
+
+def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
+    """Parse the value of the metadata `onnxtool.steps`; None where it is not a list of steps."""
+    try:
+        steps = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        return None
+    return tuple(steps)
+
+
+def _data_names(output: Path) -> Iterator[str]:
+    """Yield the names under which onnxtool puts the external data of `output`."""
+    yield f"{output.name}.data"
+    for number in itertools.count(2):
+        yield f"{output.name}.data.{number}"
+
+
+def _locations_of(output: Path) -> tuple[str, ...]:
+    if not output.is_file():
+        return ()
+    try:
+        return ModelFile(output, read_structure(output)).external_locations
+    except ModelFileError:
+        return ()  # a broken file about to be replaced owns no data
+
+
+def _commit(staging: Staging, *, force: bool) -> None:
+    """Move the staged files to their place, the graph file last, then drop data that only the old graph used."""
+    import filecmp
+
+    parent = staging.output.parent
+    companions = [file for file in sorted(staging.folder.rglob("*")) if file.is_file() and file != staging.model_path]
+    targets = [(file, parent / file.relative_to(staging.folder)) for file in companions]
+    for file, target in targets:
+        if target.exists() and not force and not filecmp.cmp(file, target, shallow=False):
+            raise _output_exists(target)
+    new_locations = _locations_of(staging.model_path)
+    for file, target in [*targets, (staging.model_path, staging.output)]:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+    # Only names that onnxtool gives: a hostile old graph may name any file as its data.
+    own_names = set(itertools.islice(_data_names(staging.output), len(staging.previous_locations) + 1))
+    for location in own_names.intersection(staging.previous_locations).difference(new_locations):
+        with suppress(OSError):  # the new model is in place; what is left of the old one does no harm
+            (parent / location).unlink()
+
+
+def _output_exists(output: Path) -> OutputExistsError:
+    return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another --output")
+
+
+def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
+    import shutil
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        free = shutil.disk_usage(output.parent).free
+        return OutputWriteError(
+            f"no space to write {output}: {error.strerror} ({free / 1e6:.0f} MB free)",
+            "free some space or pass an --output on another disk; nothing was changed",
+        )
+    place = os.fspath(error.filename) if error.filename else str(output)
+    return OutputWriteError(
+        f"cannot write {output}: {error.strerror} ({place})",
+        "pass an --output in a folder that you can write to",
+    )

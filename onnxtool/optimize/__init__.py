@@ -1,0 +1,128 @@
+"""File to better file: fuse and convert by a list of passes, verify against the input, stamp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxtool.errors import ModelFileError, PassError
+from onnxtool.model_file import STEPS_KEY, ModelFile, check_writable, save_model, staged, stamp_step
+from onnxtool.optimize.fusions import count_fusions, require_attention
+from onnxtool.optimize.pipeline import Context, run_passes
+from onnxtool.optimize.presets import passes_for
+from onnxtool.optimize.verification import verify_optimized
+from onnxtool.reports import OptimizeReport
+from onnxtool.runtime.comparison import TOLERANCES
+from onnxtool.runtime.timing import Stopwatch
+from onnxtool.stats import summarize_model
+
+__all__ = ["OptimizeOptions", "optimize_model"]
+
+
+@dataclass(frozen=True)
+class OptimizeOptions:
+    """What to optimize and how.
+
+    Attributes:
+        output: None for NAME-optimized.onnx beside NAME.onnx.
+        model_type: replaces the metadata's; so do `num_heads` and `hidden_size`.
+        require_fusion: fail unless every attention is fused.
+        max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision.
+    """
+
+    model_path: Path
+    output: Path | None = None
+    provider: str = "cpu"
+    precision: str = "fp32"
+    model_type: str | None = None
+    num_heads: int | None = None
+    hidden_size: int | None = None
+    require_fusion: bool = False
+    max_error: float | None = None
+    verify: bool = True
+    force: bool = False
+
+
+def optimize_model(
+    options: OptimizeOptions, *, on_progress: Callable[[str], None] = lambda _stage: None
+) -> OptimizeReport:
+    """Optimize an ONNX file for a provider and a precision, verified against the file itself.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+        PassError: a pass failed, or the options contradict the model.
+        FusionError: `require_fusion` is set and an attention is not fused.
+        VerificationError: the result's answers are not the input's; no file is left.
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output cannot be written.
+    """
+    import onnx_ir as ir
+
+    stopwatch = Stopwatch()
+    source = ModelFile.open(options.model_path)
+    output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
+    if output.exists() and output.samefile(options.model_path):
+        raise PassError(f"{output} is the input itself", "pass another --output")
+    check_writable(output, force=options.force)
+    context = _context(source, options)
+    before = summarize_model(options.model_path)
+    passes = passes_for(options.provider, options.precision)
+    model = ir.load(options.model_path)
+    stopwatch.lap("load")
+    model, results = run_passes(model, passes, context, on_progress)
+    stopwatch.lap("passes")
+    model.metadata_props.pop(STEPS_KEY, None)  # stamped anew below, with this step
+    with staged(output, force=options.force) as staging:
+        on_progress(f"writing {output}")
+        path = save_model(model, staging)
+        del model
+        stopwatch.lap("write")
+        fusions = count_fusions(summarize_model(path))
+        if options.require_fusion:
+            require_attention(fusions)
+        verification = None
+        if options.verify:
+            on_progress("verifying against the input")
+            verification = verify_optimized(path, source, TOLERANCES[options.precision], options.max_error)
+            stopwatch.lap("verify")
+        stamp_step(
+            path,
+            "optimize",
+            verification,
+            previous=source.steps,
+            provider=options.provider,
+            precision=options.precision,
+            passes={result.name: result.num_changes for result in results},
+        )
+    return OptimizeReport(
+        output=str(output),
+        provider=options.provider,
+        precision=options.precision,
+        before=before,
+        after=summarize_model(output),
+        passes=results,
+        fusions=fusions,
+        verification=verification,
+        duration_ms=stopwatch.laps_ms,
+    )
+
+
+def _context(source: ModelFile, options: OptimizeOptions) -> Context:
+    """Join what the user says of the model with what its metadata says; the user wins."""
+    heads = options.num_heads if options.num_heads is not None else _number(source, "num_heads")
+    hidden = options.hidden_size if options.hidden_size is not None else _number(source, "hidden_size")
+    if heads and hidden and hidden % heads:
+        raise PassError(
+            f"hidden_size {hidden} is no multiple of num_heads {heads}", "check --num_heads and --hidden_size"
+        )
+    return Context(options.model_type or source.metadata.get("model_type", ""), heads, hidden, options.provider)
+
+
+def _number(source: ModelFile, key: str) -> int:
+    text = source.metadata.get(key, "0")
+    if not text.isdecimal():
+        raise ModelFileError(
+            f"the metadata {key} of {source.path} is {text!r}, not a number", f"pass --{key}, or export the model again"
+        )
+    return int(text)

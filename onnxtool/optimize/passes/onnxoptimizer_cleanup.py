@@ -1,0 +1,58 @@
+"""Run onnxoptimizer's eliminations and structural fusions, to a fixed point, without the weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
+from onnxtool.optimize.protos import from_light_proto, to_light_proto
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# Those of onnxoptimizer that need no weights. Left out: fuse_qkv, fuse_bn_into_conv and fuse_add_bias_into_conv
+# compute with weights; eliminate_duplicate_initializer compares them; rewrite_where changes the graph for TensorRT.
+_NAMES = (
+    "extract_constant_to_initializer",
+    "eliminate_identity",
+    "eliminate_nop_cast",
+    "eliminate_nop_concat",
+    "eliminate_nop_dropout",
+    "eliminate_nop_expand",
+    "eliminate_nop_flatten",
+    "eliminate_nop_pad",
+    "eliminate_nop_reshape",
+    "eliminate_nop_split",
+    "eliminate_nop_transpose",
+    "eliminate_nop_with_unit",
+    "eliminate_consecutive_idempotent_ops",
+    "eliminate_if_with_const_cond",
+    "eliminate_shape_gather",
+    "eliminate_slice_after_shape",
+    "eliminate_shape_op",
+    "fuse_concat_into_reshape",
+    "fuse_consecutive_concats",
+    "fuse_consecutive_reduce_unsqueeze",
+    "fuse_consecutive_slices",
+    "fuse_consecutive_squeezes",
+    "fuse_consecutive_transposes",
+    "fuse_consecutive_unsqueezes",
+    "eliminate_common_subexpression",
+    "eliminate_deadend",
+    "eliminate_unused_initializer",
+)
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace the graph by onnxoptimizer's simplification of it."""
+    import onnxoptimizer
+
+    if model.functions:
+        return Outcome(model, 0, "left alone: onnxoptimizer drops model-local functions")
+    before = inventory(model)
+    simplified = onnxoptimizer.optimize(to_light_proto(model), list(_NAMES), fixed_point=True)
+    result = from_light_proto(simplified, model)
+    return Outcome(result, count_changes(before, inventory(result)))
+
+
+onnxoptimizer_cleanup = Pass("onnxoptimizer_cleanup", _apply)

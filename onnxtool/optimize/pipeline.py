@@ -1,0 +1,106 @@
+"""What a pass is, and running a list of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import OnnxtoolError, PassError
+from onnxtool.reports import PassResult
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pass may know beside the graph.
+
+    Attributes:
+        model_type: transformers' name of the architecture; empty where nobody said.
+        num_heads: attention heads; 0 where nobody said, and passes find out for themselves.
+        hidden_size: width of the hidden states; 0 likewise.
+        provider: the provider that the model is for.
+    """
+
+    model_type: str = ""
+    num_heads: int = 0
+    hidden_size: int = 0
+    provider: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass made of a model.
+
+    Attributes:
+        model: the result, which may be the same object, changed in place.
+        num_changes: nodes and initializers added, removed or rewritten; 0 where nothing was done.
+        note: what a reader should know, such as a precondition that did not hold.
+    """
+
+    model: ir.Model
+    num_changes: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step of the pipeline: a name and a function of a model."""
+
+    name: str
+    apply: Callable[[ir.Model, Context], Outcome]
+
+
+def run_passes(
+    model: ir.Model, passes: Sequence[Pass], context: Context, on_progress: Callable[[str], None]
+) -> tuple[ir.Model, tuple[PassResult, ...]]:
+    """Run `passes` in their order and return the last model with what each pass did.
+
+    Raises:
+        PassError: a pass failed; the message names it.
+    """
+    results = []
+    for step in passes:
+        on_progress(f"optimizing: {step.name}")
+        start = time.perf_counter()
+        try:
+            outcome = step.apply(model, context)
+        except OnnxtoolError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            raise PassError(
+                f"the pass {step.name} failed: {type(error).__name__}: {reason}",
+                "the input file is untouched; another --model_type may help, or a model of another exporter",
+            ) from error
+        model = outcome.model
+        duration_ms = (time.perf_counter() - start) * 1e3
+        results.append(PassResult(step.name, outcome.num_changes, duration_ms, outcome.note))
+    return model, tuple(results)
+
+
+def inventory(model: ir.Model) -> Counter[tuple[str, ...]]:
+    """Return every node (operator, inputs, outputs, attributes) and initializer (name, type) with its count."""
+    entries: Counter[tuple[str, ...]] = Counter()
+    for graph in model.graphs():
+        for node in graph:
+            inputs = ",".join("" if value is None else str(value.name) for value in node.inputs)
+            outputs = ",".join(str(value.name) for value in node.outputs)
+            # A tensor or a graph is described by its name here: its content is not worth reading for a count.
+            attributes = ",".join(
+                f"{attribute.name}={attribute.value if attribute.type.name not in ('TENSOR', 'GRAPH') else '…'}"
+                for attribute in node.attributes.values()
+            )
+            entries[(node.domain, node.op_type, inputs, outputs, attributes)] += 1
+        for name, value in graph.initializers.items():
+            entries[("initializer", name, str(value.dtype), str(value.shape))] += 1
+    return entries
+
+
+def count_changes(before: Counter[tuple[str, ...]], after: Counter[tuple[str, ...]]) -> int:
+    """Count nodes and initializers that are in one inventory only; one that was rewritten counts once."""
+    return max((before - after).total(), (after - before).total())

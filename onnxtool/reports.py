@@ -1,0 +1,346 @@
+"""What each step found out, as frozen dataclasses whose fields are the keys of the JSON output.
+
+Dtypes are written as numpy writes them (`float32`, `int64`). A dimension is an integer where it is fixed, its name
+where it is dynamic, and None where the file says nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Dimension = int | str | None
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of a graph."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...]
+
+
+@dataclass(frozen=True)
+class VerificationCase:
+    """One comparison of the model with its reference on the same inputs.
+
+    Attributes:
+        description: what this case is about, e.g. `ragged, padded right`.
+        inputs: the shape of each input.
+        max_abs_error: the largest absolute difference over all outputs, on positions that are not padding.
+        cosine: the smallest cosine similarity of an output with its reference, each flattened.
+        passed: whether every output was within the tolerance.
+        worst_output: the output with the largest error.
+    """
+
+    description: str
+    inputs: dict[str, tuple[int, ...]]
+    max_abs_error: float
+    cosine: float
+    passed: bool
+    worst_output: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far a model is from its reference.
+
+    A case passes where `|output - reference| <= atol + rtol * max|reference|` holds for every output, and the
+    cosine of each is at least `cosine_required`.
+
+    Attributes:
+        reference: what the model was compared with.
+        mask_effect: how far the reference's own outputs move when the padding is attended to; a figure below `atol`
+            means that these weights cannot show a wrong mask. None for a model without an attention mask.
+    """
+
+    passed: bool
+    atol: float
+    rtol: float
+    cosine_required: float
+    max_abs_error: float
+    cosine_min: float
+    reference: str
+    cases: tuple[VerificationCase, ...]
+    mask_effect: float | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The structure of one model. Node and operator counts include the bodies of If, Loop and Scan.
+
+    Attributes:
+        size_bytes: the graph file and its external data.
+        num_inputs: graph inputs that are not initializers.
+        num_parameters: elements of all initializers.
+        ops: operator to number of nodes, most frequent first; other domains as `com.microsoft::Attention`.
+        initializer_bytes: dtype to bytes.
+        duplicate_bytes: bytes that would go if equal initializers were stored once.
+        num_functions: model-local functions.
+        num_subgraphs: graphs inside nodes.
+    """
+
+    path: str
+    size_bytes: int
+    ir_version: int
+    producer: str
+    opsets: dict[str, int]
+    num_nodes: int
+    num_inputs: int
+    num_outputs: int
+    num_initializers: int
+    num_parameters: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    ops: dict[str, int]
+    metadata: dict[str, str]
+    initializer_bytes: dict[str, int]
+    duplicate_bytes: int
+    num_functions: int
+    num_subgraphs: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure before and after; None where it is absent."""
+
+    before: Json
+    after: Json
+
+
+@dataclass(frozen=True)
+class MappingDelta:
+    """What was added to, removed from and changed in a mapping."""
+
+    added: dict[str, Json] = field(default_factory=dict)
+    removed: dict[str, Json] = field(default_factory=dict)
+    changed: dict[str, Change] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+@dataclass(frozen=True)
+class StatsDelta:
+    """The difference of two models; numbers are the model's minus the base's."""
+
+    num_nodes: int
+    num_initializers: int
+    num_parameters: int
+    size_bytes: int
+    duplicate_bytes: int
+    ops: MappingDelta
+    inputs: MappingDelta
+    outputs: MappingDelta
+    opsets: MappingDelta
+    metadata: MappingDelta
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two models and what separates them."""
+
+    base: Stats
+    model: Stats
+    delta: StatsDelta
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `export` made.
+
+    Attributes:
+        output: the ONNX file.
+        files: the folder beside it with tokenizer and configuration.
+        task: what the model is for, in the hub's words.
+        head: what the graph computes on top of the encoder.
+        metadata: what was stamped into the file.
+        notes: what a user should know, such as an exporter that failed before another did it.
+        duration_ms: wall time by stage.
+    """
+
+    output: str
+    files: str
+    source: str
+    model_type: str
+    architecture: str
+    task: str
+    head: str
+    exporter: str
+    opset: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    metadata: dict[str, str]
+    verification: Verification | None
+    notes: tuple[str, ...]
+    duration_ms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass did.
+
+    Attributes:
+        num_changes: nodes and initializers added, removed or rewritten.
+        note: what the pass wants a reader to know, or an empty string.
+    """
+
+    name: str
+    num_changes: int
+    duration_ms: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class FusionCount:
+    """How many subgraphs of a kind were fused; `expected` is None where the model does not say."""
+
+    kind: str
+    expected: int | None
+    found: int
+
+
+@dataclass(frozen=True)
+class OptimizeReport:
+    """What `optimize` made of a model."""
+
+    output: str
+    provider: str
+    precision: str
+    before: Stats
+    after: Stats
+    passes: tuple[PassResult, ...]
+    fusions: tuple[FusionCount, ...]
+    verification: Verification | None
+    duration_ms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A term, label or candidate and its score."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class TextAnswer:
+    """What the model says about one text.
+
+    Attributes:
+        num_tokens: tokens the model read, special ones included.
+        truncated: whether the text was longer than the model takes.
+        candidates: highest score first, but in the order of the text for labels of tokens; empty for embeddings.
+        outputs: name to shape of what the model returned, where no other answer is known.
+        id: what the input file calls the text; None where it has no name.
+    """
+
+    text: str
+    num_tokens: int
+    truncated: bool
+    candidates: tuple[Scored, ...] = ()
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class InferReport:
+    """Answers for a list of texts.
+
+    Attributes:
+        kind: what the candidates are: `terms`, `labels`, `tokens`, `similarities` or `shapes`.
+        similarities: cosine of every pair of texts, for embeddings with more than one text; else empty.
+        notes: what a user should know about these answers.
+    """
+
+    model: str
+    provider: str
+    task: str
+    kind: str
+    answers: tuple[TextAnswer, ...]
+    similarities: tuple[tuple[float, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LatencySummary:
+    """Latencies in milliseconds; percentiles interpolate linearly between the sorted samples."""
+
+    min: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    mean: float
+    stdev: float
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Timing of one shape."""
+
+    batch_size: int
+    sequence_length: int
+    runs: int
+    latency_ms: LatencySummary
+    throughput_samples_per_s: float
+    throughput_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """How fast a model runs here.
+
+    Attributes:
+        threads: intra-op threads of the session.
+        load_ms: from the file to a session that can run.
+        first_run_ms: the first run of the session, before any warm-up.
+        peak_rss_bytes: the largest resident set of this process so far.
+        warmup: runs of each shape that were not counted.
+    """
+
+    model: str
+    provider: str
+    threads: int
+    load_ms: float
+    first_run_ms: float
+    peak_rss_bytes: int
+    warmup: int
+    results: tuple[BenchmarkResult, ...]
+
+
+@dataclass(frozen=True)
+class EnvironmentReport:
+    """What is installed here, which execution providers run, and what is wrong."""
+
+    python: str
+    platform: str
+    packages: dict[str, str]
+    providers: dict[str, str]
+    problems: tuple[str, ...]
+
+
+def to_json(value: object) -> Json:
+    """Turn a report into JSON values: dataclasses into objects, tuples into arrays, paths into strings.
+
+    JSON knows no infinity and no NaN; a figure that is not finite becomes null.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise TypeError(f"no JSON form for {type(value).__name__}")

@@ -1,0 +1,177 @@
+"""Compare a model's outputs with a reference's, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.errors import VerificationError
+from onnxtool.reports import Verification, VerificationCase
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
+
+_PIECE = 1 << 20  # elements compared at a time: logits of a long text are 60 MB, and as much again for each copy
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to run a model and its reference on.
+
+    Attributes:
+        feeds: input name to array.
+        valid: bool [B, S], false on padding, where outputs mean nothing; None where there is no padding to tell.
+    """
+
+    description: str
+    feeds: Mapping[str, NDArray[Any]]
+    valid: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an output may be from its reference: `|difference| <= atol + rtol * max|reference|`.
+
+    The relative part is scaled by the largest value of the whole output, not element by element: rounding errors of a
+    transformer follow the size of its hidden states, and an entry that happens to be near zero has the same error as
+    its neighbours.
+    """
+
+    atol: float
+    rtol: float
+    cosine: float
+
+
+# By the precision of the weights that ran. fp16 keeps 11 bits, and errors add up over a dozen layers.
+TOLERANCES = {
+    "fp32": Tolerance(atol=1e-4, rtol=1e-5, cosine=0.99999),
+    "fp16": Tolerance(atol=5e-3, rtol=1e-2, cosine=0.9999),
+}
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """The difference of one output from its reference."""
+
+    max_abs_error: float
+    cosine: float
+    scale: float
+
+    def within(self, tolerance: Tolerance) -> bool:
+        """Whether this difference is allowed. NaN and infinities never are."""
+        return self.max_abs_error <= tolerance.atol + tolerance.rtol * self.scale and self.cosine >= tolerance.cosine
+
+
+_INCOMPARABLE = OutputError(float("inf"), -1.0, 1.0)
+
+
+def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.bool_] | None) -> OutputError:
+    """Measure how far `output` is from `reference`, in float64, a piece at a time.
+
+    Args:
+        output: any shape; the first two axes are B and S where it has a sequence.
+        reference: the same shape.
+        valid: bool [B, S], false on padding, where values mean nothing. None compares everything.
+    """
+    if output.shape != reference.shape:
+        return _INCOMPARABLE
+    if valid is not None and output.ndim >= 2 and output.shape[:2] == valid.shape and not valid.all():
+        output, reference = output[valid], reference[valid]
+    error = scale = dot = output_norm = reference_norm = 0.0
+    actual_flat, wanted_flat = output.reshape(-1), reference.reshape(-1)
+    for start in range(0, actual_flat.size, _PIECE):
+        actual = actual_flat[start : start + _PIECE].astype(np.float64)
+        wanted = wanted_flat[start : start + _PIECE].astype(np.float64)
+        finite = np.isfinite(actual) & np.isfinite(wanted)
+        if not finite.all():
+            # A model that masks with infinities is right where both have the same ones; NaN equals nothing.
+            if not np.array_equal(actual[~finite], wanted[~finite]):
+                return _INCOMPARABLE
+            actual, wanted = actual[finite], wanted[finite]
+        if not actual.size:
+            continue
+        error = max(error, float(np.abs(actual - wanted).max()))
+        scale = max(scale, float(np.abs(wanted).max()))
+        dot += float(actual @ wanted)
+        output_norm += float(actual @ actual)
+        reference_norm += float(wanted @ wanted)
+    norms = (output_norm * reference_norm) ** 0.5
+    cosine = min(1.0, dot / norms) if norms else float(error == 0.0)
+    return OutputError(error, cosine, scale)
+
+
+def verify(
+    candidate: Runner, reference: Runner, cases: Sequence[Case], tolerance: Tolerance, *, reference_name: str
+) -> Verification:
+    """Run `candidate` and `reference` on every case and compare all outputs that the reference has."""
+    results = []
+    mask_effect: float | None = None
+    for case in cases:
+        wanted = reference(case.feeds)
+        results.append(_compare(case, candidate(case.feeds), wanted, tolerance))
+        if mask_effect is None and case.valid is not None and not case.valid.all():
+            mask_effect = _mask_effect(reference, case, wanted)
+    return Verification(
+        passed=bool(results) and all(result.passed for result in results),
+        atol=tolerance.atol,
+        rtol=tolerance.rtol,
+        cosine_required=tolerance.cosine,
+        max_abs_error=max((result.max_abs_error for result in results), default=float("inf")),
+        cosine_min=min((result.cosine for result in results), default=-1.0),
+        reference=reference_name,
+        cases=tuple(results),
+        mask_effect=mask_effect,
+    )
+
+
+def _compare(
+    case: Case, outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], tolerance: Tolerance
+) -> VerificationCase:
+    errors = {
+        name: measure(outputs[name], reference, case.valid) if name in outputs else _INCOMPARABLE
+        for name, reference in wanted.items()
+    }
+    worst = max(errors, key=lambda name: (not errors[name].within(tolerance), errors[name].max_abs_error))
+    return VerificationCase(
+        description=case.description,
+        inputs={name: tuple(array.shape) for name, array in case.feeds.items()},
+        max_abs_error=max(error.max_abs_error for error in errors.values()),
+        cosine=min(error.cosine for error in errors.values()),
+        passed=all(error.within(tolerance) for error in errors.values()),
+        worst_output=worst,
+    )
+
+
+def _mask_effect(reference: Runner, case: Case, wanted: Mapping[str, NDArray[Any]]) -> float | None:
+    """Return how far the reference's outputs move on real tokens where the padding is attended to as well."""
+    masks = [name for name, array in case.feeds.items() if "mask" in name and array.ndim == 2]
+    if not masks:
+        return None
+    unmasked = reference({**case.feeds, **{name: np.ones_like(case.feeds[name]) for name in masks}})
+    return max(measure(unmasked[name], wanted[name], case.valid).max_abs_error for name in wanted)
+
+
+def require_passed(verification: Verification, hint: str) -> None:
+    """Raise with the worst case unless the verification passed.
+
+    Raises:
+        VerificationError: it did not pass.
+    """
+    if verification.passed:
+        return
+    failed = [case for case in verification.cases if not case.passed]
+    worst = max(failed, key=lambda case: case.max_abs_error)
+    shapes = ", ".join(f"{name} {list(shape)}" for name, shape in worst.inputs.items())
+    raise VerificationError(
+        f"the result differs from {verification.reference} in {len(failed)} of {len(verification.cases)} cases; "
+        f"worst: {worst.description}, output {worst.worst_output}: max_abs_error {worst.max_abs_error:.3g}, "
+        f"cosine {worst.cosine:.6f} (allowed: {verification.atol:g} + {verification.rtol:g} x largest value, "
+        f"cosine {verification.cosine_required:g}) on {shapes}",
+        hint,
+        verification,
+    )

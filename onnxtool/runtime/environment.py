@@ -1,0 +1,107 @@
+"""What is installed here, which execution providers run, and what keeps onnxtool from working."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
+
+from onnxtool.reports import EnvironmentReport
+from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
+
+# Both write the module `onnxruntime`; of two that are installed, the last one written is the one that runs.
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_MISSING = "not installed"
+
+
+def describe_environment() -> EnvironmentReport:
+    """Read versions from the packages' metadata; of the packages, only onnxruntime is imported."""
+    requirements, problems = _requirements()
+    names = sorted({*_RUNTIMES, *(requirement.name for requirement in requirements)})
+    packages = {"onnxtool": _version("onnxtool"), **{name: _version(name) for name in names}}
+    problems += _runtime_problems(packages)
+    problems += [problem for requirement in requirements for problem in _requirement_problems(requirement, packages)]
+    if packages.get("transformers", _MISSING) != _MISSING and not _has_exporters():
+        problems.append(
+            f"transformers {packages['transformers']} has no transformers.exporters, which `onnxtool export` uses "
+            "first; upgrade transformers"
+        )
+    providers, provider_problems = _providers()
+    return EnvironmentReport(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages=packages,
+        providers=providers,
+        problems=(*problems, *provider_problems),
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return _MISSING
+
+
+def _requirements() -> tuple[list[Requirement], list[str]]:
+    """Return what onnxtool requires on this platform, its extras left out, and what is wrong with finding that out."""
+    try:
+        stated = importlib.metadata.requires("onnxtool") or []
+    except importlib.metadata.PackageNotFoundError:
+        return [], ["onnxtool runs from its source folder, so nobody checked its requirements; pip install -e ."]
+    requirements = [Requirement(line) for line in stated]
+    return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})], []
+
+
+def _runtime_problems(packages: dict[str, str]) -> Iterator[str]:
+    installed = [name for name in _RUNTIMES if packages[name] != _MISSING]
+    if len(installed) > 1:
+        yield (
+            f"{' and '.join(installed)} are both installed, and the last one written is the one that runs; "
+            "pip uninstall both, then install onnxtool again"
+        )
+    if not installed:
+        yield f"neither {' nor '.join(_RUNTIMES)} is installed; pip install onnxtool installs the right one"
+
+
+def _requirement_problems(requirement: Requirement, packages: dict[str, str]) -> Iterator[str]:
+    version = packages[requirement.name]
+    if version == _MISSING:
+        # Either runtime does; that neither is there has been said.
+        if requirement.name not in _RUNTIMES:
+            yield f"{requirement.name} is not installed; pip install '{requirement.name}{requirement.specifier}'"
+        return
+    try:
+        fits = requirement.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return  # a build of one's own, which no bound speaks of
+    if not fits:
+        yield (
+            f"{requirement.name} is {version}, and onnxtool requires {requirement.specifier}; "
+            f"pip install '{requirement.name}{requirement.specifier}'"
+        )
+
+
+def _has_exporters() -> bool:
+    """Whether transformers.exporters is there, found without importing transformers, which takes seconds."""
+    spec = importlib.util.find_spec("transformers")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return any((Path(folder) / "exporters" / "__init__.py").is_file() for folder in folders)
+
+
+def _providers() -> tuple[dict[str, str], list[str]]:
+    """Say `ok` for each provider that can run, else what keeps it; an absent GPU is no problem of the installation."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return dict.fromkeys(PROVIDERS, "onnxruntime cannot be imported"), [f"onnxruntime cannot be imported: {error}"]
+    available = onnxruntime.get_available_providers()
+    cpu = "ok" if PROVIDERS["cpu"] in available else "not in this build of onnxruntime"
+    problem = cuda_problem()
+    libraries = [] if cuda_device_problem() or not problem else [f"a CUDA device is here, but {problem}"]
+    return {"cpu": cpu, "cuda": problem or "ok"}, libraries

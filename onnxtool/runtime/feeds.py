@@ -1,0 +1,190 @@
+"""Inputs made up from what a model says of its inputs, for verification and for timing.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.reports import TensorInfo
+from onnxtool.wire import Node, read_nodes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Operators that look rows up in a table: (position of the indices, position of the table) for each of their inputs.
+_LOOKUPS: dict[str, tuple[tuple[int, int], ...]] = {
+    "Gather": ((1, 0),),
+    "EmbedLayerNormalization": ((0, 2), (1, 4)),
+}
+# What keeps an index an index on its way to the table.
+_FORWARDERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+_DEFAULT_INDEX_BOUND = 2
+_INDEX_DTYPES = ("int64", "int32")
+_BATCH_AXIS = "batch_size"
+_LONGEST = 512  # a longer window would make a check cost more than what it checks
+
+
+@dataclass(frozen=True)
+class FeedShape:
+    """What to make inputs for.
+
+    Attributes:
+        description: what this shape is about, for reports.
+        lengths: real tokens of each of the B rows, at most `sequence_length`.
+        sequence_length: S; the rest of a row is padding.
+        padding: the side on which it is put, `right` or `left`.
+    """
+
+    description: str
+    lengths: tuple[int, ...]
+    sequence_length: int
+    padding: str = "right"
+
+    @classmethod
+    def full(cls, batch_size: int, sequence_length: int, description: str = "") -> FeedShape:
+        """Make a shape of `batch_size` rows without padding."""
+        return cls(
+            description or f"{batch_size} x {sequence_length}",
+            (sequence_length,) * batch_size,
+            sequence_length,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """True where there is a real token: bool [B, S]."""
+        position = np.arange(self.sequence_length)[None, :]
+        lengths = np.array(self.lengths)[:, None]
+        if self.padding == "left":
+            return position >= self.sequence_length - lengths
+        return position < lengths
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether any row has padding."""
+        return min(self.lengths) < self.sequence_length
+
+
+def verification_shapes(longest: int | None, *, left_padding: bool = False) -> tuple[FeedShape, ...]:
+    """Return the shapes that a model is verified on; S is at most `longest`, and at most 512.
+
+    One row, several, a single token, a length no power of two divides, rows of all lengths padded on the right, and
+    one near the longest text that the model takes: axes that were fixed at the traced shape, masks that are not
+    applied and position tables that end early each fail on one of them.
+    """
+    longest = min(longest or _LONGEST, _LONGEST)
+    shapes = [
+        FeedShape.full(1, min(8, longest), "one row"),
+        FeedShape.full(4, min(16, longest), "several rows"),
+        FeedShape.full(2, 1, "a single token"),
+        FeedShape.full(3, min(37, longest), "an odd length"),
+        _ragged("ragged, padded right", (1.0, 0.6, 0.35, 0.1), min(23, longest), "right"),
+        _ragged("ragged, one long row", (0.05, 1.0, 0.5), min(61, longest), "right"),
+        FeedShape.full(1, longest, "as long as the model takes"),
+    ]
+    if left_padding:
+        shapes.append(_ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"))
+    return tuple(shapes)
+
+
+def _ragged(description: str, parts: Sequence[float], sequence_length: int, padding: str) -> FeedShape:
+    lengths = tuple(max(1, round(part * sequence_length)) for part in parts)
+    return FeedShape(description, lengths, sequence_length, padding)
+
+
+def index_bounds(model: ModelFile) -> dict[str, int]:
+    """Return how many rows the table has that each integer input of the model indexes.
+
+    Found by following the input to the Gather (or EmbedLayerNormalization) that looks it up, so that random ids cover
+    the whole vocabulary and never leave it. An input that indexes nothing is not in the result.
+    """
+    rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if tensor.dims}
+    bounds: dict[str, int] = {}
+    # A value and the input that it forwards.
+    origin = {value.name: value.name for value in model.structure.inputs}
+    for node in read_nodes(model.path):
+        if node.op_type in _FORWARDERS and node.outputs and node.inputs and node.inputs[0] in origin:
+            origin[node.outputs[0]] = origin[node.inputs[0]]
+        for indices, table in _lookups(node):
+            if indices in origin and table in rows:
+                name = origin[indices]
+                bounds[name] = min(bounds.get(name, rows[table]), rows[table])
+    return bounds
+
+
+def _lookups(node: Node) -> Iterable[tuple[str, str]]:
+    for indices, table in _LOOKUPS.get(node.op_type, ()):
+        if max(indices, table) < len(node.inputs):
+            yield node.inputs[indices], node.inputs[table]
+
+
+def random_feeds(
+    inputs: Sequence[TensorInfo], shape: FeedShape, bounds: dict[str, int], *, seed: int = 0
+) -> dict[str, NDArray[Any]]:
+    """Make one array for each of `inputs`, filling named axes from `shape`.
+
+    Masks follow the lengths of `shape`; other integers are drawn below their bound (see `index_bounds`), padding
+    included, so that a mask which is not applied shows; floats are standard normal. The first axis of a tensor is the
+    batch, and every other named axis the sequence.
+
+    Raises:
+        InputError: an input is of a dtype or shape for which nothing can be made up.
+    """
+    generator = np.random.default_rng(seed)
+    return {info.name: _random_array(info, shape, bounds, generator) for info in inputs}
+
+
+def is_mask(info: TensorInfo) -> bool:
+    """Whether an input is a padding mask, by its name, which is all that a graph says of it."""
+    return "mask" in info.name and len(info.shape) == 2
+
+
+def _random_array(
+    info: TensorInfo, shape: FeedShape, bounds: dict[str, int], generator: np.random.Generator
+) -> NDArray[Any]:
+    dims = [_dimension(info, axis, shape) for axis in range(len(info.shape))]
+    if is_mask(info):
+        return shape.mask.astype(_numpy_dtype(info))
+    if info.dtype in _INDEX_DTYPES:
+        bound = bounds.get(info.name, _DEFAULT_INDEX_BOUND)
+        return generator.integers(0, bound, dims).astype(info.dtype)
+    if info.dtype in ("float32", "float16", "float64"):
+        return generator.standard_normal(dims).astype(info.dtype)
+    if info.dtype == "bool":
+        return generator.integers(0, 2, dims).astype(bool)
+    raise InputError(
+        f"cannot make up values for the input {info.name} of dtype {info.dtype}", "verify this model by hand"
+    )
+
+
+def _dimension(info: TensorInfo, axis: int, shape: FeedShape) -> int:
+    dimension = info.shape[axis]
+    wanted = shape.batch_size if axis == 0 or dimension == _BATCH_AXIS else shape.sequence_length
+    if isinstance(dimension, int):
+        # Ids and masks are [B, S] and nothing else; a fixed axis of any other tensor may be a hidden size.
+        if dimension != wanted and len(info.shape) == 2 and (is_mask(info) or info.dtype in _INDEX_DTYPES):
+            raise InputError(
+                f"the input {info.name} is fixed to {dimension} on axis {axis}; {wanted} was asked for",
+                "export the model with dynamic axes, or ask for its own shape",
+            )
+        return dimension
+    return wanted
+
+
+def _numpy_dtype(info: TensorInfo) -> np.dtype[Any]:
+    try:
+        return np.dtype(info.dtype)
+    except TypeError:
+        raise InputError(f"the input {info.name} is of dtype {info.dtype}", "verify this model by hand") from None

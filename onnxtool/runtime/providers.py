@@ -1,0 +1,87 @@
+"""Which execution provider a session runs on, and what is missing where it cannot.
+
+onnxruntime lists a provider that was compiled in even where its driver is absent, and a session that cannot create
+it falls back to the CPU with a line in a log (onnxruntime#23372). Here a provider either runs or raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import sys
+from functools import cache
+
+from onnxtool.errors import ProviderError
+
+# The names users type, and onnxruntime's.
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def resolve_provider(name: str) -> str:
+    """Turn `auto`, `cpu` or `cuda` into a provider that can run here, by its short name.
+
+    `auto` is cuda where a session can start on it, else cpu.
+
+    Raises:
+        ProviderError: cuda was asked for and cannot run.
+    """
+    if name == "auto":
+        return "cpu" if cuda_problem() else "cuda"
+    if name not in PROVIDERS:
+        raise ProviderError(f"unknown provider {name!r}", f"use one of auto, {', '.join(PROVIDERS)}")
+    if name == "cuda" and (problem := cuda_problem()):
+        raise ProviderError(f"the provider cuda cannot run here: {problem}", "fix that, or pass --provider cpu")
+    return name
+
+
+@cache
+def cuda_problem() -> str:
+    """Say what keeps CUDA from running here, or return an empty string."""
+    return cuda_device_problem() or _cuda_library_problem()
+
+
+@cache
+def cuda_device_problem() -> str:
+    """Say what keeps onnxruntime from a CUDA device, or return an empty string where there is one to use."""
+    import onnxruntime
+
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        return (
+            f"onnxruntime {onnxruntime.__version__} was built without CUDA (the onnxruntime-gpu wheel has it; "
+            "a plain onnxruntime installed beside it hides it)"
+        )
+    driver_name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(driver_name)
+    except OSError:
+        return f"no NVIDIA driver ({driver_name} not found)"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "the NVIDIA driver is installed but reports no device"
+    return ""
+
+
+def _cuda_library_problem() -> str:
+    """Start a session of one node on CUDA; say why it does not start, or return an empty string.
+
+    A device without CUDA's and cuDNN's libraries is common, and `auto` must not fail on it.
+    """
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    # Loads the libraries of NVIDIA's wheels, which are on no search path; what it prints names those that are missing.
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        onnxruntime.preload_dlls()
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[PROVIDERS["cuda"]])
+    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no root of their own
+        return f"a session does not start: {error}"
+    if session.get_providers()[:1] == [PROVIDERS["cuda"]]:
+        return ""
+    missing = [line for line in printed.getvalue().splitlines() if line.startswith("Failed to load")]
+    return f"a session does not start: {(missing or ['CUDA or cuDNN is missing, or of another version'])[0]}"

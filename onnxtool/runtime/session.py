@@ -1,0 +1,120 @@
+"""An onnxruntime session on exactly the provider that was asked for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.errors import InputError, ProviderError, SessionError
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.providers import PROVIDERS, resolve_provider
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Arrays = dict[str, "NDArray[Any]"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded model.
+
+    Attributes:
+        provider: the short name of the provider that runs it.
+        threads: intra-op threads.
+        load_ms: from the file to this session.
+    """
+
+    model: ModelFile
+    provider: str
+    threads: int
+    load_ms: float
+    _inference: Any
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The inputs in the order of the graph."""
+        return tuple(value.name for value in self.model.structure.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The outputs in the order of the graph."""
+        return tuple(value.name for value in self.model.structure.outputs)
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Run the model on `feeds` (input name to array) and return output name to array.
+
+        Raises:
+            InputError: an input is missing, or one is given that the model does not have.
+            SessionError: onnxruntime fails on these inputs.
+        """
+        missing = sorted(set(self.input_names) - set(feeds))
+        unknown = sorted(set(feeds) - set(self.input_names))
+        if missing or unknown:
+            raise InputError(
+                f"{self.model.path} takes {', '.join(self.input_names)}; missing: {', '.join(missing) or 'none'}, "
+                f"unknown: {', '.join(unknown) or 'none'}",
+                "the tokenizer may belong to another model; pass --model_name",
+            )
+        return dict(zip(self.output_names, self.run_unchecked(feeds), strict=True))
+
+    def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Run the model on `feeds` with nothing around onnxruntime's own call, for timing.
+
+        Raises:
+            SessionError: onnxruntime fails on these inputs.
+        """
+        try:
+            outputs: list[NDArray[Any]] = self._inference.run(None, feeds)
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+            raise SessionError(
+                f"onnxruntime cannot run {self.model.path} on {shapes}: {_first_line(error)}",
+                "the model may be fixed to other shapes; see its inputs with onnxtool stats",
+            ) from error
+        return outputs
+
+
+def open_session(path: Path, *, provider: str = "auto", threads: int = 0) -> Session:
+    """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: one a core).
+
+    Raises:
+        ModelFileError: the file or its external data cannot be used.
+        ProviderError: the provider cannot run here; the session never runs on another one than asked for.
+        SessionError: onnxruntime cannot load the model.
+    """
+    import onnxruntime as ort
+
+    model = ModelFile.open(path)
+    provider = resolve_provider(provider)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # a warning a node about its placement is no news; errors are raised
+    start = time.perf_counter()
+    try:
+        inference = ort.InferenceSession(str(path), options, providers=[PROVIDERS[provider]])
+    except Exception as error:
+        raise SessionError(
+            f"onnxruntime {ort.__version__} cannot load {path}: {_first_line(error)}",
+            "check it with onnxtool stats; a newer onnxruntime may be needed for its opsets",
+        ) from error
+    load_ms = (time.perf_counter() - start) * 1e3
+    if inference.get_providers()[0] != PROVIDERS[provider]:
+        raise ProviderError(
+            f"onnxruntime could not start {PROVIDERS[provider]} and fell back to {inference.get_providers()[0]}",
+            "a CUDA or cuDNN library is missing or of another version; see onnxtool env, or pass --provider cpu",
+        )
+    return Session(model, provider, threads or _available_cores(), load_ms, inference)
+
+
+def _available_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,51 @@
+"""Latencies and memory of this process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxtool.reports import LatencySummary
+
+
+def summarize_latencies(samples_ms: Sequence[float]) -> LatencySummary:
+    """Sum up latencies in milliseconds; there must be at least one. The deviation is that of the population."""
+    samples = np.asarray(samples_ms, dtype=np.float64)
+    p50, p90, p95, p99 = (float(value) for value in np.percentile(samples, [50, 90, 95, 99]))
+    return LatencySummary(
+        min=float(samples.min()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(samples.max()),
+        mean=float(samples.mean()),
+        stdev=float(samples.std()),
+    )
+
+
+class Stopwatch:
+    """Wall time by stage, in milliseconds; laps of one name add up."""
+
+    def __init__(self) -> None:
+        self.laps_ms: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Book the time since the last lap under `name`."""
+        now = time.perf_counter()
+        self.laps_ms[name] = self.laps_ms.get(name, 0.0) + (now - self._start) * 1e3
+        self._start = now
+
+
+def peak_rss_bytes() -> int:
+    """Return the largest resident set that this process ever had, in bytes; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
