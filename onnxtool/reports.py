@@ -36,6 +36,7 @@ class VerificationCase:
         cosine: the smallest cosine similarity of an output with its reference, each flattened.
         passed: whether every output was within the tolerance.
         worst_output: the output with the largest error.
+        failure: why the model did not run on these inputs at all; empty where it did.
     """
 
     description: str
@@ -44,6 +45,7 @@ class VerificationCase:
     cosine: float
     passed: bool
     worst_output: str
+    failure: str = ""
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,7 @@ class Checkpoint:
             CheckpointError: weights are missing or of another shape.
         """
         import torch
+        from safetensors import SafetensorError
 
         self.weight_files  # noqa: B018  raises with a better message than transformers does
         model_class = _find_class(self.architecture, self.config, self.source)
@@ -153,11 +154,12 @@ class Checkpoint:
                     config=self.config,
                     dtype=getattr(torch, dtype),
                     use_safetensors=True,
+                    ignore_mismatched_sizes=True,  # told apart below, by name and shape
                     output_loading_info=True,
                     **({"attn_implementation": attention} if attention else {}),
                     **self.source.arguments,
                 )
-        except (OSError, ValueError, RuntimeError, ImportError) as error:
+        except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
             raise self.source.unreadable(error) from error
         self._check_loading(info, allow_missing_weights=allow_missing_weights)
         if hasattr(model.config, "use_cache"):
@@ -165,7 +167,9 @@ class Checkpoint:
         return model.to(device).eval()
 
     def _check_loading(self, info: dict[str, Any], *, allow_missing_weights: bool) -> None:
-        mismatched = sorted(str(entry[0]) for entry in info["mismatched_keys"])
+        mismatched = sorted(
+            f"{name} (weights {list(found)}, config {list(wanted)})" for name, found, wanted in info["mismatched_keys"]
+        )
         if mismatched:
             raise CheckpointError(
                 f"config.json and weights of {self.source.model_name} disagree on the shape of {_some(mismatched)}",

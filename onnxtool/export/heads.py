@@ -171,7 +171,7 @@ class Builder:
         return self.op("Unsqueeze", self.op("Cast", mask, to=self._dtype.value), last)
 
     def reduce(self, op_type: str, value: ir.Value, *, keepdims: int = 0) -> ir.Value:
-        """Reduce over axis 1. The axes became an input with opset 13 for ReduceSum, with 18 for the others."""
-        if self._opset >= (13 if op_type == "ReduceSum" else 18):
+        """Reduce over axis 1. The axes are an input from opset 13 on for ReduceSum, from 18 on for the others."""
+        if op_type == "ReduceSum" or self._opset >= 18:
             return self.op(op_type, value, self.constant(np.array([1], dtype=np.int64)), keepdims=keepdims)
         return self.op(op_type, value, axes=[1], keepdims=keepdims)

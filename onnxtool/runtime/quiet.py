@@ -1,4 +1,4 @@
-"""Keep what torch, transformers and onnxruntime print off our streams: stdout carries the result, stderr our own progress."""
+"""Keep what torch, transformers and onnxruntime print off our streams, which carry our result and our progress."""
 
 from __future__ import annotations
 

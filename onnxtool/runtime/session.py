@@ -93,7 +93,7 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0) -> Ses
     provider = resolve_provider(provider)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # a warning a node about its placement is no news; errors are raised
+    options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
     start = time.perf_counter()
     try:
         inference = ort.InferenceSession(str(path), options, providers=[PROVIDERS[provider]])

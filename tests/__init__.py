@@ -1,0 +1,1 @@
+"""Tests, in the places of what they test."""

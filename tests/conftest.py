@@ -1,0 +1,23 @@
+"""Fixtures of the whole suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.workshop import Workshop, make_models
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """The models of this test session."""
+    folder = tmp_path_factory.getbasetemp().parent / "workshop"
+    folder.mkdir(exist_ok=True)
+    return Workshop(folder)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of a sentence encoder with trained weights."""
+    return make_models.trained_model()

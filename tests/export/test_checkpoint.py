@@ -1,0 +1,195 @@
+"""What is wrong with a checkpoint is said before anything is traced."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from onnxtool.errors import CheckpointError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.companions import Pooling, read_pooling
+from onnxtool.export.source import Source
+from tests.workshop import Workshop
+
+
+@pytest.fixture
+def folder(workshop: Workshop, tmp_path: Path) -> Path:
+    """A checkpoint of our own to damage."""
+    return Path(shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "tiny-mlm"))
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def load(folder: Path, **options: Any) -> Any:
+    checkpoint = Checkpoint.open(Source.find(str(folder)), **options)
+    checkpoint.load_tokenizer()
+    return checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+
+
+def test_the_architecture_of_config_json_is_loaded(folder: Path) -> None:
+    """A masked language model keeps its head, without which a SPLADE vector would be a hidden state."""
+    assert type(load(folder)).__name__ == "BertForMaskedLM"
+
+
+def test_a_folder_without_config_says_what_belongs_there(folder: Path) -> None:
+    """The hint lists the files of a checkpoint."""
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json") as error:
+        load(folder)
+    assert "model.safetensors" in error.value.hint
+
+
+def test_a_path_with_nothing_at_it_is_not_asked_of_the_hub(tmp_path: Path) -> None:
+    """A mistyped folder must not become a request to a server."""
+    with pytest.raises(CheckpointError, match="neither a folder nor an id"):
+        Source.find(str(tmp_path / "nothing"))
+
+
+def test_without_a_network_a_hub_id_tells_how_to_pass_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The name of the hub does not resolve, and nothing is in the cache."""
+
+    def fail(*_arguments: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", fail)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    with pytest.raises(CheckpointError, match="cannot reach the hub for nobody/nothing-of-this-name") as error:
+        Checkpoint.open(Source.find("nobody/nothing-of-this-name"))
+    assert "--model_name path/to/checkpoint" in error.value.hint
+
+
+def test_an_unknown_model_type_suggests_near_ones(folder: Path) -> None:
+    """`bertt` is close to something that exists."""
+    change_config(folder, lambda config: config.update(model_type="bertt"))
+    with pytest.raises(CheckpointError, match="'bertt'") as error:
+        load(folder)
+    assert "did you mean bert" in error.value.hint
+
+
+def test_a_config_without_architecture_names_the_candidates(folder: Path) -> None:
+    """The user picks a task, and sees which class it means."""
+    change_config(folder, lambda config: config.pop("architectures"))
+    with pytest.raises(CheckpointError, match="names no architecture") as error:
+        load(folder)
+    assert "fill-mask (BertForMaskedLM)" in error.value.hint
+    assert type(load(folder, task="fill-mask")).__name__ == "BertForMaskedLM"
+
+
+def test_an_architecture_that_transformers_does_not_have_is_named(folder: Path) -> None:
+    """Code of the checkpoint's own is never run unasked."""
+    change_config(folder, lambda config: config.update(architectures=["MyBert"]))
+    with pytest.raises(CheckpointError, match="no architecture 'MyBert'") as error:
+        load(folder)
+    assert "--trust_remote_code" in error.value.hint
+
+
+def test_a_tokenizer_alone_is_no_model(folder: Path) -> None:
+    """Configuration and tokenizer are there, weights are not."""
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        load(folder)
+
+
+def test_a_model_without_tokenizer_is_refused(folder: Path) -> None:
+    """Transformers would make up a tokenizer of five entries."""
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink()
+    with pytest.raises(CheckpointError, match="has no tokenizer"):
+        load(folder)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    """They can run code when they are read."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="pickle"):
+        load(folder)
+
+
+def test_weights_that_are_missing_are_named(folder: Path) -> None:
+    """They would be random numbers, which no verification notices."""
+    weights = load_file(folder / "model.safetensors")
+    del weights["bert.encoder.layer.1.output.dense.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"no weights for bert\.encoder\.layer\.1\.output\.dense\.weight"):
+        load(folder)
+
+
+def test_missing_weights_are_initialized_where_that_is_asked_for(folder: Path) -> None:
+    """--allow_missing_weights is for those who will train the head."""
+    weights = load_file(folder / "model.safetensors")
+    del weights["bert.encoder.layer.1.output.dense.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = Checkpoint.open(Source.find(str(folder)))
+    checkpoint.load_model(dtype="float32", device="cpu", attention=None, allow_missing_weights=True)
+
+
+def test_config_and_weights_that_disagree_are_said_to(folder: Path) -> None:
+    """The folder mixes two models."""
+    change_config(folder, lambda config: config.update(intermediate_size=48))
+    with pytest.raises(CheckpointError, match=r"disagree.*intermediate\.dense.*\[64.*\[48"):
+        load(folder)
+
+
+def test_truncated_weights_are_no_traceback(folder: Path) -> None:
+    """A download that broke off."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match="cannot load"):
+        load(folder)
+
+
+def test_a_config_that_is_not_json_is_said_so(folder: Path) -> None:
+    """The file and the place are named."""
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json|JSON"):
+        load(folder)
+
+
+def test_a_task_that_the_model_has_no_class_for_lists_those_it_has(folder: Path) -> None:
+    """CLIP has no masked language model."""
+    (folder / "config.json").write_text(json.dumps({"model_type": "clip", "architectures": ["CLIPModel"]}))
+    with pytest.raises(CheckpointError, match="no architecture for the task fill-mask"):
+        Checkpoint.open(Source.find(str(folder)), task="fill-mask")
+
+
+def test_the_hash_tells_two_checkpoints_of_one_name_apart(folder: Path) -> None:
+    """One changed weight changes it."""
+    before = Checkpoint.open(Source.find(str(folder))).weights_sha256
+    weights = load_file(folder / "model.safetensors")
+    weights["cls.predictions.bias"] = weights["cls.predictions.bias"] + 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert Checkpoint.open(Source.find(str(folder))).weights_sha256 != before
+
+
+def test_pooling_is_read_from_sentence_transformers_files(minilm: Path) -> None:
+    """MiniLM takes the mean and normalizes."""
+    assert read_pooling(Source.find(str(minilm))) == Pooling("mean", normalize=True)
+
+
+def test_a_pooling_folder_outside_the_checkpoint_is_refused(folder: Path) -> None:
+    """A checkpoint is untrusted input."""
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "../elsewhere"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match="outside its folder"):
+        read_pooling(Source.find(str(folder)))
+
+
+def test_a_pooling_that_no_graph_of_ours_does_is_refused(folder: Path) -> None:
+    """A dense layer after the pooling would be missing from the vector."""
+    modules = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match="Dense"):
+        read_pooling(Source.find(str(folder)))

@@ -1,0 +1,260 @@
+"""An export holds what was asked for, says where it comes from, and is proven."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+import onnxtool.export
+from onnxtool.errors import ExportError, OutputExistsError, VerificationError
+from onnxtool.export import EXPORTERS, ExportOptions, export_model
+from onnxtool.model_file import ModelFile
+from onnxtool.reports import ExportReport
+from tests.workshop import Workshop
+
+
+@pytest.fixture(scope="module")
+def report(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    """An export of the SPLADE-shaped model with default options."""
+    output = tmp_path_factory.mktemp("export") / "tiny-splade.onnx"
+    return export_model(ExportOptions(str(workshop.checkpoint("tiny-splade")), output=output))
+
+
+def test_the_outputs_of_a_splade_checkpoint_are_logits(report: ExportReport) -> None:
+    """Axes carry their names in the file, not only in the report."""
+    model = onnx.load(report.output)
+    (output,) = model.graph.output
+    dims = [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim]
+    assert (output.name, dims) == ("logits", ["batch_size", "sequence", 30522])
+    for value in model.graph.input:
+        assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch_size", "sequence"]
+
+
+def test_the_file_is_valid_onnx(report: ExportReport) -> None:
+    """ONNX's own checker, with shape inference."""
+    onnx.checker.check_model(report.output, full_check=True)
+
+
+def test_answers_equal_those_of_pytorch_on_text(report: ExportReport, workshop: Workshop) -> None:
+    """An oracle of its own: transformers as its documentation uses it, and a plain session."""
+    folder = workshop.checkpoint("tiny-splade")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokens = tokenizer(
+        ["what is AI?", "a longer text about retrieval, with more tokens"], padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        expected = model(**tokens).logits.numpy()
+    feeds = {name: tensor.numpy() for name, tensor in tokens.items()}
+    (logits,) = ort.InferenceSession(report.output, providers=["CPUExecutionProvider"]).run(None, feeds)
+    real = feeds["attention_mask"].astype(bool)
+    np.testing.assert_allclose(logits[real], expected[real], atol=1e-4, rtol=0)
+
+
+def test_verification_covers_shapes_and_masks(report: ExportReport) -> None:
+    """At least six cases, ragged ones among them, within the tolerance."""
+    assert report.verification is not None
+    assert report.verification.passed
+    assert report.verification.max_abs_error <= 1e-4
+    assert len(report.verification.cases) >= 6
+    assert sum("ragged" in case.description for case in report.verification.cases) >= 2
+    assert {case.inputs["input_ids"] for case in report.verification.cases} >= {(1, 8), (2, 1), (1, 128)}
+
+
+def test_these_weights_would_show_a_wrong_mask(report: ExportReport) -> None:
+    """Otherwise the ragged cases would prove nothing."""
+    assert report.verification is not None
+    assert report.verification.mask_effect is not None
+    assert report.verification.mask_effect > 100 * report.verification.atol
+
+
+def test_metadata_says_what_the_model_is_and_where_it_comes_from(report: ExportReport, workshop: Workshop) -> None:
+    """The names of the first three are those that onnxruntime's tutorials use."""
+    metadata = ModelFile.open(Path(report.output)).metadata
+    weights = (workshop.checkpoint("tiny-splade") / "model.safetensors").read_bytes()
+    expected = {
+        "model_type": "bert",
+        "num_heads": "4",
+        "hidden_size": "32",
+        "num_layers": "2",
+        "onnxtool.source": "tiny-splade",
+        "onnxtool.task": "sparse-encoding",
+        "onnxtool.head": "logits",
+        "onnxtool.exporter": "dynamo",
+        "onnxtool.files": "tiny-splade",
+        "onnxtool.max_length": "128",
+        "onnxtool.weights_sha256": hashlib.sha256(hashlib.sha256(weights).digest()).hexdigest(),
+    }
+    assert {key: metadata.get(key) for key in expected} == expected
+    assert f"torch {torch.__version__}" in metadata["onnxtool.versions"]
+    assert "onnxtool.date" not in metadata
+
+
+def test_the_step_is_stamped_with_its_figures(report: ExportReport) -> None:
+    """Whoever gets the file can see that it was verified."""
+    (step,) = ModelFile.open(Path(report.output)).steps
+    assert report.verification is not None
+    assert step["step"] == "export"
+    assert step["verified"] is True
+    assert step["max_abs_error"] == report.verification.max_abs_error
+    assert step["cases"] == len(report.verification.cases)
+
+
+def test_tokenizer_and_config_lie_beside_the_file(report: ExportReport, workshop: Workshop) -> None:
+    """Byte for byte those of the checkpoint."""
+    folder, checkpoint = Path(report.files), workshop.checkpoint("tiny-splade")
+    assert folder == Path(report.output).with_suffix("")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        assert (folder / name).read_bytes() == (checkpoint / name).read_bytes()
+
+
+def test_nothing_of_the_machine_is_in_the_file(report: ExportReport, workshop: Workshop) -> None:
+    """Exporters write stack traces with paths on every node."""
+    content = Path(report.output).read_bytes()
+    assert b"site-packages" not in content
+    assert str(workshop.folder).encode() not in content
+
+
+def test_nodes_are_called_by_the_module_that_made_them(report: ExportReport) -> None:
+    """A difference or a profile can then be read by layer."""
+    names = [node.name for node in onnx.load(report.output, load_external_data=False).graph.node]
+    assert "bert.encoder.layer.1.attention.self.query/MatMul" in names
+    assert len(set(names)) == len(names)
+
+
+def test_the_same_export_is_the_same_file(report: ExportReport, workshop: Workshop, tmp_path: Path) -> None:
+    """No time, no path and no random number goes into it."""
+    again = tmp_path / "tiny-splade.onnx"
+    export_model(ExportOptions(str(workshop.checkpoint("tiny-splade")), output=again))
+    assert again.read_bytes() == Path(report.output).read_bytes()
+
+
+def test_a_date_is_stamped_only_where_it_is_given(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the convention of reproducible builds."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    options = ExportOptions(
+        str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx", exporter="torchscript", verify=False
+    )
+    report = export_model(options)
+    assert report.metadata["onnxtool.date"] == "2023-11-14"
+    assert report.verification is None
+    assert ModelFile.open(tmp_path / "m.onnx").steps[0]["verified"] is False
+
+
+def test_a_word_piece_vocabulary_is_written_where_the_checkpoint_has_none(workshop: Workshop, tmp_path: Path) -> None:
+    """Anserini reads a plain vocab.txt, and the tokenizers library a tokenizer.json."""
+    folder = Path(shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "checkpoint"))
+    original = (folder / "vocab.txt").read_text()
+    (folder / "vocab.txt").unlink()
+    export_model(ExportOptions(str(folder), output=tmp_path / "m.onnx", exporter="torchscript", verify=False))
+    assert (tmp_path / "m" / "vocab.txt").read_text() == original
+
+
+def test_an_export_beside_its_own_checkpoint_leaves_the_checkpoint_alone(workshop: Workshop, tmp_path: Path) -> None:
+    """models/NAME may be both the source and the folder of companions."""
+    folder = Path(shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "tiny-mlm"))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    export_model(ExportOptions(str(folder), output=tmp_path / "tiny-mlm.onnx", exporter="torchscript", verify=False))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_existing_output_is_not_touched(workshop: Workshop, tmp_path: Path) -> None:
+    """And nothing is loaded before that is found out."""
+    (tmp_path / "m.onnx").write_text("precious")
+    with pytest.raises(OutputExistsError, match="--force|exists"):
+        export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx"))
+    assert (tmp_path / "m.onnx").read_text() == "precious"
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_the_splade_head_gives_the_published_weights(workshop: Workshop, exporter: str) -> None:
+    """log(1 + relu(logits)), largest over real tokens, as [B, V]."""
+    path = workshop.exported("tiny-splade", exporter=exporter, head="splade")
+    folder = workshop.checkpoint("tiny-splade")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokens = tokenizer(["one", "rather more words than that"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        weights = torch.log1p(torch.relu(model(**tokens).logits)) * tokens["attention_mask"].unsqueeze(-1)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (sparse,) = session.run(["sparse"], {name: tensor.numpy() for name, tensor in tokens.items()})
+    np.testing.assert_allclose(sparse, weights.max(dim=1).values.numpy(), atol=1e-4, rtol=0)
+
+
+def test_the_embedding_head_pools_as_the_checkpoint_says(minilm: Path, tmp_path: Path) -> None:
+    """Trained weights, mean of real tokens, length 1."""
+    report = export_model(
+        ExportOptions(str(minilm), output=tmp_path / "m.onnx", head="embedding", exporter="torchscript")
+    )
+    assert [tensor.name for tensor in report.outputs] == ["sentence_embedding"]
+    assert report.task == "sentence-similarity"
+    tokenizer, model = AutoTokenizer.from_pretrained(minilm), AutoModel.from_pretrained(minilm).eval()
+    tokens = tokenizer(["a cat", "many more words about dogs and birds"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**tokens).last_hidden_state.numpy()
+    mask = tokens["attention_mask"].numpy()
+    expected = np.stack([rows[real == 1].mean(axis=0) for rows, real in zip(hidden, mask, strict=True)])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    session = ort.InferenceSession(report.output, providers=["CPUExecutionProvider"])
+    (pooled,) = session.run(None, {name: tensor.numpy() for name, tensor in tokens.items()})
+    np.testing.assert_allclose(pooled, expected, atol=1e-5, rtol=0)
+    assert (tmp_path / "m" / "1_Pooling" / "config.json").exists()
+
+
+def test_where_one_exporter_fails_the_next_is_used_and_said(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing falls back in silence."""
+
+    def fail(*_arguments: Any) -> Any:
+        raise RuntimeError("data-dependent guard")
+
+    monkeypatch.setattr(onnxtool.export, "EXPORTERS", (replace(EXPORTERS[0], trace=fail), *EXPORTERS[1:]))
+    report = export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx"))
+    assert report.exporter == "torchscript"
+    (note,) = report.notes
+    assert "data-dependent guard" in note
+    with pytest.raises(ExportError, match="data-dependent guard"):
+        export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "n.onnx", exporter="dynamo"))
+
+
+def test_an_opset_that_was_not_written_is_an_error(workshop: Workshop, tmp_path: Path) -> None:
+    """Dynamo answers opset 14 with opset 18."""
+    options = ExportOptions(
+        str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx", exporter="dynamo", opset=14
+    )
+    with pytest.raises(ExportError, match="opset 18, not 14"):
+        export_model(options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_impossible_tolerance_fails_and_leaves_nothing(workshop: Workshop, tmp_path: Path) -> None:
+    """The error carries the figures of every case."""
+    options = ExportOptions(
+        str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx", exporter="torchscript", atol=0, rtol=0
+    )
+    with pytest.raises(VerificationError, match="max_abs_error") as error:
+        export_model(options)
+    assert len(error.value.verification.cases) >= 6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_float16_weights_are_exported_as_such(workshop: Workshop, tmp_path: Path) -> None:
+    """And verified against the same weights in PyTorch."""
+    options = ExportOptions(
+        str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", exporter="torchscript", dtype="float16"
+    )
+    report = export_model(options)
+    assert {output.dtype for output in report.outputs} == {"float16"}
+    assert json.loads(ModelFile.open(tmp_path / "m.onnx").metadata["onnxtool.steps"])[0]["verified"] is True

@@ -1,0 +1,87 @@
+"""Inputs, outputs and axes are found by running the model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from onnxtool.errors import ExportError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.signature import detect_signature
+from onnxtool.export.source import Source
+from tests.workshop import Workshop
+
+
+def signature_of(workshop: Workshop, name: str) -> Any:
+    checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
+    model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+    return detect_signature(model, checkpoint.load_tokenizer())
+
+
+def test_logits_of_a_masked_language_model_have_batch_sequence_and_vocabulary(workshop: Workshop) -> None:
+    """Every axis that moves is named, and the vocabulary is a number."""
+    signature = signature_of(workshop, "tiny-splade")
+    assert signature.outputs == {"logits": ("batch_size", "sequence", 30522)}
+
+
+def test_a_pooled_output_gets_no_sequence_axis(workshop: Workshop) -> None:
+    """The pooler's output is [B, H]."""
+    signature = signature_of(workshop, "tiny-encoder")
+    assert signature.outputs == {
+        "last_hidden_state": ("batch_size", "sequence", 32),
+        "pooler_output": ("batch_size", 32),
+    }
+
+
+def test_only_inputs_that_the_model_takes_are_kept(workshop: Workshop) -> None:
+    """BERT's tokenizer gives token types, which DistilBERT does not take."""
+    assert signature_of(workshop, "tiny-encoder").inputs == ("input_ids", "token_type_ids", "attention_mask")
+    assert signature_of(workshop, "tiny-classifier").inputs == ("input_ids", "attention_mask")
+
+
+class Windows(torch.nn.Module):
+    """Gives a window for every two tokens, and a tensor whose first axis counts rows and tokens together."""
+
+    device = torch.device("cpu")
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return input_ids[:, ::2].float(), input_ids.reshape(-1).float()
+
+
+def test_an_axis_that_is_neither_batch_nor_sequence_gets_a_name_of_its_own(workshop: Workshop) -> None:
+    """Equal names stand only where sizes are equal."""
+    tokenizer = AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-encoder"))
+    signature = detect_signature(Windows(), tokenizer)
+    assert signature.outputs == {"output_0": ("batch_size", "output_0_axis_1"), "output_1": ("output_1_axis_0",)}
+
+
+def test_a_model_of_something_else_than_text_is_refused() -> None:
+    """The error names what the model takes and what its tokenizer gives."""
+
+    class Images(torch.nn.Module):
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return pixel_values
+
+    def tokenizer(_texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0]]}
+
+    with pytest.raises(ExportError, match="pixel_values.*input_ids"):
+        detect_signature(Images(), tokenizer)
+
+
+def test_a_model_that_does_not_run_on_text_alone_says_why(workshop: Workshop) -> None:
+    """What the model itself said is in the error."""
+
+    class Needy(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+            raise ValueError("you have to give decoder_input_ids")
+
+    tokenizer = AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-encoder"))
+    with pytest.raises(ExportError, match="decoder_input_ids"):
+        detect_signature(Needy(), tokenizer)

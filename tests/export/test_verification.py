@@ -1,0 +1,176 @@
+"""Verification catches exports that are broken on purpose, each in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtool.errors import VerificationError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.companions import Pooling
+from onnxtool.export.heads import HEADS
+from onnxtool.export.signature import detect_signature
+from onnxtool.export.source import Source
+from onnxtool.export.verification import Prover
+from onnxtool.runtime.comparison import TOLERANCES
+from tests.workshop import Workshop
+
+
+def prover(workshop: Workshop, name: str, head: str = "none") -> Prover:
+    checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
+    model, tokenizer = checkpoint.load_model(dtype="float32", device="cpu", attention=None), checkpoint.load_tokenizer()
+    row = next((row for row in HEADS if row.name == head), None)
+    return Prover(model, tokenizer, detect_signature(model, tokenizer), row, Pooling())
+
+
+def replace_input(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
+    """Let everything that reads the input `name` read the output of the last of `nodes` instead."""
+    for node in model.graph.node:
+        for position, value in enumerate(node.input):
+            if value == name:
+                node.input[position] = nodes[-1].output[0]
+    for position, node in enumerate(nodes):
+        model.graph.node.insert(position, node)
+
+
+def constant(model: onnx.ModelProto, name: str, array: Any) -> str:
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return name
+
+
+def ignore_the_mask(model: onnx.ModelProto) -> None:
+    one = constant(model, "planted", np.array(1, np.int64))
+    replace_input(model, "attention_mask", helper.make_node("Max", ["attention_mask", one], ["planted_ones"]))
+
+
+def invert_the_mask(model: onnx.ModelProto) -> None:
+    one = constant(model, "planted", np.array(1, np.int64))
+    replace_input(model, "attention_mask", helper.make_node("Sub", [one, "attention_mask"], ["planted_inverted"]))
+
+
+def ignore_the_token_types(model: onnx.ModelProto) -> None:
+    zero = constant(model, "planted", np.array(0, np.int64))
+    replace_input(model, "token_type_ids", helper.make_node("Mul", ["token_type_ids", zero], ["planted_zeros"]))
+
+
+def fix_the_batch(model: onnx.ModelProto) -> None:
+    shape = constant(model, "planted", np.array([2, -1], np.int64))
+    replace_input(model, "input_ids", helper.make_node("Reshape", ["input_ids", shape], ["planted_fixed"]))
+
+
+def drop_the_last_token(model: onnx.ModelProto) -> None:
+    names = [constant(model, f"planted{i}", np.array([i], np.int64)) for i in (0, -1, 1)]
+    replace_input(model, "input_ids", helper.make_node("Slice", ["input_ids", *names[:2], names[2]], ["planted_shorter"]))
+
+
+def change_a_weight(model: onnx.ModelProto) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [32, 64])
+    array = numpy_helper.to_array(tensor).copy()
+    array[0, 0] += 0.1
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def loosen_a_normalization(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if node.op_type == "LayerNormalization")
+    for attribute in node.attribute:
+        if attribute.name == "epsilon":
+            attribute.f = 1e-2
+
+
+def approximate_gelu(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if node.op_type == "Gelu")
+    del node.attribute[:]
+    node.attribute.append(helper.make_attribute("approximate", "tanh"))
+
+
+def swap_the_outputs(model: onnx.ModelProto) -> None:
+    first, second = (value.name for value in model.graph.output)
+    swapped = {first: second, second: first}
+    for node in model.graph.node:
+        node.input[:] = [swapped.get(name, name) for name in node.input]
+        node.output[:] = [swapped.get(name, name) for name in node.output]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def forget_an_output(model: onnx.ModelProto) -> None:
+    del model.graph.output[-1]
+
+
+def shorten_the_positions(model: onnx.ModelProto) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [64, 32])
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:40].copy(), tensor.name))
+
+
+def round_to_half(model: onnx.ModelProto) -> None:
+    value = model.graph.output[0].name
+    producer = next(node for node in model.graph.node if value in node.output)
+    producer.output[0] = "full"
+    half = helper.make_node("Cast", ["full"], ["half"], to=TensorProto.FLOAT16)
+    model.graph.node.extend([half, helper.make_node("Cast", ["half"], [value], to=TensorProto.FLOAT)])
+
+
+PLANTED = (
+    ignore_the_mask,
+    invert_the_mask,
+    ignore_the_token_types,
+    fix_the_batch,
+    drop_the_last_token,
+    change_a_weight,
+    loosen_a_normalization,
+    approximate_gelu,
+    swap_the_outputs,
+    forget_an_output,
+    shorten_the_positions,
+    round_to_half,
+)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_error_is_caught(
+    workshop: Workshop, tmp_path: Path, plant: Callable[[onnx.ModelProto], None]
+) -> None:
+    """The file loads and answers, and its answers are not the model's."""
+    model = onnx.load(workshop.exported("tiny-encoder"))
+    plant(model)
+    onnx.save(model, tmp_path / "broken.onnx")
+    with pytest.raises(VerificationError) as error:
+        prover(workshop, "tiny-encoder").verify(tmp_path / "broken.onnx", TOLERANCES["fp32"])
+    assert not error.value.verification.passed
+
+
+def test_the_untouched_export_passes(workshop: Workshop) -> None:
+    """The planted errors are what made the others fail."""
+    verification = prover(workshop, "tiny-encoder").verify(workshop.exported("tiny-encoder"), TOLERANCES["fp32"])
+    assert verification.passed
+
+
+def test_a_head_that_pools_padding_is_caught(workshop: Workshop, tmp_path: Path) -> None:
+    """The head is compared with its own formula in PyTorch."""
+    model = onnx.load(workshop.exported("tiny-splade", head="splade"))
+    (cast,) = [
+        node for node in model.graph.node if node.op_type == "Unsqueeze" and node.input[1].startswith("onnxtool")
+    ]
+    source = next(node for node in model.graph.node if cast.input[0] in node.output)
+    one = constant(model, "planted", np.array(1, np.int64))
+    model.graph.node.insert(0, helper.make_node("Max", ["attention_mask", one], ["planted_ones"]))
+    source.input[0] = "planted_ones"
+    onnx.save(model, tmp_path / "broken.onnx")
+    with pytest.raises(VerificationError, match="ragged|real text"):
+        prover(workshop, "tiny-splade", "splade").verify(tmp_path / "broken.onnx", TOLERANCES["fp32"])
+
+
+def test_a_graph_that_runs_on_one_size_only_says_so(workshop: Workshop, tmp_path: Path) -> None:
+    """The worst case is the one that does not run, with onnxruntime's reason."""
+    model = onnx.load(workshop.exported("tiny-encoder"))
+    fix_the_batch(model)
+    onnx.save(model, tmp_path / "broken.onnx")
+    with pytest.raises(VerificationError, match="onnxruntime cannot run") as error:
+        prover(workshop, "tiny-encoder").verify(tmp_path / "broken.onnx", TOLERANCES["fp32"])
+    assert any(case.failure for case in error.value.verification.cases)

@@ -1,0 +1,36 @@
+"""Builds checkpoints and exports that many tests work on, once for all test processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from filelock import FileLock
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import make_models
+
+
+class Workshop:
+    """Builds checkpoints and exports on demand, in a folder that the test processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = FileLock(folder / ".lock")
+
+    def checkpoint(self, name: str) -> Path:
+        """Return the folder of the checkpoint called `name` in models/recipes.json."""
+        with self._lock:
+            return make_models.make_model(name, self.folder / "checkpoints")
+
+    def exported(self, name: str, *, exporter: str = "dynamo", head: str = "auto") -> Path:
+        """Return an export of that checkpoint, which must not be changed, with its tokenizer beside it."""
+        from onnxtool.export import ExportOptions, export_model
+
+        checkpoint = self.checkpoint(name)
+        output = self.folder / f"{exporter}-{head}" / f"{name}.onnx"
+        with self._lock:
+            if not output.exists():
+                export_model(ExportOptions(str(checkpoint), output=output, exporter=exporter, head=head))
+        return output
