@@ -18,7 +18,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export
 from onnxtool.errors import ExportError, OutputExistsError, VerificationError
-from onnxtool.export import EXPORTERS, ExportOptions, export_model
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.tracing import EXPORTERS
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import ExportReport
 from tests.workshop import Workshop

@@ -27,7 +27,7 @@ def run_head(name: str, values: NDArray[np.float32], pooling: Pooling, opset: in
     fed = ir.val("fed", dtype=ir.DataType.FLOAT, shape=["batch_size", "sequence", values.shape[-1]])
     through = ir.node("Identity", [fed])
     through.outputs[0].name = head.source
-    through.outputs[0].dtype, through.outputs[0].shape = fed.dtype, fed.shape
+    through.outputs[0].type, through.outputs[0].shape = fed.type, fed.shape
     graph = ir.Graph([fed, mask], through.outputs, nodes=[through], opset_imports={"": opset}, name="g")
     model = ir.Model(graph, ir_version=8)
     append_head(model, head, pooling)

@@ -66,7 +66,9 @@ def fix_the_batch(model: onnx.ModelProto) -> None:
 
 def drop_the_last_token(model: onnx.ModelProto) -> None:
     names = [constant(model, f"planted{i}", np.array([i], np.int64)) for i in (0, -1, 1)]
-    replace_input(model, "input_ids", helper.make_node("Slice", ["input_ids", *names[:2], names[2]], ["planted_shorter"]))
+    replace_input(
+        model, "input_ids", helper.make_node("Slice", ["input_ids", *names[:2], names[2]], ["planted_shorter"])
+    )
 
 
 def change_a_weight(model: onnx.ModelProto) -> None:

@@ -17,6 +17,8 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     import onnx_ir as ir
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
+    if not _has_float32_matrix(model):
+        return Outcome(model, 0, "no float32 weights to convert")
     before = inventory(model)
     # It warns of every weight that float16 rounds to zero or cuts; the verification measures what that does.
     with quiet():
@@ -24,6 +26,16 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     result = ir.from_proto(converted)
     restore_description(result, model)
     return Outcome(result, count_changes(before, inventory(result)))
+
+
+def _has_float32_matrix(model: ir.Model) -> bool:
+    """Whether there is a weight to convert; scalars and vectors may have stayed float32 on purpose."""
+    import onnx_ir as ir
+
+    return any(
+        value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
+        for value in model.graph.initializers.values()
+    )
 
 
 float16 = Pass("float16", _apply)

@@ -1,0 +1,182 @@
+"""An optimized file is smaller in nodes, equal in answers, and says what was done to it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+import onnxtool.optimize
+from onnxtool.errors import FusionError, ModelFileError, OutputExistsError, PassError, VerificationError
+from onnxtool.model_file import ModelFile, save_model
+from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from tests.optimize.test_passes import ragged_feeds
+from tests.workshop import Workshop
+
+
+@pytest.fixture
+def exported(workshop: Workshop, tmp_path: Path) -> Path:
+    """A TorchScript export to optimize in a folder of its own."""
+    return Path(shutil.copy(workshop.exported("tiny-encoder", exporter="torchscript"), tmp_path / "tiny.onnx"))
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_there_are_fewer_nodes_and_the_same_answers(workshop: Workshop, tmp_path: Path, exporter: str) -> None:
+    """By a plain session of onnxruntime on ragged rows."""
+    path = workshop.exported("tiny-encoder", exporter=exporter)
+    report = optimize_model(OptimizeOptions(path, output=tmp_path / "o.onnx"))
+    assert report.after.num_nodes < report.before.num_nodes
+    feeds = ragged_feeds()
+    expected, found = (
+        ort.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+        for file in (path, report.output)
+    )
+    real = feeds["attention_mask"].astype(bool)
+    np.testing.assert_allclose(found[real], expected[real], atol=2e-5, rtol=0)
+    assert report.verification is not None
+    assert report.verification.max_abs_error <= 1e-4
+    assert report.verification.mask_effect is not None
+    assert report.verification.mask_effect > 1e-2
+
+
+def test_the_output_lies_beside_the_input_under_its_name(exported: Path) -> None:
+    """NAME.onnx becomes NAME-optimized.onnx."""
+    before = exported.read_bytes()
+    report = optimize_model(OptimizeOptions(exported))
+    assert Path(report.output) == exported.with_name("tiny-optimized.onnx")
+    assert exported.read_bytes() == before
+
+
+def test_steps_and_metadata_go_on(exported: Path) -> None:
+    """The export's step stays, with its figures; the optimization's is added, with what each pass did."""
+    report = optimize_model(OptimizeOptions(exported))
+    source, result = ModelFile.open(exported), ModelFile.open(Path(report.output))
+    assert result.steps[0] == source.steps[0]
+    assert result.steps[1]["step"] == "optimize"
+    assert result.steps[1]["passes"] == {step.name: step.num_changes for step in report.passes}
+    assert report.verification is not None
+    assert result.steps[1]["max_abs_error"] == report.verification.max_abs_error
+    steps = "onnxtool.steps"
+    assert {k: v for k, v in result.metadata.items() if k != steps} == {
+        k: v for k, v in source.metadata.items() if k != steps
+    }
+    onnx.checker.check_model(report.output)
+
+
+def test_fusions_are_counted_against_the_layers(exported: Path) -> None:
+    """Two layers, two attentions."""
+    report = optimize_model(OptimizeOptions(exported, require_fusion=True))
+    attention = next(count for count in report.fusions if count.kind == "attention")
+    assert (attention.expected, attention.found) == (2, 2)
+
+
+def test_an_unfused_attention_fails_where_fusion_is_required(workshop: Workshop, tmp_path: Path) -> None:
+    """And leaves no file."""
+    path = workshop.exported("tiny-encoder", exporter="dynamo")
+    with pytest.raises(FusionError, match="0 of 2 attentions"):
+        optimize_model(OptimizeOptions(path, output=tmp_path / "o.onnx", require_fusion=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_optimizing_an_optimized_file_changes_nothing(exported: Path) -> None:
+    """Every pass counts 0, and the graph is the same."""
+    first = optimize_model(OptimizeOptions(exported))
+    again = optimize_model(OptimizeOptions(Path(first.output)))
+    assert [step.num_changes for step in again.passes] == [0, 0, 0]
+    assert again.after.ops == first.after.ops
+
+
+def test_half_precision_halves_the_file(exported: Path) -> None:
+    """Within the tolerance of eleven bits."""
+    report = optimize_model(OptimizeOptions(exported, precision="fp16"))
+    assert report.after.size_bytes < 0.55 * report.before.size_bytes
+    assert [(tensor.name, tensor.dtype) for tensor in report.after.outputs] == [
+        ("last_hidden_state", "float32"),
+        ("pooler_output", "float32"),
+    ]
+    assert report.verification is not None
+    assert report.verification.cosine_min > 0.9999
+
+
+def test_max_error_is_a_promise(exported: Path) -> None:
+    """Half precision cannot hold 1e-9."""
+    with pytest.raises(VerificationError, match="cosine"):
+        optimize_model(OptimizeOptions(exported, precision="fp16", max_error=1e-9))
+    assert not exported.with_name("tiny-optimized.onnx").exists()
+
+
+def test_a_pass_that_changes_answers_is_caught(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is not kept, and the error has the figures."""
+    import onnx_ir as ir
+
+    def damage(model: ir.Model, _context: Context) -> Outcome:
+        value = next(v for name, v in model.graph.initializers.items() if name.endswith("LayerNorm.weight"))
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy() * 1.01)
+        return Outcome(model, 1)
+
+    monkeypatch.setattr(onnxtool.optimize, "passes_for", lambda *_: (Pass("damage", damage),))
+    with pytest.raises(VerificationError, match="max_abs_error"):
+        optimize_model(OptimizeOptions(exported))
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny.onnx"]
+
+
+def test_external_data_goes_in_and_comes_out(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for models over 2 GB, with the bound lowered."""
+    model = onnx.load(workshop.exported("tiny-encoder", exporter="torchscript"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.onnx.data", size_threshold=256)
+    monkeypatch.setattr(save_model, "__kwdefaults__", {"max_inline_bytes": 1_000_000})
+    report = optimize_model(OptimizeOptions(tmp_path / "m.onnx"))
+    assert ModelFile.open(Path(report.output)).external_locations == ("m-optimized.onnx.data",)
+    assert report.after.size_bytes == pytest.approx(report.before.size_bytes, rel=0.05)
+    assert ort.InferenceSession(report.output, providers=["CPUExecutionProvider"]).run(None, ragged_feeds())
+
+
+def test_a_file_of_another_tool_without_metadata_is_optimized(workshop: Workshop, tmp_path: Path) -> None:
+    """Heads and width can be given, or are found out."""
+    model = onnx.load(workshop.exported("tiny-encoder", exporter="torchscript"))
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "m.onnx")
+    report = optimize_model(OptimizeOptions(tmp_path / "m.onnx", model_type="bert", num_heads=4, hidden_size=32))
+    attention = next(count for count in report.fusions if count.kind == "attention")
+    assert (attention.expected, attention.found) == (None, 2)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused(exported: Path) -> None:
+    """Before any pass runs."""
+    with pytest.raises(PassError, match="32 is no multiple of num_heads 5"):
+        optimize_model(OptimizeOptions(exported, num_heads=5))
+
+
+def test_metadata_that_is_no_number_is_refused(exported: Path) -> None:
+    """A model file is untrusted input."""
+    model = onnx.load(exported)
+    next(entry for entry in model.metadata_props if entry.key == "num_heads").value = "many"
+    onnx.save(model, exported)
+    with pytest.raises(ModelFileError, match="num_heads.*'many'"):
+        optimize_model(OptimizeOptions(exported))
+
+
+def test_the_input_is_never_the_output(exported: Path) -> None:
+    """Not even with --force."""
+    with pytest.raises(PassError, match="the input itself"):
+        optimize_model(OptimizeOptions(exported, output=exported, force=True))
+
+
+def test_an_existing_output_needs_force(exported: Path) -> None:
+    """What is there stays, unless it may be replaced."""
+    output = exported.with_name("tiny-optimized.onnx")
+    output.write_text("precious")
+    with pytest.raises(OutputExistsError):
+        optimize_model(OptimizeOptions(exported))
+    assert output.read_text() == "precious"
+    optimize_model(OptimizeOptions(exported, force=True))
+    assert numpy_helper.to_array(onnx.load(output).graph.initializer[0]).size > 0

@@ -1,0 +1,89 @@
+"""Passes run in order, say truly what they changed, and are named when they fail."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.errors import PassError
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory, run_passes
+from onnxtool.optimize.presets import PRESETS, passes_for
+
+
+def small_model() -> ir.Model:
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=["n", 2])
+    weight = ir.val("w", const_value=ir.tensor(np.ones((2, 2), np.float32), name="w"))
+    product = ir.node("MatMul", [x, weight], name="product")
+    result = ir.node("Relu", product.outputs, name="result")
+    for index, node in enumerate((product, result)):
+        node.outputs[0].name = f"v{index}"
+    graph = ir.Graph([x], result.outputs, nodes=[product, result], initializers=[weight], opset_imports={"": 20})
+    return ir.Model(graph, ir_version=9)
+
+
+def test_passes_run_in_the_order_of_the_list() -> None:
+    """Each sees what the one before it left."""
+    seen: list[str] = []
+
+    def noting(name: str) -> Pass:
+        def apply(model: ir.Model, _context: Context) -> Outcome:
+            seen.append(name)
+            return Outcome(model, len(seen), note=f"note of {name}")
+
+        return Pass(name, apply)
+
+    _, results = run_passes(small_model(), [noting("first"), noting("second")], Context(), lambda _stage: None)
+    assert seen == ["first", "second"]
+    assert [(result.name, result.num_changes, result.note) for result in results] == [
+        ("first", 1, "note of first"),
+        ("second", 2, "note of second"),
+    ]
+
+
+def test_a_pass_that_fails_is_named() -> None:
+    """Whatever a foreign tool raises becomes an error with the name of the pass."""
+
+    def fail(_model: ir.Model, _context: Context) -> Outcome:
+        raise ZeroDivisionError("of all things")
+
+    with pytest.raises(PassError, match="the pass clumsy failed: ZeroDivisionError: of all things"):
+        run_passes(small_model(), [Pass("clumsy", fail)], Context(), lambda _stage: None)
+
+
+def test_an_unchanged_model_counts_no_change() -> None:
+    """Two inventories of one model are equal."""
+    assert count_changes(inventory(small_model()), inventory(small_model())) == 0
+
+
+def test_a_rewritten_node_counts_once() -> None:
+    """It leaves one inventory and enters the other."""
+    model = small_model()
+    before = inventory(model)
+    model.graph[1].op_type = "Sigmoid"
+    assert count_changes(before, inventory(model)) == 1
+
+
+def test_attributes_and_initializers_count() -> None:
+    """A node that only gets an attribute has changed, and so has a model that loses a weight."""
+    model = small_model()
+    before = inventory(model)
+    model.graph[0].attributes["alpha"] = ir.AttrFloat32("alpha", 1.0)
+    assert count_changes(before, inventory(model)) == 1
+    before = inventory(model)
+    model.graph.initializers.pop("w")
+    assert count_changes(before, inventory(model)) == 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_pass_stands_twice_in_a_preset(preset: tuple[str, str]) -> None:
+    """Names are what the report tells passes apart by."""
+    names = [step.name for step in PRESETS[preset]]
+    assert len(set(names)) == len(names)
+
+
+def test_an_unknown_preset_lists_the_known_ones() -> None:
+    """Precisions that are to come are no precisions yet."""
+    with pytest.raises(PassError, match="no preset for int3 on cpu") as error:
+        passes_for("cpu", "int3")
+    assert "fp16" in error.value.hint
