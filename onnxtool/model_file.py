@@ -149,8 +149,7 @@ def staged(output: Path, *, force: bool) -> Iterator[Staging]:
     import shutil
     import tempfile
 
-    if output.exists() and not force:
-        raise _output_exists(output)
+    check_writable(output, force=force)
     folder: Path | None = None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +158,8 @@ def staged(output: Path, *, force: bool) -> Iterator[Staging]:
         yield staging
         _commit(staging, force=force)
     except OSError as error:
+        if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
+            raise
         raise _output_write_error(output, error) from error
     finally:
         if folder is not None:
@@ -170,8 +171,15 @@ def check_writable(output: Path, *, force: bool) -> None:
 
     Raises:
         OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output is a folder or a device, or cannot be the name of a file.
     """
-    if output.exists() and not force:
+    try:
+        is_file, exists = output.is_file(), output.exists()
+    except OSError as error:
+        raise _output_write_error(output, error) from error
+    if exists and not is_file:  # a rename would put a file in the place of /dev/null
+        raise OutputWriteError(f"cannot write {output}: it is no regular file", "pass the file to write with --output")
+    if exists and not force:
         raise _output_exists(output)
 
 
@@ -289,7 +297,8 @@ def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
     import shutil
 
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        free = shutil.disk_usage(output.parent).free
+        folder = next(parent for parent in output.absolute().parents if parent.is_dir())
+        free = shutil.disk_usage(folder).free
         return OutputWriteError(
             f"no space to write {output}: {error.strerror} ({free / 1e6:.0f} MB free)",
             "free some space or pass an --output on another disk; nothing was changed",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workshop import Workshop, make_models
+from tests.workshop import Workshop, trained_model
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +20,4 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The folder of a sentence encoder with trained weights."""
-    return make_models.trained_model()
+    return trained_model()

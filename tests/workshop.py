@@ -9,7 +9,9 @@ from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-import make_models
+from make_models import make_model, trained_model
+
+__all__ = ["Workshop", "trained_model"]
 
 
 class Workshop:
@@ -22,7 +24,7 @@ class Workshop:
     def checkpoint(self, name: str) -> Path:
         """Return the folder of the checkpoint called `name` in models/recipes.json."""
         with self._lock:
-            return make_models.make_model(name, self.folder / "checkpoints")
+            return make_model(name, self.folder / "checkpoints")
 
     def exported(self, name: str, *, exporter: str = "dynamo", head: str = "auto") -> Path:
         """Return an export of that checkpoint, which must not be changed, with its tokenizer beside it."""

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from onnxtool import __version__
+from onnxtool.cli.printable import printable
 from onnxtool.errors import OnnxtoolError
 
 # Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
@@ -91,7 +92,12 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 def _report(message: str, hint: str, code: int) -> int:
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     label = click.style("error:", fg="red", bold=True) if color else "error:"
-    click.echo(f"{label} {message}", err=True, color=color)
+    click.echo(f"{label} {_lines(message)}", err=True, color=color)
     if hint:
-        click.echo(f"hint: {hint}", err=True, color=color)
+        click.echo(f"hint: {_lines(hint)}", err=True, color=color)
     return code
+
+
+def _lines(text: str) -> str:
+    """Keep the line breaks of a message and nothing else that a terminal would obey."""
+    return "\n".join(printable(line) for line in text.splitlines())

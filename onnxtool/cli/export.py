@@ -19,7 +19,6 @@ from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
 
 @click.command(
     epilog="Example: onnxtool export --model_name naver/splade-cocondenser-ensembledistil",
-    short_help="Export a Hugging Face checkpoint to a verified ONNX file.",
 )
 @click.option("--model_name", required=True, metavar="ID_OR_DIR", help="An id on the hub, or a folder.")
 @click.option(
@@ -43,7 +42,7 @@ from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
     show_default=True,
     help="How to trace; auto takes the first that verifies.",
 )
-@click.option("--opset", type=click.IntRange(min=7), help="ONNX opset; without it, the exporter's own.")
+@click.option("--opset", type=click.IntRange(min=13), help="ONNX opset; without it, the exporter's own.")
 @click.option("--text", help="A text to trace the model on.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--trust_remote_code", is_flag=True, help="Let code in the checkpoint run.")
@@ -119,7 +118,7 @@ def _all_blocks(report: ExportReport, optimized: OptimizeReport | None, *, stats
     blocks = export_blocks(report)
     if stats:
         from onnxtool.cli.stats import summary_blocks
-        from onnxtool.stats import summarize_model
+        from onnxtool.summary import summarize_model
 
         blocks += summary_blocks(summarize_model(Path(report.output)), "Exported ONNX model summary")
     if optimized is not None:

@@ -17,7 +17,6 @@ from onnxtool.reports import FusionCount, OptimizeReport
 
 @click.command(
     epilog="Example: onnxtool optimize --model_path models/splade-cocondenser-ensembledistil.onnx --stats",
-    short_help="Fuse and convert an ONNX file, verified against what went in.",
 )
 @click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
 @click.option(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from onnxtool.cli.printable import printable
 from onnxtool.model_file import write_text
 from onnxtool.reports import Dimension, TensorInfo, to_json
 
@@ -103,22 +104,13 @@ def format_duration(milliseconds: float) -> str:
 def _printable_block(block: Block) -> Block:
     match block:
         case Heading(text):
-            return Heading(_printable(text))
+            return Heading(printable(text))
         case Note(text):
-            return Note(_printable(text))
+            return Note(printable(text))
         case Facts(rows):
-            return Facts([(_printable(name), _printable(value)) for name, value in rows])
+            return Facts([(printable(name), printable(value)) for name, value in rows])
         case Table(columns, rows, numbers):
-            return Table(columns, [[_printable(cell) for cell in row] for row in rows], numbers)
-
-
-def _printable(text: str) -> str:
-    """Escape control characters, line breaks and marks that reorder text as Python writes them in a string."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
+            return Table(columns, [[printable(cell) for cell in row] for row in rows], numbers)
 
 
 def _json(report: object) -> str:

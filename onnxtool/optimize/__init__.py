@@ -15,7 +15,7 @@ from onnxtool.optimize.verification import verify_optimized
 from onnxtool.reports import OptimizeReport
 from onnxtool.runtime.comparison import TOLERANCES
 from onnxtool.runtime.timing import Stopwatch
-from onnxtool.stats import summarize_model
+from onnxtool.summary import summarize_model
 
 __all__ = ["OptimizeOptions", "optimize_model"]
 

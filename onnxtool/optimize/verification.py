@@ -38,6 +38,6 @@ def verify_optimized(path: Path, source: ModelFile, tolerance: Tolerance, max_er
         feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)
         masked = any("mask" in name for name in feeds)
         cases.append(Case(shape.description, feeds, shape.mask if masked else None))
-    verification = verify(candidate.run, reference.run, cases, tolerance, reference_name=str(source.path))
+    verification = verify(candidate.run, reference.run, cases, tolerance, reference_name=source.path.name)
     require_passed(verification, "no file was written; try another --precision, or report the passes that ran")
     return verification

@@ -1,0 +1,18 @@
+"""Read a model's structure from its protobuf wire format, without its weights, with the standard library only.
+
+The weights are nearly all of a model file and the structure is a small part of a percent of it, so this reader maps
+the file, walks the length-delimited fields and jumps over every tensor payload: milliseconds instead of seconds, and
+no limit of 2 GB. Field numbers are those of onnx.proto3 in the ONNX specification.
+
+A model file is untrusted input: every length is checked against the message that contains it, nesting is bounded,
+and whatever does not parse raises ModelFileError with the byte at which it went wrong.
+"""
+
+from onnxtool.wire.structure import Node as Node
+from onnxtool.wire.structure import Structure as Structure
+from onnxtool.wire.structure import encode_metadata as encode_metadata
+from onnxtool.wire.structure import read_nodes as read_nodes
+from onnxtool.wire.structure import read_structure as read_structure
+from onnxtool.wire.tensors import DTYPE_NAMES as DTYPE_NAMES
+from onnxtool.wire.tensors import ExternalData as ExternalData
+from onnxtool.wire.tensors import Tensor as Tensor

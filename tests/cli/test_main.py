@@ -1,0 +1,96 @@
+"""The command line as a whole: help, spelling, exit codes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from onnxtool import __version__
+from onnxtool.cli import COMMANDS, main
+from tests.cli.entry_point import run_onnxtool
+
+
+def command_named(name: str) -> click.Command:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return command
+
+
+def test_help_lists_every_command() -> None:
+    """With the sentence that each command has for itself."""
+    done = run_onnxtool(Path(), "--help")
+    assert done.returncode == 0
+    for name, sentence in COMMANDS.items():
+        assert re.search(rf"^\s+{name}\s+{re.escape(sentence)}$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_ends_with_an_example_that_parses(name: str) -> None:
+    """An example with a mistyped option would be the first thing a newcomer runs."""
+    epilog = (command_named(name).epilog or "").strip("\b\n")
+    assert epilog.startswith(f"Example: onnxtool {name}")
+    arguments = epilog.removeprefix(f"Example: onnxtool {name}")
+    command_named(name).make_context(
+        name, shlex.split(arguments), token_normalize_func=main.context_settings["token_normalize_func"]
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_common_options(name: str) -> None:
+    """--format, --output, --force and --quiet, whatever the command."""
+    options = {option for parameter in command_named(name).params for option in parameter.opts}
+    assert options >= {"--format", "--output", "--force", "--quiet"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_spelled_with_underscores_and_has_a_help(name: str) -> None:
+    """Hyphens are accepted and not shown."""
+    for parameter in command_named(name).params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+            assert not any("-" in option.removeprefix("--") for option in parameter.opts if option.startswith("--"))
+
+
+def test_hyphens_are_accepted_in_every_option() -> None:
+    """--model-path is --model_path."""
+    done = run_onnxtool(Path(), "optimize", "--model-path", "missing.onnx", "--require-fusion")
+    assert done.returncode == 1
+    assert "no such model file: missing.onnx" in done.stderr
+
+
+def test_the_version_is_printed() -> None:
+    """For bug reports."""
+    assert run_onnxtool(Path(), "--version").stdout.strip() == f"onnxtool, version {__version__}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        ["export"],
+        ["export", "--model_name", "x", "--head", "crown"],
+        ["optimize", "--model_path", "x", "--num_heads", "0"],
+        ["stats"],
+        ["infer", "--model_path", "x", "--batch_size", "eight"],
+    ],
+)
+def test_wrong_usage_exits_with_2_and_no_traceback(arguments: list[str]) -> None:
+    """One error line, and where to look."""
+    done = run_onnxtool(Path(), *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    """`onnxtool --help | head -1` must end quietly."""
+    shell = f"{sys.executable} -m onnxtool export --help | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.stderr == ""

@@ -1,0 +1,256 @@
+"""`onnxtool stats` through its entry point: exit codes, stdout, stderr and files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxtool.model_file import STEPS_KEY, stamp
+from tests.cli.entry_point import run_onnxtool
+from tests.graphs import save_operators, value
+
+SUMMARY = """\
+model.onnx:
+Number of nodes: 3
+Number of inputs: 1
+Number of outputs: 1
+Initializers: 2
+Parameters: 2,000
+Size: {size} kB ({size_bytes:,} bytes)
+Weights: float32 8.0 kB
+Duplicates: 4.0 kB
+Opsets: ai.onnx 20, com.microsoft 1
+IR version: 10
+Producer: maker 1.2
+Subgraphs: 0
+Functions: 0
+
+Inputs:
+Name  Dtype    Shape
+x     float32  [batch, 3]
+
+Outputs:
+Name  Dtype    Shape
+y     float32  [batch, ?]
+
+Operators:
+Operator             Nodes
+MatMul                   2
+com.microsoft::Gelu      1
+
+Metadata:
+Key     Value
+author  somebody
+
+What onnxtool did:
+Step      Details
+export    opset 20, verified yes, max_abs_error 1.23e-06
+optimize  passes (fuse 3)
+"""
+
+DIFFERENCE_TOP = """\
+model.onnx against base.onnx:
+Number of nodes: 3, was 5 (-2, -40.0%)
+Number of inputs: 1, was 2 (-1, -50.0%)
+Number of outputs: 1, unchanged
+Initializers: 2, unchanged
+Parameters: 2,000, unchanged
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with model.onnx and base.onnx."""
+    save_operators(tmp_path / "model.onnx", ["MatMul", "com.microsoft::Gelu", "MatMul"])
+    steps = [
+        {"step": "export", "opset": 20, "verified": True, "max_abs_error": 1.234e-6},
+        {"step": "optimize", "passes": {"fuse": 3}},
+    ]
+    stamp(tmp_path / "model.onnx", {"author": "somebody", STEPS_KEY: json.dumps(steps)})
+    ops = ["MatMul", "Erf", "MatMul", "Mul", "Mul"]
+    save_operators(tmp_path / "base.onnx", ops, [value("x", ["batch", 3]), value("mask", [1])])
+    return tmp_path
+
+
+def test_the_summary_is_plain_text(folder: Path) -> None:
+    """Without a terminal the summary is this text, and stderr is empty."""
+    result = run_onnxtool(folder, "stats", "model.onnx")
+    size_bytes = (folder / "model.onnx").stat().st_size
+    assert result.stdout == SUMMARY.format(size=f"{size_bytes / 1e3:.1f}", size_bytes=size_bytes)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_json_is_one_document_with_the_keys_of_the_contract(folder: Path) -> None:
+    """The JSON form has every key that users rely on, and the path as it was given."""
+    result = run_onnxtool(folder, "stats", "model.onnx", "--format", "json")
+    report = json.loads(result.stdout)
+    wanted = (
+        "path size_bytes ir_version producer opsets num_nodes num_inputs num_outputs num_initializers num_parameters"
+        " inputs outputs ops metadata initializer_bytes duplicate_bytes num_functions num_subgraphs"
+    )
+    assert wanted.split() == list(report)
+    assert report["path"] == "model.onnx"
+    assert report["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}]
+    assert report["outputs"] == [{"name": "y", "dtype": "float32", "shape": ["batch", None]}]
+    assert report["ops"] == {"MatMul": 2, "com.microsoft::Gelu": 1}
+
+
+def test_markdown_has_headings_lists_and_tables(folder: Path) -> None:
+    """The Markdown form can be pasted into a review."""
+    lines = run_onnxtool(folder, "stats", "model.onnx", "--format", "markdown").stdout.splitlines()
+    assert lines[0] == "### model.onnx"
+    assert "- Number of nodes: 3" in lines
+    assert lines[lines.index("| Operator | Nodes |") + 1 :][:2] == ["|---|---:|", "| MatMul | 2 |"]
+
+
+def test_the_difference_starts_with_what_a_reviewer_needs(folder: Path) -> None:
+    """Figures come first, then a note where the interface differs, then each change."""
+    lines = run_onnxtool(folder, "stats", "model.onnx", "base.onnx").stdout.splitlines()
+    assert "\n".join(lines[:6]) + "\n" == DIFFERENCE_TOP
+    assert (
+        "note: the inputs differ (0 added, 1 removed, 0 changed); what feeds or reads the base may not fit this model"
+        in lines
+    )
+    operators = lines.index("Operators:")
+    assert lines[operators + 1 : operators + 5] == [
+        "Operator             Base  Model  Change",
+        "Mul                     2      0      -2",
+        "Erf                     1      0      -1",
+        "com.microsoft::Gelu     0      1      +1",
+    ]
+    assert "mask  float32 [1]  absent" in lines
+    assert f"{STEPS_KEY}  absent  export, optimize" in lines
+
+
+def test_the_difference_as_json_has_both_models_and_the_delta(folder: Path) -> None:
+    """Base, model and delta, with what was added, removed and changed by name."""
+    report = json.loads(run_onnxtool(folder, "stats", "model.onnx", "base.onnx", "--format", "json").stdout)
+    assert list(report) == ["base", "model", "delta"]
+    assert report["base"]["path"] == "base.onnx"
+    assert report["delta"]["num_nodes"] == -2
+    assert report["delta"]["ops"] == {
+        "added": {"com.microsoft::Gelu": 1},
+        "removed": {"Erf": 1, "Mul": 2},
+        "changed": {},
+    }
+    assert report["delta"]["inputs"]["removed"] == {"mask": {"dtype": "float32", "shape": [1]}}
+
+
+def test_a_model_does_not_differ_from_itself(folder: Path) -> None:
+    """Every figure is unchanged, no table follows, and a note says what was not compared."""
+    result = run_onnxtool(folder, "stats", "model.onnx", "model.onnx")
+    lines = result.stdout.splitlines()
+    assert all(line.endswith(", unchanged") for line in lines[1:-1])
+    assert lines[-1].startswith("note: the same operators")
+
+
+def test_inputs_in_another_order_are_noted(folder: Path) -> None:
+    """Callers that feed by position must learn of it."""
+    save_operators(folder / "ab.onnx", ["Add"], [value("a", [1]), value("b", [1])])
+    save_operators(folder / "ba.onnx", ["Add"], [value("b", [1]), value("a", [1])])
+    assert "note: the inputs are in another order" in run_onnxtool(folder, "stats", "ab.onnx", "ba.onnx").stdout
+
+
+def test_met_gates_are_named_and_exit_with_1(folder: Path) -> None:
+    """The result is printed all the same; each met gate is a line on stderr with its figure."""
+    options = ["--fail_if", "num_nodes>2", "--fail-if", "ops.MatMul!=2", "--fail_if", "num_nodes<-30%"]
+    result = run_onnxtool(folder, "stats", "model.onnx", "base.onnx", *options)
+    assert result.returncode == 1
+    assert result.stdout.startswith(DIFFERENCE_TOP)
+    assert result.stderr.splitlines() == [
+        "gate num_nodes>2 is met: num_nodes is 3",
+        "gate num_nodes<-30% is met: num_nodes is 3, in the base 5, which makes a threshold of 3.5",
+    ]
+
+
+def test_gates_that_are_not_met_say_nothing(folder: Path) -> None:
+    """Exit code 0 and an empty stderr."""
+    result = run_onnxtool(folder, "stats", "model.onnx", "--fail_if", "num_nodes>3", "--fail_if", "ops.Softmax>0")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["model.onnx", "--fail_if", "num_node>3"], 1, "did you mean 'num_nodes'?"),
+        (["model.onnx", "--fail_if", "num_nodes"], 1, "no comparison in the gate 'num_nodes'"),
+        (["model.onnx", "--fail_if", "num_nodes>+3"], 1, "there is no base"),
+        (["missing.onnx"], 1, "no such model file: missing.onnx"),
+        (["model.onnx", "missing.onnx"], 1, "no such model file: missing.onnx"),
+        (["text.onnx"], 1, "text.onnx is not a complete ONNX model"),
+        (["."], 1, ". is a folder"),
+        (["model.onnx", "--output", "model.onnx"], 1, "model.onnx exists already"),
+        ([], 2, "Missing argument 'MODEL'"),
+        (["model.onnx", "base.onnx", "third.onnx"], 2, "unexpected extra argument"),
+        (["model.onnx", "--format", "xml"], 2, "'xml' is not one of"),
+    ],
+)
+def test_errors_have_a_hint_and_leave_stdout_empty(folder: Path, arguments: list[str], code: int, message: str) -> None:
+    """What fails says what and how to go on, on stderr: 1 for failures, 2 for usage."""
+    (folder / "text.onnx").write_text("not a model\n" * 100)
+    result = run_onnxtool(folder, "stats", *arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "\nhint: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_report_is_written_to_a_file(folder: Path) -> None:
+    """With --output stdout is empty, a file that exists needs --force, and a met gate does not hinder the file."""
+    arguments = ["model.onnx", "--format", "json", "--output", "report.json"]
+    assert run_onnxtool(folder, "stats", *arguments).stdout == ""
+    first = (folder / "report.json").read_text()
+    assert json.loads(first)["num_nodes"] == 3
+    assert run_onnxtool(folder, "stats", *arguments).returncode == 1
+    result = run_onnxtool(folder, "stats", "base.onnx", *arguments[1:], "--force", "--fail_if", "num_nodes>4")
+    assert result.returncode == 1
+    assert json.loads((folder / "report.json").read_text())["num_nodes"] == 5
+    assert sorted(file.name for file in folder.iterdir()) == ["base.onnx", "model.onnx", "report.json"]
+
+
+@pytest.mark.parametrize("format_name", ["text", "markdown", "json"])
+def test_the_result_is_the_same_on_every_run(folder: Path, format_name: str) -> None:
+    """Neither hashing nor time changes a byte."""
+    results = [
+        run_onnxtool(folder, "stats", "model.onnx", "base.onnx", "--format", format_name, PYTHONHASHSEED=seed)
+        for seed in "12"
+    ]
+    assert results[0].stdout == results[1].stdout != ""
+
+
+def test_a_broken_record_of_steps_is_shown_as_it_is(folder: Path) -> None:
+    """Metadata that is no list of steps is metadata, and long values are cut with their length."""
+    save_operators(folder / "odd.onnx", ["Relu"])
+    stamp(folder / "odd.onnx", {STEPS_KEY: "{", "long": "x" * 1000})
+    lines = run_onnxtool(folder, "stats", "odd.onnx").stdout.splitlines()
+    assert f"{STEPS_KEY}  {{" in lines
+    assert f"long            {'x' * 160}… (1000 characters)" in lines
+
+
+def test_nothing_heavy_is_imported(folder: Path) -> None:
+    """A summary, a difference and gates need none of the libraries that take longer to load than to answer."""
+    program = (
+        "import sys; from onnxtool.cli import main;"
+        "main.main(['stats', 'model.onnx', 'base.onnx', '--fail_if', 'num_nodes>+5%'], standalone_mode=False);"
+        "heavy = {'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'numpy', 'rich', 'ml_dtypes', 'tempfile'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_example_of_the_help_runs(folder: Path) -> None:
+    """The help ends with a command that works as it stands."""
+    result = run_onnxtool(folder, "stats", "--help")
+    label, _, example = result.stdout.splitlines()[-1].strip().partition(": ")
+    words = shlex.split(example)
+    assert (result.returncode, label, words[:2]) == (0, "Example", ["onnxtool", "stats"])
+    (folder / "models").mkdir()
+    (folder / "model.onnx").rename(folder / words[2])
+    assert run_onnxtool(folder, "stats", *words[2:]).returncode == 0

@@ -1,0 +1,77 @@
+"""A difference says what was added, removed and changed from a base to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtool.reports import Change, Difference, MappingDelta
+from onnxtool.stats import compare_models, summarize_model
+from tests.graphs import make_model, value
+
+
+def save(path: Path, ops: list[str], inputs: list[Any], opset: int, metadata: dict[str, str], num_weights: int) -> Path:
+    weights = [numpy_helper.from_array(np.zeros(4, np.float32), f"w{index}") for index in range(num_weights)]
+    nodes = [helper.make_node(op, ["x"], [f"o{index}"]) for index, op in enumerate(ops)]
+    model = make_model(nodes, weights, inputs=inputs)
+    model.opset_import[0].version = opset
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def difference(tmp_path: Path) -> Difference:
+    ids = value("ids", ["batch"], TensorProto.INT64)
+    before = [value("x", ["batch", 3]), ids]
+    base = save(tmp_path / "base.onnx", ["Relu", "Relu", "Exp", "Abs"], before, 17, {"a": "1", "b": "2"}, 3)
+    after = [value("x", [1, 3]), value("mask", [2])]
+    model = save(tmp_path / "model.onnx", ["Relu", "Exp", "Tanh"], after, 20, {"b": "3", "c": ""}, 1)
+    return compare_models(model, base)
+
+
+def test_numbers_are_the_models_minus_the_bases(difference: Difference) -> None:
+    """Growth is positive, and shrinking negative."""
+    delta = difference.delta
+    assert (delta.num_nodes, delta.num_initializers, delta.num_parameters) == (-1, -2, -8)
+    assert delta.duplicate_bytes == -32
+    assert delta.size_bytes == difference.model.size_bytes - difference.base.size_bytes < 0
+
+
+def test_both_summaries_are_in_it(difference: Difference) -> None:
+    """The first argument is the model, the second the base, each as summarized alone."""
+    assert difference.model == summarize_model(Path(difference.model.path))
+    assert difference.base == summarize_model(Path(difference.base.path))
+    assert difference.model.path.endswith("model.onnx")
+
+
+def test_mappings_say_what_was_added_removed_and_changed(difference: Difference) -> None:
+    """Operators, inputs, outputs, opsets and metadata are compared by name."""
+    delta = difference.delta
+    assert delta.ops == MappingDelta({"Tanh": 1}, {"Abs": 1}, {"Relu": Change(2, 1)})
+    assert delta.inputs == MappingDelta(
+        {"mask": {"dtype": "float32", "shape": [2]}},
+        {"ids": {"dtype": "int64", "shape": ["batch"]}},
+        {
+            "x": Change(
+                {"dtype": "float32", "shape": ["batch", 3]},
+                {"dtype": "float32", "shape": [1, 3]},
+            )
+        },
+    )
+    assert not delta.outputs
+    assert delta.opsets == MappingDelta(changed={"ai.onnx": Change(17, 20)})
+    assert delta.metadata == MappingDelta({"c": ""}, {"a": "1"}, {"b": Change("2", "3")})
+
+
+def test_a_model_does_not_differ_from_itself(difference: Difference) -> None:
+    """Nothing is added, removed or changed."""
+    path = Path(difference.model.path)
+    delta = compare_models(path, path).delta
+    assert not any((delta.num_nodes, delta.num_parameters, delta.size_bytes, delta.duplicate_bytes))
+    assert not any((delta.ops, delta.inputs, delta.outputs, delta.opsets, delta.metadata))

@@ -1,0 +1,134 @@
+"""Who may import whom, and what a light command may load: asserted from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "onnxtool"
+
+# A room may import the rooms below its own, and itself; those of one row never import each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),
+    ("cli",),
+    ("export", "optimize", "infer", "stats"),
+    ("runtime",),
+    ("summary",),
+    ("gates", "model_file"),
+    ("wire",),
+    ("errors",),
+    ("reports",),
+)
+# The package itself holds the version and the public names, which it imports when they are used.
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+# Where a library may appear at all.
+ONLY_IN = {
+    "click": {"cli"},
+    "rich": {"cli"},
+    "torch": {"export"},
+    "transformers": {"export"},
+    "onnxoptimizer": {"optimize"},
+    "onnxscript": {"optimize"},
+    "tokenizers": {"infer"},
+    "onnxruntime": {"runtime", "optimize"},
+    "onnx": {"optimize", "runtime"},
+    "onnx_ir": {"export", "optimize", "model_file"},
+}
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
+STANDARD_LIBRARY_ONLY = ("errors", "reports", "wire", "model_file", "summary", "gates", "stats")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each imported module, whether it is imported with the module, and whether for type checkers only."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guarded = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    top_level = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        for name in names:
+            yield name, id(node) in top_level, id(node) in guarded
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
+    """Data flows one way."""
+    room = room_of(path)
+    for name, _, _ in imports(path):
+        parts = name.split(".")
+        if parts[0] == "onnxtool" and len(parts) > 1 and parts[1] != room:
+            assert LEVEL[parts[1]] > LEVEL[room], f"{room} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_library_appears_only_in_its_rooms(path: Path) -> None:
+    """Hints for type checkers load nothing and are free."""
+    for name, at_import, for_types in imports(path):
+        library = name.split(".")[0]
+        if for_types:
+            continue
+        if library in ONLY_IN:
+            assert room_of(path) in ONLY_IN[library], f"{path.name} imports {name}"
+        assert not (at_import and library in HEAVY and library != "tokenizers"), f"{path.name} loads {name} at once"
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if room_of(path) in STANDARD_LIBRARY_ONLY], ids=str)
+def test_the_ground_stands_on_the_standard_library(path: Path) -> None:
+    """Reading a model's structure needs nothing else; only saving one does, when it happens."""
+    for name, at_import, for_types in imports(path):
+        if at_import and not for_types:
+            assert name.split(".")[0] in {*sys.stdlib_module_names, "onnxtool"}, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["stats", "--help"], ["stats", "no-such-file.onnx"]])
+def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
+    """Starting up is most of what they cost."""
+    code = (
+        "import sys\n"
+        "from onnxtool.cli import run\n"
+        f"sys.argv = ['onnxtool', *{arguments!r}]\n"
+        "try:\n    run()\nexcept SystemExit:\n    pass\n"
+        f"print(sorted({{*{HEAVY!r}, 'numpy', 'rich'}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_infer_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    """It serves models where only onnxruntime and tokenizers are installed."""
+    code = (
+        "import sys, onnxtool.cli.infer, onnxtool.infer\n"
+        "print(sorted({'torch', 'transformers', 'onnx'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_module_is_too_long_to_read_in_one_sitting() -> None:
+    """A module that grows past this holds more than one idea."""
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in modules()}
+    assert {name: length for name, length in lengths.items() if length > 420} == {}

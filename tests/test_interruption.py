@@ -1,0 +1,75 @@
+"""Whatever stops a command, what was there stays whole and no half file remains."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.workshop import Workshop
+
+if sys.platform == "win32":
+    pytest.skip("signals and file size limits of POSIX", allow_module_level=True)
+
+import resource
+
+
+def optimize(path: Path, *, file_size_limit: int | None = None) -> subprocess.Popen[str]:
+    """Start `onnxtool optimize --force`, optionally with a limit on the size of files that it may write."""
+
+    def limit() -> None:
+        if file_size_limit is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "onnxtool", "optimize", "--model_path", str(path), "--force"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
+    )
+
+
+@pytest.fixture
+def exported(workshop: Workshop, tmp_path: Path) -> Path:
+    """A file to optimize, and an earlier result beside it."""
+    (tmp_path / "m-optimized.onnx").write_text("the earlier result")
+    return Path(shutil.copy(workshop.exported("tiny-splade", exporter="torchscript"), tmp_path / "m.onnx"))
+
+
+def assert_untouched(exported: Path) -> None:
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["m-optimized.onnx", "m.onnx"]
+    assert exported.with_name("m-optimized.onnx").read_text() == "the earlier result"
+
+
+def test_a_disk_that_fills_up_leaves_the_earlier_result(exported: Path) -> None:
+    """The write fails in the middle of the weights."""
+    process = optimize(exported, file_size_limit=1_000_000)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "no space to write" in stderr
+    assert "Traceback" not in stderr
+    assert_untouched(exported)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "terminate"])
+def test_an_interrupted_command_leaves_the_earlier_result(exported: Path, number: signal.Signals, code: int) -> None:
+    """The signal arrives while the staged file is there."""
+    process = optimize(exported)
+    deadline = time.monotonic() + 60
+    while not any(".partial" in path.name for path in exported.parent.iterdir()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.kill(process.pid, number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in stderr
+    assert_untouched(exported)

@@ -1,0 +1,213 @@
+"""Outputs are whole or not there: staged, moved by renames, never half."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxtool.errors import OutputExistsError, OutputWriteError
+from onnxtool.model_file import (
+    ModelFile,
+    check_writable,
+    save_model,
+    staged,
+    write_text,
+)
+from tests.graphs import NUM_BYTES, make_addition, refer_to, run, save_external, weight_of
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
+
+
+def test_an_output_appears_with_its_companions(tmp_path: Path) -> None:
+    """What is staged lies in the output's folder after the block, in the folders it was staged in, and nothing else."""
+    output = tmp_path / "new" / "model.onnx"
+    with staged(output, force=False) as staging:
+        staging.model_path.write_bytes(b"model")
+        (staging.folder / "model").mkdir()
+        (staging.folder / "model" / "config.json").write_text("{}")
+        assert names_in(tmp_path / "new") != []
+        assert not output.exists()
+    assert names_in(tmp_path / "new") == ["model", "model.onnx", "model/config.json"]
+    assert output.read_bytes() == b"model"
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("bug"), KeyboardInterrupt(), SystemExit(143)], ids=repr)
+def test_nothing_remains_of_an_interrupted_output(tmp_path: Path, failure: BaseException) -> None:
+    """A bug, Ctrl-C or SIGTERM in the middle of writing leaves the old file, and no staged one."""
+    output = tmp_path / "model.onnx"
+    output.write_bytes(b"old")
+
+    def write() -> None:
+        with staged(output, force=True) as staging:
+            staging.model_path.write_bytes(b"half")
+            (staging.folder / "companion").write_bytes(b"half")
+            raise failure
+
+    with pytest.raises(type(failure)):
+        write()
+    assert names_in(tmp_path) == ["model.onnx"]
+    assert output.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(errno.ENOSPC, "no space to write"), (errno.EFBIG, "no space to write"), (errno.EACCES, "cannot write")],
+    ids=errno.errorcode.get,
+)
+def test_a_disk_that_fails_is_an_error_with_a_hint(tmp_path: Path, code: int, words: str) -> None:
+    """A full disk while writing leaves the old file, and says so without a traceback."""
+    output = tmp_path / "model.onnx"
+    output.write_bytes(b"old")
+
+    def write() -> None:
+        with staged(output, force=True) as staging:
+            staging.model_path.write_bytes(b"half")
+            raise OSError(code, os.strerror(code), str(staging.model_path))
+
+    with pytest.raises(OutputWriteError, match=words) as caught:
+        write()
+    assert caught.value.hint
+    assert names_in(tmp_path) == ["model.onnx"]
+    assert output.read_bytes() == b"old"
+
+
+def test_a_failure_that_is_not_of_the_disk_stays_what_it_is(tmp_path: Path) -> None:
+    """An OSError without a number, as network libraries raise, is not reported as a disk that fails."""
+
+    def write() -> None:
+        with staged(tmp_path / "model.onnx", force=False):
+            raise OSError("connection lost")
+
+    with pytest.raises(OSError, match="connection lost"):
+        write()
+    assert names_in(tmp_path) == []
+
+
+def test_an_output_that_exists_needs_force(tmp_path: Path) -> None:
+    """Without force an output is refused before anything is written; with it, it is replaced."""
+    output = tmp_path / "report.json"
+    write_text(output, "old", force=False)
+    with pytest.raises(OutputExistsError, match="exists already") as caught:
+        check_writable(output, force=False)
+    assert "--force" in caught.value.hint
+    with pytest.raises(OutputExistsError):
+        write_text(output, "new", force=False)
+    assert output.read_text() == "old"
+    write_text(output, "new", force=True)
+    assert output.read_text() == "new"
+
+
+def test_a_companion_of_other_content_needs_force(tmp_path: Path) -> None:
+    """A companion that is there with the same content is no conflict, one with other content is."""
+
+    def write(content: str, *, force: bool) -> None:
+        with staged(tmp_path / "model.onnx", force=force) as staging:
+            staging.model_path.write_bytes(b"model")
+            (staging.folder / "vocab.txt").write_text(content)
+
+    (tmp_path / "vocab.txt").write_text("a")
+    with pytest.raises(OutputExistsError, match=r"vocab\.txt"):
+        write("b", force=False)
+    assert names_in(tmp_path) == ["vocab.txt"]
+    write("a", force=False)
+    write("b", force=True)
+    assert (tmp_path / "vocab.txt").read_text() == "b"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_is_never_replaced(tmp_path: Path, force: bool) -> None:
+    """An output that names a folder is refused, with force as well."""
+    (tmp_path / "models").mkdir()
+    with pytest.raises(OutputWriteError, match="no regular file"):
+        write_text(tmp_path / "models", "text", force=force)
+    assert names_in(tmp_path) == ["models"]
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    """A name longer than file systems allow is an error with a hint."""
+    with pytest.raises(OutputWriteError, match="cannot write") as caught:
+        write_text(tmp_path / ("n" * 300), "text", force=False)
+    assert caught.value.hint
+
+
+def test_the_old_graph_never_points_to_new_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every rename of a commit, the model at the output is the old one or the new one, each with its own data."""
+    output = tmp_path / "model.onnx"
+    save_external(output, 1.0, "model.onnx.data")
+    seen = []
+    replace = Path.replace
+
+    def watched_replace(self: Path, target: Path) -> Path:
+        seen.append(weight_of(output))
+        result = replace(self, target)
+        seen.append(weight_of(output))
+        return result
+
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    for weight in (2.0, 3.0):
+        with staged(output, force=True) as staging:
+            save_external(staging.model_path, weight, staging.data_name)
+    assert seen == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0]
+    assert weight_of(output) == run(output) == 3.0
+    assert len(names_in(tmp_path)) == 2
+
+
+def test_a_crash_before_the_last_rename_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the graph file cannot be moved after its data was, the old graph still has its old data."""
+    output = tmp_path / "model.onnx"
+    save_external(output, 1.0, "model.onnx.data")
+    replace = Path.replace
+
+    def failing_replace(self: Path, target: Path) -> Path:
+        if self.name == "model.onnx":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", failing_replace)
+
+    def write() -> None:
+        with staged(output, force=True) as staging:
+            save_external(staging.model_path, 2.0, staging.data_name)
+
+    with pytest.raises(OutputWriteError, match="cannot write"):
+        write()
+    assert weight_of(output) == 1.0
+
+
+def test_an_old_graph_cannot_name_files_to_delete(tmp_path: Path) -> None:
+    """Data of the old graph is dropped only under the names that onnxtool gives."""
+    folder = tmp_path / "models"
+    (folder / "model.onnx.data").mkdir(parents=True)
+    (tmp_path / "precious").write_text("data")
+    (folder / "shared.bin").write_text("data")
+    for location in ("model.onnx.data/../../precious", "shared.bin", "model.onnx.data"):
+        refer_to(folder / "model.onnx", location)
+        with staged(folder / "model.onnx", force=True) as staging:
+            staging.model_path.write_bytes(make_addition(1.0).SerializeToString())
+    assert names_in(tmp_path) == [
+        "models",
+        "models/model.onnx",
+        "models/model.onnx.data",
+        "models/shared.bin",
+        "precious",
+    ]
+
+
+@pytest.mark.parametrize("max_inline_bytes", [0, NUM_BYTES - 1, NUM_BYTES])
+def test_weights_beyond_the_limit_go_to_a_file_of_their_own(tmp_path: Path, max_inline_bytes: int) -> None:
+    """Above the limit weights are external and the model runs the same; up to it there is one file."""
+    source, output = tmp_path / "source.onnx", tmp_path / "out" / "model.onnx"
+    onnx.save(make_addition(7.0), source)
+    for _ in range(3):
+        with staged(output, force=True) as staging:
+            assert save_model(ir.load(source), staging, max_inline_bytes=max_inline_bytes) == staging.model_path
+        assert len(names_in(output.parent)) == (1 if max_inline_bytes == NUM_BYTES else 2)
+        assert len(ModelFile.open(output).external_locations) == (0 if max_inline_bytes == NUM_BYTES else 1)
+        assert weight_of(output) == run(output) == 7.0
