@@ -67,7 +67,7 @@ class Source:
     @property
     def name(self) -> str:
         """The last part of the id or folder, after which the output is called."""
-        return Path(self.model_name).resolve().name if self.is_local else self.model_name.rsplit("/", 1)[-1]
+        return Path(self.model_name).absolute().name if self.is_local else self.model_name.rsplit("/", 1)[-1]
 
     @property
     def arguments(self) -> dict[str, Any]:
