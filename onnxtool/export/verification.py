@@ -62,8 +62,7 @@ class Prover:
 
     def _cases(self, session: Session) -> list[Case]:
         bounds = index_bounds(session.model)
-        left_padding = getattr(self.tokenizer, "padding_side", "right") == "left"
-        shapes = verification_shapes(longest_text(self.model, self.tokenizer), left_padding=left_padding)
+        shapes = verification_shapes(longest_text(self.model, self.tokenizer))
         cases = []
         for seed, shape in enumerate(shapes):
             feeds = random_feeds(session.model.structure.inputs, shape, bounds, seed=seed)

@@ -32,7 +32,7 @@ def verify_optimized(path: Path, source: ModelFile, tolerance: Tolerance, max_er
     candidate = open_session(path, provider="cpu")
     bounds = index_bounds(source)
     longest = source.metadata.get("onnxtool.max_length", "")
-    shapes = verification_shapes(int(longest) if longest.isdecimal() else _LONGEST, left_padding=True)
+    shapes = verification_shapes(int(longest) if longest.isdecimal() else _LONGEST)
     cases = []
     for seed, shape in enumerate(shapes):
         feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)

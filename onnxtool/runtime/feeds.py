@@ -77,26 +77,24 @@ class FeedShape:
         return min(self.lengths) < self.sequence_length
 
 
-def verification_shapes(longest: int | None, *, left_padding: bool = False) -> tuple[FeedShape, ...]:
+def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     """Return the shapes that a model is verified on; S is at most `longest`, and at most 512.
 
-    One row, several, a single token, a length no power of two divides, rows of all lengths padded on the right, and
-    one near the longest text that the model takes: axes that were fixed at the traced shape, masks that are not
-    applied and position tables that end early each fail on one of them.
+    One row, several, a single token, a length no power of two divides, rows of all lengths padded on the right and on
+    the left (which alone shows the mask of a causal model), and one as long as the model takes: axes that were fixed
+    at the traced shape, masks that are not applied and position tables that end early each fail on one of them.
     """
     longest = min(longest or _LONGEST, _LONGEST)
-    shapes = [
+    return (
         FeedShape.full(1, min(8, longest), "one row"),
         FeedShape.full(4, min(16, longest), "several rows"),
         FeedShape.full(2, 1, "a single token"),
         FeedShape.full(3, min(37, longest), "an odd length"),
         _ragged("ragged, padded right", (1.0, 0.6, 0.35, 0.1), min(23, longest), "right"),
+        _ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"),
         _ragged("ragged, one long row", (0.05, 1.0, 0.5), min(61, longest), "right"),
         FeedShape.full(1, longest, "as long as the model takes"),
-    ]
-    if left_padding:
-        shapes.append(_ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"))
-    return tuple(shapes)
+    )
 
 
 def _ragged(description: str, parts: Sequence[float], sequence_length: int, padding: str) -> FeedShape:

@@ -118,6 +118,24 @@ def test_an_architecture_without_patterns_is_said_so(workshop: Workshop) -> None
     assert outcome.num_changes > 0
 
 
+def test_patterns_that_trip_over_a_graph_give_way_to_the_general_ones(workshop: Workshop) -> None:
+    """GPT-2's look for nodes that no encoder has, and end in an IndexError on some graphs; the note tells."""
+    with pytest.MonkeyPatch.context() as patch:
+        from onnxruntime.transformers import optimizer
+
+        general = optimizer.optimize_model
+
+        def trip(*arguments: Any, model_type: str, **options: Any) -> Any:
+            if model_type == "gpt2":
+                raise IndexError("list index out of range")
+            return general(*arguments, model_type=model_type, **options)
+
+        patch.setattr(optimizer, "optimize_model", trip)
+        outcome = onnxruntime_fusions.apply(ir.load(workshop.exported("tiny-encoder")), Context("gpt2", 4, 32))
+    assert "gpt2 fail on this graph (list index out of range)" in outcome.note
+    assert count(outcome.model, "BiasGelu", "com.microsoft") == 2
+
+
 def test_identities_and_constants_are_cleaned_up(workshop: Workshop) -> None:
     """TorchScript leaves many."""
     model = ir.load(workshop.exported("tiny-encoder", exporter="torchscript"))

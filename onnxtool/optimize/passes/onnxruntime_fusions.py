@@ -31,15 +31,27 @@ _FALLBACK = "bert"  # its fusions are the general ones: normalizations, Gelu, bi
 
 def _apply(model: ir.Model, context: Context) -> Outcome:
     """Replace subgraphs by com.microsoft operators of onnxruntime."""
-    import onnx_ir as ir
-    from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
+    from onnxruntime.transformers.optimizer import MODEL_TYPES
 
-    model_type = _SAME_GRAPH.get(context.model_type, context.model_type)
-    note = ""
+    model_type, note = _SAME_GRAPH.get(context.model_type, context.model_type), ""
     if model_type not in MODEL_TYPES:
         note = f"onnxruntime has no patterns for model_type {model_type or 'unknown'!r}; {_FALLBACK}'s were used"
         model_type = _FALLBACK
     before = inventory(model)
+    try:
+        result = _fuse(model, model_type, context)
+    except Exception as error:  # noqa: BLE001  patterns trip over graphs that they were not written for
+        if model_type == _FALLBACK:
+            raise
+        note = f"onnxruntime's patterns for {model_type} fail on this graph ({error}); {_FALLBACK}'s were used"
+        result = _fuse(model, _FALLBACK, context)
+    return Outcome(result, count_changes(before, inventory(result)), note)
+
+
+def _fuse(model: ir.Model, model_type: str, context: Context) -> ir.Model:
+    import onnx_ir as ir
+    from onnxruntime.transformers.optimizer import optimize_model
+
     with quiet():  # it logs, and sometimes prints, each pattern that it does not find
         # opt_level 0: its Python fusions only. The session does onnxruntime's own graph optimizations when it loads
         # the file, for the machine it runs on.
@@ -52,10 +64,10 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
             opt_level=0,
             use_gpu=context.provider == "cuda",
         )
-    result = ir.from_proto(fused.model)
+    result: ir.Model = ir.from_proto(fused.model)
     result.opset_imports.setdefault("com.microsoft", 1)  # the fusions forget to import what they use
     restore_description(result, model)
-    return Outcome(result, count_changes(before, inventory(result)), note)
+    return result
 
 
 def _options(model_type: str, provider: str) -> FusionOptions:

@@ -1,0 +1,65 @@
+"""What a model is for: what its metadata says, else what its outputs can only mean."""
+
+from __future__ import annotations
+
+from onnxtool.infer.answers import RULES, SHAPES, AnswerRule
+from onnxtool.infer.checkpoint_folder import CheckpointFolder
+from onnxtool.model_file import ModelFile
+from onnxtool.reports import TensorInfo
+
+TASK_KEY = "onnxtool.task"
+UNKNOWN_TASK = "unknown"
+
+_EMBEDDING = "sentence_embedding"
+_HIDDEN_STATES = frozenset({"last_hidden_state", "token_embeddings"})
+
+
+def stated_task(model: ModelFile) -> str:
+    """Return the task in the model's metadata, or an empty string."""
+    return model.metadata.get(TASK_KEY, "")
+
+
+def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int) -> str:
+    """Deduce the task from names and shapes of the outputs and from the checkpoint's files.
+
+    Conservative: what could be two things is UNKNOWN_TASK, and the model is answered with shapes.
+    """
+    outputs = {info.name: info for info in model.structure.outputs}
+    if "sparse" in outputs or {"output_idx", "output_weights"} <= set(outputs):
+        return "sparse-encoding"
+    if _EMBEDDING in outputs:
+        return "sentence-similarity"
+    if _HIDDEN_STATES & set(outputs):
+        return "sentence-similarity" if folder.module_config("Pooling") is not None else "feature-extraction"
+    if "logits" in outputs:
+        return _task_of_logits(outputs["logits"], folder, vocabulary_size)
+    return UNKNOWN_TASK
+
+
+def _task_of_logits(logits: TensorInfo, folder: CheckpointFolder, vocabulary_size: int) -> str:
+    names = folder.read("config.json").get("id2label")
+    num_labels = len(names) if isinstance(names, dict) else None
+    match logits.shape:
+        case (_, int(width)) if width == num_labels:
+            return "text-classification"
+        case (_, _, int(width)) if width == num_labels:
+            return "token-classification"
+        case (_, _, int(width)) if width >= vocabulary_size:
+            if folder.module_config("SpladePooling") is not None:
+                return "sparse-encoding"
+            # A decoder gives logits of the same shape; only masked language models have a token to fill in.
+            return "fill-mask" if _has_mask_token(folder) else "text-generation"
+    return UNKNOWN_TASK
+
+
+def _has_mask_token(folder: CheckpointFolder) -> bool:
+    return any(folder.read(name).get("mask_token") for name in ("tokenizer_config.json", "special_tokens_map.json"))
+
+
+def rule_for(task: str, model: ModelFile, folder: CheckpointFolder) -> AnswerRule:
+    """Return how outputs are read for `task`; a feature extractor that says how to pool is an embedder."""
+    if task == "feature-extraction":
+        pools = folder.module_config("Pooling") is not None
+        if pools or any(info.name == _EMBEDDING for info in model.structure.outputs):
+            return RULES["sentence-similarity"]
+    return RULES.get(task, SHAPES)

@@ -1,0 +1,62 @@
+"""`onnxtool env` from its entry point: what is installed, what runs, what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from pathlib import Path
+
+from onnxtool.runtime.providers import cuda_problem
+from tests.cli.entry_point import run_onnxtool
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_onnxtool(folder, "env", *arguments, PYTHONWARNINGS="error")
+
+
+def test_json_tells_versions_and_providers(tmp_path: Path) -> None:
+    """Versions are those of the installed packages; a machine without a GPU is no problem of the installation."""
+    process = _run(tmp_path, "--format", "json")
+    assert (process.returncode, process.stderr) == (0, "")
+    report = json.loads(process.stdout)
+    assert set(report) == {"python", "platform", "packages", "providers", "problems"}
+    assert report["python"] == platform.python_version()
+    for name, version in report["packages"].items():
+        assert version == "not installed" or version == importlib.metadata.version(name)
+    assert report["providers"] == {"cpu": "ok", "cuda": cuda_problem() or "ok"}
+    assert not any("CUDA" in problem or "NVIDIA" in problem for problem in report["problems"])
+
+
+def test_text_lists_packages_providers_and_problems(tmp_path: Path) -> None:
+    """In plain columns where stdout is no terminal."""
+    process = _run(tmp_path)
+    assert process.returncode == 0
+    for heading in ("Packages:", "Execution providers:", "Problems:"):
+        assert heading in process.stdout.splitlines()
+    assert f"Python: {platform.python_version()}" in process.stdout
+
+
+def test_the_result_goes_to_a_file(tmp_path: Path) -> None:
+    """To paste into an issue."""
+    output = tmp_path / "env.md"
+    process = _run(tmp_path, "--format", "markdown", "--output", str(output))
+    assert (process.returncode, process.stdout) == (0, "")
+    assert "| package | version |" in output.read_text(encoding="utf-8")
+
+
+def test_torch_and_transformers_are_not_imported(tmp_path: Path) -> None:
+    """Their versions are in the packages' metadata; importing them takes seconds."""
+    process = run_onnxtool(tmp_path, "env", PYTHONPROFILEIMPORTTIME="1")
+    assert process.returncode == 0
+    names = {line.rpartition("|")[2].strip().partition(".")[0] for line in process.stderr.splitlines()}
+    assert "onnxruntime" in names
+    assert not {"torch", "transformers"} & names
+
+
+def test_help_ends_with_a_command_that_runs(tmp_path: Path) -> None:
+    """The example is run by this very file."""
+    process = _run(tmp_path, "--help")
+    assert process.returncode == 0
+    assert process.stdout.rstrip().endswith("Example: onnxtool env --format json")

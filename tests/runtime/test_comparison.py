@@ -1,0 +1,191 @@
+"""A comparison sees every kind of wrong output, and passes what only rounding separates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import onnxtool.runtime.comparison as comparison
+from onnxtool.errors import VerificationError
+from onnxtool.runtime.comparison import Case, OutputError, Tolerance, measure, require_passed, verify
+
+Arrays = Mapping[str, NDArray[Any]]
+
+LOOSE = Tolerance(atol=1e-3, rtol=0.0, cosine=0.999)
+MASK = np.array([[True, True, False], [True, True, True]])
+
+
+def _states(seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((2, 3, 4)).astype(np.float32)
+
+
+def _case(valid: NDArray[np.bool_] | None = MASK) -> Case:
+    ids = np.arange(6).reshape(2, 3)
+    mask = (np.ones((2, 3)) if valid is None else valid).astype(np.int64)
+    return Case("a case", {"input_ids": ids, "attention_mask": mask}, valid)
+
+
+def test_the_error_is_the_largest_difference_and_the_cosine_that_of_all_values() -> None:
+    """By their definitions, in a loop."""
+    output, reference = _states(1), _states(2)
+    error = measure(output, reference, None)
+    pairs = [(float(a), float(b)) for a, b in zip(output.ravel(), reference.ravel(), strict=True)]
+    assert error.max_abs_error == max(abs(a - b) for a, b in pairs)
+    assert error.scale == max(abs(b) for _, b in pairs)
+    norms = (sum(a * a for a, _ in pairs) * sum(b * b for _, b in pairs)) ** 0.5
+    assert error.cosine == pytest.approx(sum(a * b for a, b in pairs) / norms, abs=1e-12)
+
+
+def test_a_large_output_is_measured_in_pieces_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pieces save memory and change nothing else, also where the last one is shorter."""
+    whole = measure(_states(1), _states(2), None)
+    monkeypatch.setattr(comparison, "_PIECE", 5)
+    pieces = measure(_states(1), _states(2), None)
+    assert (pieces.max_abs_error, pieces.scale) == (whole.max_abs_error, whole.scale)
+    assert pieces.cosine == pytest.approx(whole.cosine, abs=1e-12)
+
+
+def test_padding_is_not_compared() -> None:
+    """Outputs mean nothing there; a pooled output has none and is compared as a whole."""
+    output, reference = _states(), _states()
+    output[~MASK] = 1e9
+    assert measure(output, reference, MASK).max_abs_error == 0.0
+    assert measure(output, reference, None).max_abs_error > 1e8
+    assert measure(output[:, 0] + 1, reference[:, 0], MASK).max_abs_error == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_a_number_fails_against_one_that_is(value: float) -> None:
+    """Even with the largest tolerance: fp16 that overflows must not pass."""
+    output = _states()
+    output[0, 0, 0] = value
+    assert not measure(output, _states(), None).within(Tolerance(1e30, 1e30, -1.0))
+    assert not measure(_states(), output, None).within(Tolerance(1e30, 1e30, -1.0))
+
+
+def test_nan_fails_against_nan() -> None:
+    """A reference that overflows proves nothing."""
+    output = np.full((1, 2), np.nan, np.float32)
+    assert not measure(output, output, None).within(Tolerance(1e30, 1e30, -1.0))
+
+
+def test_equal_infinities_are_equal_and_the_rest_is_still_measured() -> None:
+    """Scores that a mask set to minus infinity are right; rounding beside them is judged by the tolerance."""
+    output, reference = _states(), _states()
+    output[0, 0, :2] = reference[0, 0, :2] = -np.inf
+    assert measure(output, reference, None).max_abs_error == 0.0
+    output[1, 1, 1] += np.float32(1e-4)
+    error = measure(output, reference, None)
+    assert error.max_abs_error == pytest.approx(1e-4, rel=1e-2)
+    assert error.within(LOOSE)
+    output[0, 0, 0] = np.inf
+    assert not measure(output, reference, None).within(LOOSE)
+
+
+def test_nothing_but_infinities_is_equal_to_itself() -> None:
+    """There is nothing left to measure then."""
+    output = np.full((2, 2), -np.inf, np.float32)
+    assert measure(output, output, None) == OutputError(0.0, 1.0, 0.0)
+
+
+def test_another_shape_fails() -> None:
+    """Also where broadcasting would make it fit."""
+    assert not measure(_states()[:, :1], _states(), None).within(Tolerance(1e30, 1e30, -1.0))
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OutputError(0.9, 1.0, 10.0), True),
+        (OutputError(1.1, 1.0, 10.0), True),
+        (OutputError(1.6, 1.0, 10.0), False),
+        (OutputError(0.1, 0.98, 10.0), False),
+    ],
+)
+def test_the_tolerance_is_relative_to_the_largest_value(error: OutputError, passes: bool) -> None:
+    """One absolute, and a twentieth of the scale; the cosine has a bound of its own."""
+    assert error.within(Tolerance(atol=1.0, rtol=0.05, cosine=0.99)) is passes
+
+
+def test_a_zero_output_is_like_nothing_but_itself() -> None:
+    """It has no direction, so the cosine cannot tell."""
+    zero = np.zeros((2, 2), np.float32)
+    assert measure(zero, zero, None).cosine == 1.0
+    assert measure(zero, np.ones_like(zero), None).cosine == 0.0
+
+
+def test_every_case_and_every_output_is_verified() -> None:
+    """The report has the worst of all, with the case and the output it is in."""
+    states = _states()
+
+    def reference(feeds: Arrays) -> Arrays:
+        return {"first": states, "second": states * 2}
+
+    def candidate(feeds: Arrays) -> Arrays:
+        wrong = states.copy()
+        wrong[1, 0, 0] += np.float32(0.5) if feeds["input_ids"][0, 0] else np.float32(0.0)
+        return {"first": states, "second": wrong * 2, "extra": states}
+
+    other = Case("another case", {"input_ids": np.ones((2, 3), np.int64)}, None)
+    verification = verify(candidate, reference, [_case(), other], LOOSE, reference_name="a loop")
+    good, bad = verification.cases
+    assert not verification.passed
+    assert (good.passed, bad.passed) == (True, False)
+    assert bad.worst_output == "second"
+    assert verification.max_abs_error == bad.max_abs_error == pytest.approx(1.0)
+    assert verification.cosine_min == bad.cosine < good.cosine
+    assert bad.inputs == {"input_ids": (2, 3)}
+
+
+def test_a_missing_output_fails() -> None:
+    """Comparing only what both have would pass a graph without outputs."""
+    verification = verify(lambda _: {}, lambda _: {"logits": _states()}, [_case()], LOOSE, reference_name="a loop")
+    assert not verification.passed
+    assert verification.cases[0].worst_output == "logits"
+
+
+def test_no_cases_prove_nothing() -> None:
+    """An empty verification has not passed."""
+    assert not verify(lambda _: {}, lambda _: {}, [], LOOSE, reference_name="a loop").passed
+
+
+def test_the_effect_of_the_mask_is_measured_on_real_tokens() -> None:
+    """It tells whether these weights could show a wrong mask at all."""
+
+    def attentive(feeds: Arrays) -> Arrays:
+        mean = (feeds["input_ids"] * feeds["attention_mask"]).sum(axis=1, keepdims=True)
+        return {"y": np.broadcast_to(mean, (2, 3)).astype(np.float64)}
+
+    def indifferent(feeds: Arrays) -> Arrays:
+        return {"y": feeds["input_ids"].astype(np.float64)}
+
+    # Row 0 holds 0, 1 and, on padding, 2.
+    assert verify(attentive, attentive, [_case()], LOOSE, reference_name="x").mask_effect == 2.0
+    assert verify(indifferent, indifferent, [_case()], LOOSE, reference_name="x").mask_effect == 0.0
+    assert verify(attentive, attentive, [_case(None)], LOOSE, reference_name="x").mask_effect is None
+
+
+def test_a_failed_verification_raises_with_its_worst_case() -> None:
+    """Case, output, figures and shapes, and the whole verification for a program to read."""
+    states = _states()
+    verification = verify(
+        lambda _: {"logits": states + 1}, lambda _: {"logits": states}, [_case()], LOOSE, reference_name="PyTorch"
+    )
+    with pytest.raises(VerificationError) as caught:
+        require_passed(verification, "look there")
+    for part in ("PyTorch in 1 of 1 cases", "a case, output logits", "max_abs_error 1", "input_ids [2, 3]"):
+        assert part in caught.value.message
+    assert caught.value.hint == "look there"
+    assert caught.value.verification is verification
+
+
+def test_a_passed_verification_raises_nothing() -> None:
+    """Equal outputs are within every tolerance."""
+    states = _states()
+    same = {"logits": states}
+    for tolerance in comparison.TOLERANCES.values():
+        require_passed(verify(lambda _: same, lambda _: same, [_case()], tolerance, reference_name="x"), "")

@@ -1,0 +1,170 @@
+"""Inputs made up for a model have its shapes and dtypes, cover its vocabulary and never leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.reports import Dimension, TensorInfo
+from onnxtool.runtime.feeds import FeedShape, index_bounds, is_mask, random_feeds, verification_shapes
+from tests.infer.tiny_models import save_graph
+
+
+def _info(name: str, dtype: str = "int64", shape: Sequence[Dimension] = ("batch_size", "sequence")) -> TensorInfo:
+    return TensorInfo(name, dtype, tuple(shape))
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_a_mask_is_true_on_real_tokens(padding: str) -> None:
+    """On the side away from the padding, for each row by its length."""
+    shape = FeedShape("ragged", (1, 3, 5), 5, padding)
+    for row, length in zip(shape.mask, shape.lengths, strict=True):
+        wanted = [True] * length + [False] * (5 - length)
+        assert row.tolist() == (wanted if padding == "right" else wanted[::-1])
+    assert shape.batch_size == 3
+    assert shape.is_ragged
+
+
+def test_a_full_shape_has_no_padding() -> None:
+    """And is described by its size where nothing else is said."""
+    shape = FeedShape.full(2, 3)
+    assert (shape.description, shape.lengths, shape.is_ragged) == ("2 x 3", (3, 3), False)
+    assert shape.mask.all()
+
+
+@pytest.mark.parametrize("longest", [1, 2, 7, 20, 64, 512, 4096])
+def test_verification_stays_within_what_the_model_takes(longest: int) -> None:
+    """Up to its limit, with padding on both sides where it is asked for, and never more than 512 tokens."""
+    shapes = verification_shapes(longest)
+    assert max(shape.sequence_length for shape in shapes) == min(longest, 512)
+    for shape in shapes:
+        assert all(1 <= length <= shape.sequence_length for length in shape.lengths)
+    assert {shape.padding for shape in shapes} == {"right", "left"}
+    assert {shape.batch_size for shape in shapes} >= {1, 2, 4}
+    if longest > 2:
+        assert {shape.padding for shape in shapes if shape.is_ragged} == {"right", "left"}
+
+
+def test_feeds_have_the_shapes_and_dtypes_of_the_inputs() -> None:
+    """Named axes are filled, fixed ones kept; masks follow the lengths in any dtype."""
+    shape = FeedShape("ragged", (2, 4), 4)
+    inputs = [
+        _info("input_ids"),
+        _info("attention_mask", "int32"),
+        _info("pad_mask", "float32"),
+        _info("bias", "float32", ("batch_size", 3, "sequence", "sequence")),
+        _info("half", "float16", ("batch_size", "sequence", 7)),
+        _info("use_cache", "bool", ("batch_size",)),
+        _info("scalar", "float32", ()),
+    ]
+    feeds = random_feeds(inputs, shape, {"input_ids": 50})
+    assert {name: (array.shape, str(array.dtype)) for name, array in feeds.items()} == {
+        "input_ids": ((2, 4), "int64"),
+        "attention_mask": ((2, 4), "int32"),
+        "pad_mask": ((2, 4), "float32"),
+        "bias": ((2, 3, 4, 4), "float32"),
+        "half": ((2, 4, 7), "float16"),
+        "use_cache": ((2,), "bool"),
+        "scalar": ((), "float32"),
+    }
+    assert feeds["attention_mask"].tolist() == feeds["pad_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+
+
+def test_ids_cover_the_vocabulary_and_nothing_else() -> None:
+    """Every id below the bound turns up in a large enough batch, on padding as well."""
+    shape = FeedShape("ragged", (1,) * 50, 40)
+    ids = random_feeds([_info("input_ids")], shape, {"input_ids": 30})["input_ids"]
+    assert set(ids.ravel().tolist()) == set(range(30))
+    assert len(set(ids[:, 1:].ravel().tolist())) == 30
+
+
+def test_an_input_that_indexes_nothing_known_stays_small() -> None:
+    """Zero and one are rows of every table, of two segments for one."""
+    feeds = random_feeds([_info("token_type_ids")], FeedShape.full(8, 8), {})
+    assert set(feeds["token_type_ids"].ravel().tolist()) == {0, 1}
+
+
+def test_the_seed_decides_the_values() -> None:
+    """The same again, and others with another."""
+    inputs, shape = [_info("input_ids"), _info("x", "float32")], FeedShape.full(4, 6)
+    first, again, other = (random_feeds(inputs, shape, {"input_ids": 99}, seed=seed) for seed in (1, 1, 2))
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+        assert (first[name] != other[name]).any()
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "input_ids"])
+@pytest.mark.parametrize("shape", [(3, "sequence"), ("batch_size", 9)])
+def test_a_fixed_axis_of_another_size_is_refused(name: str, shape: tuple[Dimension, ...]) -> None:
+    """For ids as for masks: what ran would not be what was asked for."""
+    with pytest.raises(InputError, match=f"the input {name} is fixed to . on axis .; . was asked for"):
+        random_feeds([_info(name, shape=shape)], FeedShape.full(2, 4), {})
+
+
+def test_a_fixed_axis_of_the_size_that_is_asked_for_is_fine() -> None:
+    """A graph that was exported for one shape can be run on it; a hidden size is no sequence."""
+    feeds = random_feeds([_info("input_ids", shape=(2, 4)), _info("x", "float32", (2, 16))], FeedShape.full(2, 4), {})
+    assert [array.shape for array in feeds.values()] == [(2, 4), (2, 16)]
+
+
+@pytest.mark.parametrize("info", [_info("text", "string"), _info("attention_mask", "type99")])
+def test_a_dtype_that_cannot_be_made_up_is_refused(info: TensorInfo) -> None:
+    """By the name of the input."""
+    with pytest.raises(InputError, match=f"the input {info.name} of dtype|the input {info.name} is of dtype"):
+        random_feeds([info], FeedShape.full(1, 1), {})
+
+
+def test_a_mask_is_known_by_its_name_and_rank() -> None:
+    """A mask of rank 4 is a bias, not padding."""
+    assert is_mask(_info("attention_mask"))
+    assert not is_mask(_info("input_ids"))
+    assert not is_mask(_info("causal_mask", shape=("b", 1, "s", "s")))
+
+
+def _bounds(path: Path, nodes: list[Any], tables: dict[str, int], inputs: Sequence[str]) -> dict[str, int]:
+    """Return the bounds of a graph of `nodes` whose tables have so many rows of 4."""
+    save_graph(
+        path,
+        nodes,
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["b", "s"]) for name in inputs],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.zeros((rows, 4), np.float32), name) for name, rows in tables.items()],
+    )
+    return index_bounds(ModelFile.open(path))
+
+
+def test_bounds_are_the_rows_of_the_table_that_an_input_indexes(tmp_path: Path) -> None:
+    """Directly, or after operators that keep an index an index; of two tables the smaller one holds."""
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids"], ["a"]),
+        helper.make_node("Cast", ["token_type_ids"], ["cast"], to=TensorProto.INT32),
+        helper.make_node("Unsqueeze", ["cast", "axes"], ["raised"]),
+        helper.make_node("Gather", ["segments", "raised"], ["b"]),
+        helper.make_node("Gather", ["larger", "token_type_ids"], ["c"]),
+        helper.make_node("Add", ["position_ids", "position_ids"], ["moved"]),
+        helper.make_node("Gather", ["places", "moved"], ["d"]),
+        helper.make_node("Gather", ["computed", "attention_mask"], ["y"]),
+    ]
+    tables = {"words": 11, "segments": 3, "larger": 8, "places": 6, "axes": 1}
+    names = ("input_ids", "token_type_ids", "position_ids", "attention_mask")
+    assert _bounds(tmp_path / "m.onnx", nodes, tables, names) == {"input_ids": 11, "token_type_ids": 3}
+
+
+def test_bounds_are_found_in_fused_embeddings(tmp_path: Path) -> None:
+    """The optimizer puts three lookups into one node, whose segments may be left out."""
+    fused = ["input_ids", "token_type_ids", "words", "places", "segments", "gamma", "beta"]
+    tables = {"words": 11, "places": 5, "segments": 2, "gamma": 1, "beta": 1}
+    for inputs, wanted in (
+        (fused, {"input_ids": 11, "token_type_ids": 2}),
+        (["input_ids", "", "words", "places", "", "gamma", "beta"], {"input_ids": 11}),
+    ):
+        node = helper.make_node("EmbedLayerNormalization", inputs, ["y", "unused"], domain="com.microsoft")
+        names = [name for name in inputs[:2] if name]
+        assert _bounds(tmp_path / "m.onnx", [node], tables, names) == wanted

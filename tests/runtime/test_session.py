@@ -1,0 +1,117 @@
+"""A session runs on the provider that was asked for, and its failures say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError
+from onnxtool.runtime.providers import cuda_problem
+from onnxtool.runtime.session import open_session
+from tests.infer.tiny_models import TinyModel, save_graph, table
+
+IDS = np.array([[5, 6, 7]], dtype=np.int64)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return TinyModel(table(15, 4), "logits", inputs=("input_ids", "attention_mask")).write(tmp_path / "model.onnx")
+
+
+def test_a_session_returns_outputs_by_name(path: Path) -> None:
+    """The values are those of the table, row by row."""
+    session = open_session(path, provider="cpu", threads=1)
+    assert session.input_names == ("input_ids", "attention_mask")
+    assert session.output_names == ("logits",)
+    outputs = session.run({"input_ids": IDS, "attention_mask": np.ones_like(IDS)})
+    assert list(outputs) == ["logits"]
+    np.testing.assert_array_equal(outputs["logits"], table(15, 4)[IDS])
+
+
+def test_a_session_says_how_it_was_loaded(path: Path) -> None:
+    """On which provider, with how many threads, in which time."""
+    session = open_session(path, provider="cpu", threads=2)
+    assert (session.provider, session.threads) == ("cpu", 2)
+    assert 0 < session.load_ms < 1e4
+    assert open_session(path, provider="cpu").threads >= 1
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("input_ids",), "missing: attention_mask, unknown: none"),
+        (("input_ids", "attention_mask", "pixels"), "missing: none, unknown: pixels"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(path: Path, names: tuple[str, ...], reason: str) -> None:
+    """Both those that are missing and those that the model does not have."""
+    with pytest.raises(InputError, match=reason):
+        open_session(path, provider="cpu").run(dict.fromkeys(names, IDS))
+
+
+def test_a_run_that_fails_is_an_error_with_its_shapes(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An id beyond the table stops onnxruntime; nothing is logged besides."""
+    session = open_session(path, provider="cpu")
+    with pytest.raises(SessionError, match=r"cannot run .*model\.onnx on input_ids \[1, 3\].*: .") as caught:
+        session.run({"input_ids": IDS + 15, "attention_mask": IDS})
+    assert caught.value.hint
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_onnxruntime_cannot_load_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An operator that does not exist, in one line."""
+    path = save_graph(
+        tmp_path / "model.onnx",
+        [helper.make_node("NoSuchOperator", ["x"], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    )
+    with pytest.raises(SessionError, match=r"cannot load .*model\.onnx: .*NoSuchOperator") as caught:
+        open_session(path, provider="cpu")
+    assert "\n" not in caught.value.message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_external_data_is_checked_before_onnxruntime_sees_the_file(tmp_path: Path) -> None:
+    """A model that refers to a file outside its folder is never loaded."""
+    weights = numpy_helper.from_array(np.ones((3, 4), np.float32), "w")
+    save_graph(
+        tmp_path / "model.onnx",
+        [helper.make_node("Identity", ["w"], ["y"])],
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 4])],
+        [weights],
+    )
+    model = onnx.load(str(tmp_path / "model.onnx"))
+    tensor = model.graph.initializer[0]
+    onnx.external_data_helper.set_external_data(tensor, "../secret.bin")
+    tensor.ClearField("raw_data")
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError, match="outside its folder"):
+        open_session(tmp_path / "model.onnx", provider="cpu")
+
+
+def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
+    """By its path."""
+    with pytest.raises(ModelFileError, match=r"no such model file: .*none\.onnx"):
+        open_session(tmp_path / "none.onnx")
+
+
+@pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
+def test_cuda_where_it_is_absent_is_an_error_and_auto_is_the_cpu(path: Path) -> None:
+    """A session never runs on another provider than the one that was asked for."""
+    with pytest.raises(ProviderError, match="cuda cannot run here"):
+        open_session(path, provider="cuda")
+    assert open_session(path, provider="auto").provider == "cpu"
+
+
+@pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
+def test_a_session_that_fell_back_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts on the CPU where a library of CUDA is missing; whoever asked for CUDA gets an error."""
+    monkeypatch.setattr("onnxtool.runtime.session.resolve_provider", lambda name: name)
+    with pytest.raises(ProviderError, match="fell back to CPUExecutionProvider|could not start CUDA"):
+        open_session(path, provider="cuda")
