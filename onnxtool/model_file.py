@@ -1,4 +1,4 @@
-"""An ONNX file on disk: opened with its external data checked, written so that no half file can remain, stamped.
+"""An ONNX file on disk: opened with its external data checked, written so that no half file can remain.
 
 Outputs are staged: everything a command writes goes into a hidden folder beside the output, is verified there, and
 is moved to its place by renames, the graph file last. Whatever happens before that rename, the old files are whole;
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +18,12 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
-from onnxtool.reports import Json, Verification
-from onnxtool.wire import Structure, encode_metadata, read_structure
+from onnxtool.metadata import STEPS_KEY, parse_steps
+from onnxtool.reports import Json
+from onnxtool.wire import Structure, read_structure
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-STEPS_KEY = "onnxtool.steps"
 
 # Protobuf cannot hold 2 GiB; beyond this many bytes of weights they go to a file of their own.
 MAX_INLINE_BYTES = 1_900_000_000
@@ -146,14 +144,15 @@ def staged(output: Path, *, force: bool) -> Iterator[Staging]:
         OutputWriteError: the disk is full, the folder cannot be written, …
     """
     # Here, as what only reads a model must start fast.
+    import secrets
     import shutil
-    import tempfile
 
     check_writable(output, force=force)
-    folder: Path | None = None
+    # Named before it is made: a signal between the two must find a name to clean up.
+    folder = output.parent / f".{output.name}.{secrets.token_hex(4)}.partial"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
+        folder.mkdir()
         staging = Staging(folder, output, _locations_of(output))
         yield staging
         _commit(staging, force=force)
@@ -162,8 +161,7 @@ def staged(output: Path, *, force: bool) -> Iterator[Staging]:
             raise
         raise _output_write_error(output, error) from error
     finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_writable(output: Path, *, force: bool) -> None:
@@ -209,47 +207,6 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
     else:
         ir.save(ir.external_data.load_to_model(model), path)
     return path
-
-
-def stamp(path: Path, entries: Mapping[str, str]) -> None:
-    """Add metadata to the ONNX file at `path`, which must not have any of these keys, by appending to it."""
-    with path.open("ab") as file:
-        file.write(encode_metadata(dict(entries)))
-
-
-def stamp_step(
-    path: Path,
-    step: str,
-    verification: Verification | None,
-    *,
-    previous: tuple[dict[str, Json], ...] = (),
-    **details: Json,
-) -> None:
-    """Record on the model at `path` what was done to it: `previous` steps, and this one with its figures.
-
-    The file must not have a record yet.
-    """
-    figures: dict[str, Json] = {"verified": verification is not None}
-    if verification is not None:
-        figures |= {
-            "reference": verification.reference,
-            "cases": len(verification.cases),
-            "max_abs_error": verification.max_abs_error,
-            "cosine_min": verification.cosine_min,
-        }
-    steps = [*previous, {"step": step, **details, **figures}]
-    stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})
-
-
-def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
-    """Parse the value of the metadata `onnxtool.steps`; None where it is not a list of steps."""
-    try:
-        steps = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        return None
-    return tuple(steps)
 
 
 def _data_names(output: Path) -> Iterator[str]:

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("summary",),
     ("gates", "model_file"),
+    ("metadata",),
     ("wire",),
     ("errors",),
     ("reports",),
@@ -41,7 +42,7 @@ ONLY_IN = {
     "onnx_ir": {"export", "optimize", "model_file"},
 }
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
-STANDARD_LIBRARY_ONLY = ("errors", "reports", "wire", "model_file", "summary", "gates", "stats")
+STANDARD_LIBRARY_ONLY = ("errors", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats")
 
 
 def room_of(path: Path) -> str:

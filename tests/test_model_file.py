@@ -11,13 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from onnxtool.errors import ModelFileError
-from onnxtool.model_file import (
-    STEPS_KEY,
-    ModelFile,
-    parse_steps,
-    stamp,
-    stamp_step,
-)
+from onnxtool.metadata import STEPS_KEY, parse_steps, stamp, stamp_step
+from onnxtool.model_file import ModelFile
 from tests.graphs import NUM_BYTES, make_addition, refer_to, run, save_external, weight_of
 
 

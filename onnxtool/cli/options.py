@@ -56,7 +56,7 @@ class CountList(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
             self.fail(f"{value!r} is not a list of positive integers such as 1,8,32", param, ctx)
         return tuple(int(part) for part in parts)
 

@@ -10,7 +10,7 @@ import click
 
 from onnxtool.cli.options import PathType, output_options, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_shape, format_tensor
-from onnxtool.model_file import STEPS_KEY, parse_steps
+from onnxtool.metadata import STEPS_KEY, parse_steps
 from onnxtool.reports import Difference, Json, MappingDelta, Stats, TensorInfo, to_json
 from onnxtool.stats import compare_models, summarize_model
 

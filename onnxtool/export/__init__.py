@@ -17,7 +17,8 @@ from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTER_NAMES, EXPORTERS, Exporter, trace
 from onnxtool.export.verification import Prover, longest_text, tokenize
-from onnxtool.model_file import ModelFile, check_writable, save_model, staged, stamp_step
+from onnxtool.metadata import stamp_step
+from onnxtool.model_file import ModelFile, check_writable, save_model, staged
 from onnxtool.reports import ExportReport
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.timing import Stopwatch

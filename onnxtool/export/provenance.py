@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.metadata import FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
 
 _PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -44,12 +45,12 @@ def describe(
         "onnxtool.revision": checkpoint.revision,
         "onnxtool.weights_sha256": checkpoint.weights_sha256,
         "onnxtool.architecture": checkpoint.architecture,
-        "onnxtool.task": checkpoint.task,
-        "onnxtool.head": head,
+        TASK_KEY: checkpoint.task,
+        HEAD_KEY: head,
         "onnxtool.exporter": exporter,
         "onnxtool.dtype": dtype,
-        "onnxtool.files": files,
-        "onnxtool.max_length": "" if max_length is None else str(max_length),
+        FILES_KEY: files,
+        MAX_LENGTH_KEY: "" if max_length is None else str(max_length),
         "onnxtool.versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
         "onnxtool.date": _date(),
     }

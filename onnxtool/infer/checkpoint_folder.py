@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from onnxtool.errors import InputError, ModelFileError
+from onnxtool.metadata import FILES_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json
 
-FILES_KEY = "onnxtool.files"
 TOKENIZER_NAME = "tokenizer.json"
 
 # What is fetched from the hub: everything that decides how a text is read and an output is understood.

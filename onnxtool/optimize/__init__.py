@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtool.errors import ModelFileError, PassError
-from onnxtool.model_file import STEPS_KEY, ModelFile, check_writable, save_model, staged, stamp_step
+from onnxtool.metadata import STEPS_KEY, stamp_step
+from onnxtool.model_file import ModelFile, check_writable, save_model, staged
 from onnxtool.optimize.fusions import count_fusions, require_attention
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import passes_for

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Case, Tolerance, require_passed, verify
@@ -31,7 +32,7 @@ def verify_optimized(path: Path, source: ModelFile, tolerance: Tolerance, max_er
     reference = open_session(source.path, provider="cpu")
     candidate = open_session(path, provider="cpu")
     bounds = index_bounds(source)
-    longest = source.metadata.get("onnxtool.max_length", "")
+    longest = source.metadata.get(MAX_LENGTH_KEY, "")
     shapes = verification_shapes(int(longest) if longest.isdecimal() else _LONGEST)
     cases = []
     for seed, shape in enumerate(shapes):

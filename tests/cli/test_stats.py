@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.model_file import STEPS_KEY, stamp
+from onnxtool.metadata import STEPS_KEY, stamp
 from tests.cli.entry_point import run_onnxtool
 from tests.graphs import save_operators, value
 

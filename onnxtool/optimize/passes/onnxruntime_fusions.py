@@ -40,7 +40,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     before = inventory(model)
     try:
         result = _fuse(model, model_type, context)
-    except Exception as error:  # noqa: BLE001  patterns trip over graphs that they were not written for
+    except Exception as error:
         if model_type == _FALLBACK:
             raise
         note = f"onnxruntime's patterns for {model_type} fail on this graph ({error}); {_FALLBACK}'s were used"
