@@ -25,7 +25,7 @@ def options_table() -> str:
         parts += [f"\n#### onnxtool {name}\n", "| option | meaning |", "|---|---|"]
         for parameter in command.params:
             record = parameter.get_help_record(click.Context(command, max_content_width=1000))
-            if record is not None:
+            if isinstance(parameter, click.Option) and record is not None:
                 option, meaning = (text.replace("|", "\\|") for text in record)
                 parts.append(f"| `{option}` | {meaning} |")
     return "\n".join(parts) + "\n\n"
