@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxtool.errors import ExportError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.companions import Pooling, read_pooling, write_companions
+from onnxtool.export.companions import Pooling, check_splade, read_pooling, write_companions
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads import append_head, choose_head
 from onnxtool.export.provenance import describe
@@ -121,7 +121,7 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
     )
     signature = detect_signature(model, job.tokenizer)
     head_name, head = choose_head(options.head, signature)
-    pooling = read_pooling(checkpoint.source) if head_name == "embedding" else Pooling()
+    pooling = _pooling_for(head_name, job)
     stopwatch.lap("load")
     job.on_progress(f"tracing {type(model).__name__} with {exporter.name}")
     graph = trace(exporter, model, _sample(job, model, signature), signature, options.opset)
@@ -172,6 +172,22 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
         notes=(),
         duration_ms=stopwatch.laps_ms,
     )
+
+
+def _pooling_for(head_name: str, job: _Job) -> Pooling:
+    """Return how the head pools, once the checkpoint and its tokenizer agree with it."""
+    source = job.checkpoint.source
+    if head_name == "splade":
+        check_splade(source)
+    if head_name != "embedding":
+        return Pooling()
+    pooling = read_pooling(source)
+    if pooling.mode == "cls" and job.tokenizer.padding_side == "left":
+        raise ExportError(
+            "the head embedding takes the first token, and this tokenizer pads on the left, before it",
+            "pass --head none and pool after the model",
+        )
+    return pooling
 
 
 def _sample(job: _Job, model: Any, signature: Signature) -> dict[str, Any]:

@@ -78,6 +78,24 @@ def read_pooling(source: Source) -> Pooling:
     return Pooling(names[modes[0]] if modes else "mean", "Normalize" in kinds)
 
 
+def check_splade(source: Source) -> None:
+    """Refuse a sparse encoder that weighs its terms otherwise than SPLADE's log(1 + relu(max)).
+
+    Raises:
+        CheckpointError: its SpladePooling says so.
+    """
+    for path in pooling_folders(source):
+        config = source.read_json(f"{path}/config.json")
+        if not isinstance(config, dict):
+            continue
+        strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+        if (strategy, activation) != ("max", "relu"):
+            raise CheckpointError(
+                f"{source.model_name} weighs terms by {strategy} of {activation}, which the head splade does not do",
+                "pass --head logits; onnxtool infer weighs them as the checkpoint says",
+            )
+
+
 def write_companions(source: Source, tokenizer: Any, folder: Path, existing: Path) -> None:
     """Write the companion files of `source` to `folder`, which is staged to become `existing`.
 

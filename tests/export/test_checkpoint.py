@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from onnxtool.errors import CheckpointError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.companions import Pooling, read_pooling
+from onnxtool.export.companions import Pooling, check_splade, read_pooling
 from onnxtool.export.source import Source
 from tests.workshop import Workshop
 
@@ -193,3 +193,16 @@ def test_a_pooling_that_no_graph_of_ours_does_is_refused(folder: Path) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(CheckpointError, match="Dense"):
         read_pooling(Source.find(str(folder)))
+
+
+def test_a_sparse_encoder_that_sums_its_terms_is_no_splade_head(folder: Path) -> None:
+    """The graph would give other weights than the checkpoint was trained for."""
+    modules = [{"type": "sentence_transformers.sparse_encoder.models.SpladePooling", "path": "1_SpladePooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    config = folder / "1_SpladePooling" / "config.json"
+    config.write_text(json.dumps({"pooling_strategy": "max", "activation_function": "relu"}))
+    check_splade(Source.find(str(folder)))
+    config.write_text(json.dumps({"pooling_strategy": "sum", "activation_function": "relu"}))
+    with pytest.raises(CheckpointError, match="by sum of relu"):
+        check_splade(Source.find(str(folder)))
