@@ -200,12 +200,14 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
     """
     import onnx_ir as ir
 
+    from onnxtool.weights import write_inline
+
     path = staging.model_path
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
     if sum(weight.nbytes for weight in weights if weight is not None) > max_inline_bytes:
         ir.save(model, path, external_data=staging.data_name)
     else:
-        ir.save(ir.external_data.load_to_model(model), path)
+        write_inline(model, path)
     return path
 
 

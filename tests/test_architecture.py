@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("summary",),
     ("gates", "model_file"),
+    ("weights",),
     ("metadata",),
     ("wire",),
     ("errors",),
@@ -38,8 +39,8 @@ ONLY_IN = {
     "onnxscript": {"optimize"},
     "tokenizers": {"infer"},
     "onnxruntime": {"runtime", "optimize"},
-    "onnx": {"optimize", "runtime"},
-    "onnx_ir": {"export", "optimize", "model_file"},
+    "onnx": {"optimize", "runtime", "weights"},
+    "onnx_ir": {"export", "optimize", "model_file", "weights"},
 }
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
 STANDARD_LIBRARY_ONLY = ("errors", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats")

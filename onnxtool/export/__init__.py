@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from onnxtool.export.provenance import describe
 from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTER_NAMES, EXPORTERS, Exporter, trace
-from onnxtool.export.verification import Prover, longest_text, tokenize
+from onnxtool.export.verification import Prover, longest_text, prove, tokenize
 from onnxtool.metadata import stamp_step
 from onnxtool.model_file import ModelFile, check_writable, save_model, staged
 from onnxtool.reports import ExportReport
@@ -144,14 +145,16 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
     with staged(job.output, force=options.force) as staging:
         job.on_progress(f"writing {job.output}")
         path = save_model(graph, staging)
-        del graph  # its weights are those of the model; what it holds beside them the verification can use
+        del graph
         write_companions(checkpoint.source, job.tokenizer, staging.folder / files.name, files)
         stopwatch.lap("write")
         verification = None
         if options.verify:
             job.on_progress("verifying against PyTorch")
-            prover = Prover(model, job.tokenizer, signature, head, pooling)
-            verification = prover.verify(path, options.tolerance)
+            answers = Prover(model, job.tokenizer, signature, head, pooling).ask(path)
+            del model
+            gc.collect()  # its weights make room for onnxruntime's
+            verification = prove(path, answers, options.tolerance)
             stopwatch.lap("verify")
         stamp_step(path, "export", verification, exporter=exporter.name)
         file = ModelFile.open(path)

@@ -12,10 +12,11 @@ import numpy as np
 from onnxtool.export.companions import Pooling
 from onnxtool.export.heads import Head
 from onnxtool.export.signature import Signature, run_torch_tensors, to_numpy
+from onnxtool.model_file import ModelFile
 from onnxtool.reports import Verification
-from onnxtool.runtime.comparison import Case, Tolerance, require_passed, verify
+from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.feeds import index_bounds, random_feeds, verification_shapes
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.session import open_session
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,16 +39,9 @@ class Prover:
     head: Head | None
     pooling: Pooling
 
-    def verify(self, path: Path, tolerance: Tolerance) -> Verification:
-        """Compare the file at `path` with the model on random ids of several shapes and masks, and on real text.
-
-        Raises:
-            VerificationError: an output differs by more than `tolerance`.
-        """
-        session = open_session(path, provider="cpu")
-        verification = verify(session.run, self.run, self._cases(session), tolerance, reference_name="PyTorch")
-        require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
-        return verification
+    def ask(self, path: Path) -> Answers:
+        """Run the model on what the file at `path` will be run on: several shapes and masks, and real text."""
+        return ask(self.run, self._cases(ModelFile.open(path)), name="PyTorch")
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run the PyTorch model, with the head in PyTorch on top."""
@@ -60,16 +54,27 @@ class Prover:
                 tensors = {self.head.output: self.head.reference(tensors[self.head.source], mask, self.pooling)}
         return {name: to_numpy(tensor) for name, tensor in tensors.items()}
 
-    def _cases(self, session: Session) -> list[Case]:
-        bounds = index_bounds(session.model)
+    def _cases(self, file: ModelFile) -> list[Case]:
+        bounds = index_bounds(file)
         shapes = verification_shapes(longest_text(self.model, self.tokenizer))
         cases = []
         for seed, shape in enumerate(shapes):
-            feeds = random_feeds(session.model.structure.inputs, shape, bounds, seed=seed)
+            feeds = random_feeds(file.structure.inputs, shape, bounds, seed=seed)
             cases.append(Case(shape.description, feeds, shape.mask if "attention_mask" in feeds else None))
         tokens = tokenize(self.tokenizer, _TEXTS, self.signature)
         mask = tokens.get("attention_mask")
         return [*cases, Case("real text", tokens, None if mask is None else mask.astype(bool))]
+
+
+def prove(path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
+    """Compare the file at `path` with what the PyTorch model answered.
+
+    Raises:
+        VerificationError: an output differs by more than `tolerance`.
+    """
+    verification = verify(open_session(path, provider="cpu").run, answers, tolerance)
+    require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
+    return verification
 
 
 def longest_text(model: Any, tokenizer: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from onnxtool.reports import OptimizeReport
 from onnxtool.runtime.comparison import TOLERANCES
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_model
+from onnxtool.weights import load_model
 
 __all__ = ["OptimizeOptions", "optimize_model"]
 
@@ -58,8 +60,6 @@ def optimize_model(
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
-    import onnx_ir as ir
-
     stopwatch = Stopwatch()
     source = ModelFile.open(options.model_path)
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
@@ -69,7 +69,7 @@ def optimize_model(
     context = _context(source, options)
     before = summarize_model(options.model_path)
     passes = passes_for(options.provider, options.precision)
-    model = ir.load(options.model_path)
+    model = load_model(options.model_path)
     stopwatch.lap("load")
     model, results = run_passes(model, passes, context, on_progress)
     stopwatch.lap("passes")
@@ -78,6 +78,7 @@ def optimize_model(
         on_progress(f"writing {output}")
         path = save_model(model, staging)
         del model
+        gc.collect()  # a graph is full of cycles, and its weights would stay while two sessions load theirs
         stopwatch.lap("write")
         fusions = count_fusions(summarize_model(path))
         if options.require_fusion:

@@ -7,31 +7,43 @@ come back as the initializers they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from onnxtool.weights import detached_weights
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-# Shapes, axes and scalars stay, because tools read them; a weight matrix is larger than this.
-_LARGE_BYTES = 1024
-
 
 def to_full_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the model as a protobuf with all weights inside it."""
+    """Return the model as a protobuf with all weights inside it; `model` keeps its own where they are."""
     import onnx_ir as ir
+    from onnx import TensorProto
 
-    return ir.to_proto(ir.external_data.load_to_model(model))
+    proto = ir.to_proto(model)
+    for tensor in proto.graph.initializer:
+        weight = model.graph.initializers[tensor.name].const_value
+        if tensor.data_location == TensorProto.EXTERNAL and weight is not None:
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.DEFAULT
+            tensor.raw_data = weight.tobytes()
+    return proto
 
 
 def to_light_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as a protobuf whose large weights are graph inputs; `model` is unchanged."""
     import onnx_ir as ir
 
-    with _weights_as_inputs(model):
-        return ir.to_proto(model)
+    graph = model.graph
+    inputs = list(graph.inputs)
+    listed = {value.name for value in inputs}  # IR versions before 4 list initializers as inputs as well
+    with detached_weights(model) as weights:
+        graph.inputs.extend(value for name, value in weights.items() if name not in listed)
+        try:
+            return ir.to_proto(model)
+        finally:
+            graph.inputs[:] = inputs
 
 
 def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
@@ -43,15 +55,16 @@ def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
 
     model: ir.Model = ir.from_proto(proto)
     restore_description(model, original)
-    weights = _large_weights(original)
+    with detached_weights(original) as weights:
+        tensors = {name: value.const_value for name, value in weights.items()}
     inputs = []
     for value in model.graph.inputs:
-        weight = weights.get(str(value.name))
-        if weight is None:
+        name = str(value.name)
+        if name not in tensors:
             inputs.append(value)
         elif value.uses() or value.is_graph_output():
-            value.const_value = weight.const_value
-            model.graph.initializers[str(value.name)] = value
+            value.const_value = tensors[name]
+            model.graph.initializers[name] = value
     model.graph.inputs[:] = inputs
     return model
 
@@ -61,28 +74,3 @@ def restore_description(model: ir.Model, original: ir.Model) -> None:
     model.producer_name, model.producer_version = original.producer_name, original.producer_version
     model.metadata_props.clear()
     model.metadata_props.update(original.metadata_props)
-
-
-def _large_weights(model: ir.Model) -> dict[str, ir.Value]:
-    return {
-        name: value
-        for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.const_value.nbytes > _LARGE_BYTES
-    }
-
-
-@contextmanager
-def _weights_as_inputs(model: ir.Model) -> Iterator[None]:
-    graph = model.graph
-    inputs, initializers = list(graph.inputs), dict(graph.initializers)
-    listed = {value.name for value in inputs}  # IR versions before 4 list initializers as inputs as well
-    large = _large_weights(model)
-    try:
-        for name in large:
-            graph.initializers.pop(name)
-        graph.inputs.extend(value for name, value in large.items() if name not in listed)
-        yield
-    finally:
-        graph.inputs[:] = inputs
-        graph.initializers.clear()
-        graph.initializers.update(initializers)

@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Verification
-from onnxtool.runtime.comparison import Case, Tolerance, require_passed, verify
+from onnxtool.runtime.comparison import Case, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.feeds import index_bounds, random_feeds, verification_shapes
 from onnxtool.runtime.session import open_session
 
@@ -29,16 +29,19 @@ def verify_optimized(path: Path, source: ModelFile, tolerance: Tolerance, max_er
     """
     if max_error is not None:
         tolerance = replace(tolerance, cosine=1.0 - max_error)
-    reference = open_session(source.path, provider="cpu")
-    candidate = open_session(path, provider="cpu")
+    # One session at a time: each holds the weights twice while it loads.
+    answers = ask(open_session(source.path, provider="cpu").run, _cases(source), name=source.path.name)
+    verification = verify(open_session(path, provider="cpu").run, answers, tolerance)
+    require_passed(verification, "no file was written; try another --precision, or report the passes that ran")
+    return verification
+
+
+def _cases(source: ModelFile) -> list[Case]:
     bounds = index_bounds(source)
     longest = source.metadata.get(MAX_LENGTH_KEY, "")
-    shapes = verification_shapes(int(longest) if longest.isdecimal() else _LONGEST)
     cases = []
-    for seed, shape in enumerate(shapes):
+    for seed, shape in enumerate(verification_shapes(int(longest) if longest.isdecimal() else _LONGEST)):
         feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)
         masked = any("mask" in name for name in feeds)
         cases.append(Case(shape.description, feeds, shape.mask if masked else None))
-    verification = verify(candidate.run, reference.run, cases, tolerance, reference_name=source.path.name)
-    require_passed(verification, "no file was written; try another --precision, or report the passes that ran")
-    return verification
+    return cases

@@ -105,22 +105,42 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
     return OutputError(error, cosine, scale)
 
 
-def verify(
-    candidate: Runner, reference: Runner, cases: Sequence[Case], tolerance: Tolerance, *, reference_name: str
-) -> Verification:
-    """Run `candidate` and `reference` on every case and compare all outputs that the reference has."""
+@dataclass(frozen=True)
+class Answers:
+    """What a reference says on every case, kept so that it can leave memory before the candidate comes.
+
+    Attributes:
+        mask_effect: how far its outputs on real tokens move, in the case that shows it best, where the padding is
+            attended to as well; None without a case that has padding.
+    """
+
+    reference: str
+    cases: tuple[Case, ...]
+    outputs: tuple[Mapping[str, NDArray[Any]], ...]
+    mask_effect: float | None
+
+
+def ask(reference: Runner, cases: Sequence[Case], *, name: str) -> Answers:
+    """Run the reference called `name` on every case."""
+    outputs = tuple(reference(case.feeds) for case in cases)
+    # A causal model shows its mask under padding on the left only, so every ragged case is tried.
+    effects = [
+        _mask_effect(reference, case, wanted)
+        for case, wanted in zip(cases, outputs, strict=True)
+        if case.valid is not None and not case.valid.all()
+    ]
+    return Answers(name, tuple(cases), outputs, max(effects, default=None))
+
+
+def verify(candidate: Runner, answers: Answers, tolerance: Tolerance) -> Verification:
+    """Run `candidate` on every case and compare all outputs that the reference has."""
     results = []
-    mask_effect: float | None = None
-    for case in cases:
-        wanted = reference(case.feeds)
+    for case, wanted in zip(answers.cases, answers.outputs, strict=True):
         try:
             outputs, failure = candidate(case.feeds), ""
         except SessionError as error:  # a graph that is fixed to one size runs on that size only
             outputs, failure = {}, error.message
         results.append(replace(_compare(case, outputs, wanted, tolerance), failure=failure))
-        # One case that shows the mask is enough; a causal model shows it under padding on the left only.
-        if (mask_effect or 0.0) <= tolerance.atol and case.valid is not None and not case.valid.all():
-            mask_effect = max(mask_effect or 0.0, _mask_effect(reference, case, wanted))
     return Verification(
         passed=bool(results) and all(result.passed for result in results),
         atol=tolerance.atol,
@@ -128,9 +148,9 @@ def verify(
         cosine_required=tolerance.cosine,
         max_abs_error=max((result.max_abs_error for result in results), default=float("inf")),
         cosine_min=min((result.cosine for result in results), default=-1.0),
-        reference=reference_name,
+        reference=answers.reference,
         cases=tuple(results),
-        mask_effect=mask_effect,
+        mask_effect=answers.mask_effect,
     )
 
 

@@ -8,6 +8,8 @@ A model file is untrusted input: every length is checked against the message tha
 and whatever does not parse raises ModelFileError with the byte at which it went wrong.
 """
 
+from onnxtool.wire.externalize import LARGE_BYTES as LARGE_BYTES
+from onnxtool.wire.externalize import externalized as externalized
 from onnxtool.wire.structure import Node as Node
 from onnxtool.wire.structure import Structure as Structure
 from onnxtool.wire.structure import encode_metadata as encode_metadata

@@ -134,9 +134,33 @@ def read_entry(data: mmap.mmap, start: int, end: int) -> tuple[str, str]:
     return key, value
 
 
+def encode_header(number: int, length: int) -> bytes:
+    """Encode what precedes the content of a length-delimited field."""
+    return _encode_varint(number << 3 | BYTES) + _encode_varint(length)
+
+
 def encode_field(number: int, content: bytes) -> bytes:
     """Encode a length-delimited field."""
-    return _encode_varint(number << 3 | BYTES) + _encode_varint(len(content)) + content
+    return encode_header(number, len(content)) + content
+
+
+def encode_number(number: int, value: int) -> bytes:
+    """Encode a varint field of an unsigned value."""
+    return _encode_varint(number << 3 | VARINT) + _encode_varint(value)
+
+
+def encode_entry(number: int, key: str, value: str) -> bytes:
+    """Encode a field that holds a StringStringEntryProto."""
+    return encode_field(number, encode_field(1, key.encode()) + encode_field(2, value.encode()))
+
+
+def copy_field(data: mmap.mmap, number: int, kind: int, start: int, end: int) -> bytes:
+    """Encode a field as `fields` gave it."""
+    if kind == VARINT:
+        return encode_number(number, start)
+    if kind == BYTES:
+        return encode_field(number, data[start:end])
+    return _encode_varint(number << 3 | kind) + data[start:end]
 
 
 def _encode_varint(value: int) -> bytes:

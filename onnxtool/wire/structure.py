@@ -13,7 +13,7 @@ from onnxtool.wire.protobuf import (
     BYTES,
     VARINT,
     decode,
-    encode_field,
+    encode_entry,
     fields,
     malformed,
     mapped,
@@ -116,8 +116,7 @@ def encode_metadata(entries: dict[str, str]) -> bytes:
     """
     encoded = bytearray()
     for key, value in entries.items():
-        entry = encode_field(1, key.encode()) + encode_field(2, value.encode())
-        encoded += encode_field(14, entry)
+        encoded += encode_entry(14, key, value)
     return bytes(encoded)
 
 

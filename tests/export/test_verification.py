@@ -17,7 +17,8 @@ from onnxtool.export.companions import Pooling
 from onnxtool.export.heads import HEADS
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
-from onnxtool.export.verification import Prover
+from onnxtool.export.verification import Prover, prove
+from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import TOLERANCES
 from tests.workshop import Workshop
 
@@ -27,6 +28,10 @@ def prover(workshop: Workshop, name: str, head: str = "none") -> Prover:
     model, tokenizer = checkpoint.load_model(dtype="float32", device="cpu", attention=None), checkpoint.load_tokenizer()
     row = next((row for row in HEADS if row.name == head), None)
     return Prover(model, tokenizer, detect_signature(model, tokenizer), row, Pooling())
+
+
+def verify_export(workshop: Workshop, path: Path, name: str, head: str = "none") -> Verification:
+    return prove(path, prover(workshop, name, head).ask(path), TOLERANCES["fp32"])
 
 
 def replace_input(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
@@ -143,13 +148,13 @@ def test_a_planted_error_is_caught(
     plant(model)
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError) as error:
-        prover(workshop, "tiny-encoder").verify(tmp_path / "broken.onnx", TOLERANCES["fp32"])
+        verify_export(workshop, tmp_path / "broken.onnx", "tiny-encoder")
     assert not error.value.verification.passed
 
 
 def test_the_untouched_export_passes(workshop: Workshop) -> None:
     """The planted errors are what made the others fail."""
-    verification = prover(workshop, "tiny-encoder").verify(workshop.exported("tiny-encoder"), TOLERANCES["fp32"])
+    verification = verify_export(workshop, workshop.exported("tiny-encoder"), "tiny-encoder")
     assert verification.passed
 
 
@@ -165,7 +170,7 @@ def test_a_head_that_pools_padding_is_caught(workshop: Workshop, tmp_path: Path)
     source.input[0] = "planted_ones"
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="ragged|real text"):
-        prover(workshop, "tiny-splade", "splade").verify(tmp_path / "broken.onnx", TOLERANCES["fp32"])
+        verify_export(workshop, tmp_path / "broken.onnx", "tiny-splade", "splade")
 
 
 def test_a_graph_that_runs_on_one_size_only_says_so(workshop: Workshop, tmp_path: Path) -> None:
@@ -174,5 +179,5 @@ def test_a_graph_that_runs_on_one_size_only_says_so(workshop: Workshop, tmp_path
     fix_the_batch(model)
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="onnxruntime cannot run") as error:
-        prover(workshop, "tiny-encoder").verify(tmp_path / "broken.onnx", TOLERANCES["fp32"])
+        verify_export(workshop, tmp_path / "broken.onnx", "tiny-encoder")
     assert any(case.failure for case in error.value.verification.cases)
