@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.workshop import Workshop, trained_model
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test, and no process that a test starts, may ask a hub
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.companions import card_tags, module_types
 from onnxtool.export.source import Source, plain_name
 from onnxtool.export.tasks import TASKS, find_task, recognize_task
@@ -141,6 +141,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: weights are missing or of another shape.
+            ProviderError: torch cannot use the device.
         """
         import torch
         from safetensors import SafetensorError
@@ -164,7 +165,12 @@ class Checkpoint:
         self._check_loading(info, allow_missing_weights=allow_missing_weights)
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False  # caches are no output of an encoder, and none that a user asked for
-        return model.to(device).eval()
+        try:
+            return model.to(device).eval()
+        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+            raise ProviderError(
+                f"PyTorch cannot use the device {device!r}: {(str(error).splitlines() or [''])[0]}", "pass --device cpu"
+            ) from error
 
     def _check_loading(self, info: dict[str, Any], *, allow_missing_weights: bool) -> None:
         mismatched = sorted(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.companions import Pooling, check_splade, read_pooling
 from onnxtool.export.source import Source
@@ -206,3 +206,10 @@ def test_a_sparse_encoder_that_sums_its_terms_is_no_splade_head(folder: Path) ->
     config.write_text(json.dumps({"pooling_strategy": "sum", "activation_function": "relu"}))
     with pytest.raises(CheckpointError, match="by sum of relu"):
         check_splade(Source.find(str(folder)))
+
+
+def test_a_device_that_torch_cannot_use_is_an_error(folder: Path) -> None:
+    """It says what torch said, and never takes another device."""
+    checkpoint = Checkpoint.open(Source.find(str(folder)))
+    with pytest.raises(ProviderError, match="cannot use the device 'abacus'"):
+        checkpoint.load_model(dtype="float32", device="abacus", attention=None)
