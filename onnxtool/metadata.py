@@ -11,6 +11,7 @@ from onnxtool.wire import encode_metadata
 
 TASK_KEY = "onnxtool.task"
 HEAD_KEY = "onnxtool.head"
+DTYPE_KEY = "onnxtool.dtype"
 FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
 STEPS_KEY = "onnxtool.steps"
@@ -41,6 +42,8 @@ def stamp_step(
             "cases": len(verification.cases),
             "max_abs_error": verification.max_abs_error,
             "cosine_min": verification.cosine_min,
+            "mask_effect": verification.mask_effect,
+            "provider": verification.provider,
         }
     steps = [*previous, {"step": step, **details, **figures}]
     stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})

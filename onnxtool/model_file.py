@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
@@ -114,11 +115,13 @@ class Staging:
         folder: where to write; nothing outside it changes before the commit.
         output: where the graph file will be.
         previous_locations: external data of the graph file that is there now, which must survive until the commit.
+        obsolete: files to remove with the commit, such as companions of the model that is replaced.
     """
 
     folder: Path
     output: Path
     previous_locations: tuple[str, ...] = ()
+    obsolete: list[Path] = field(default_factory=list)
 
     @property
     def model_path(self) -> Path:
@@ -128,8 +131,8 @@ class Staging:
     @property
     def data_name(self) -> str:
         """A name for external data that does not touch the data of the model that is there now."""
-        taken = {PurePosixPath(location).name for location in self.previous_locations}
-        return next(name for name in _data_names(self.output) if name not in taken)
+        # A graph that was renamed refers to its data by the old name, so a file that is there belongs to somebody.
+        return next(name for name in _data_names(self.output) if not (self.output.parent / name).exists())
 
 
 @contextmanager
@@ -179,6 +182,18 @@ def check_writable(output: Path, *, force: bool) -> None:
         raise OutputWriteError(f"cannot write {output}: it is no regular file", "pass the file to write with --output")
     if exists and not force:
         raise _output_exists(output)
+
+
+def check_model_output(output: Path, *, force: bool) -> None:
+    """Refuse what `check_writable` refuses, and a name that is not NAME.onnx: companions go to the folder NAME.
+
+    Raises:
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output cannot be the name of a model file.
+    """
+    if output.suffix != ".onnx" or not output.stem.strip("."):
+        raise OutputWriteError(f"the output {output} is not called NAME.onnx", "pass --output PATH/NAME.onnx")
+    check_writable(output, force=force)
 
 
 def write_text(output: Path, text: str, *, force: bool) -> None:
@@ -231,6 +246,7 @@ def _commit(staging: Staging, *, force: bool) -> None:
     """Move the staged files to their place, the graph file last, then drop data that only the old graph used."""
     import filecmp
 
+    check_writable(staging.output, force=force)  # somebody else may have made it meanwhile
     parent = staging.output.parent
     companions = [file for file in sorted(staging.folder.rglob("*")) if file.is_file() and file != staging.model_path]
     targets = [(file, parent / file.relative_to(staging.folder)) for file in companions]
@@ -242,10 +258,11 @@ def _commit(staging: Staging, *, force: bool) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         file.replace(target)
     # Only names that onnxtool gives: a hostile old graph may name any file as its data.
-    own_names = set(itertools.islice(_data_names(staging.output), len(staging.previous_locations) + 1))
-    for location in own_names.intersection(staging.previous_locations).difference(new_locations):
+    own = re.compile(re.escape(f"{staging.output.name}.data") + r"(\.[0-9]+)?")
+    superseded = [location for location in staging.previous_locations if own.fullmatch(location)]
+    for file in [*staging.obsolete, *(parent / name for name in superseded if name not in new_locations)]:
         with suppress(OSError):  # the new model is in place; what is left of the old one does no harm
-            (parent / location).unlink()
+            file.unlink()
 
 
 def _output_exists(output: Path) -> OutputExistsError:

@@ -59,6 +59,8 @@ class Verification:
         reference: what the model was compared with.
         mask_effect: how far the reference's own outputs move when the padding is attended to; a figure below `atol`
             means that these weights cannot show a wrong mask. None for a model without an attention mask.
+        provider: where the model ran. The CPU provider computes half precision in float32, so it shows the rounding of
+            weights and not an overflow in between.
     """
 
     passed: bool
@@ -70,6 +72,7 @@ class Verification:
     reference: str
     cases: tuple[VerificationCase, ...]
     mask_effect: float | None = None
+    provider: str = "cpu"
 
 
 @dataclass(frozen=True)

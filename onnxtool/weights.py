@@ -7,6 +7,7 @@ each from where it is, into the middle of a message whose other parts are small.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,14 +33,19 @@ def load_model(path: Path) -> ir.Model:
     import onnx_ir as ir
     from google.protobuf.message import DecodeError
 
+    path = path.resolve()  # onnx_ir reads no external data through a link, and a hub's cache is made of links
     try:
         model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(externalized(path)))
-    except (DecodeError, ir.serde.SerdeError) as error:
+    except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{path} is no valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
         ) from error
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, path.parent)
+    # What is small, or lies in a graph inside a node, is read now: whoever turns the model into a protobuf and back
+    # loses the folder that its location is relative to.
+    with detached_weights(model):
+        ir.external_data.load_to_model(model)
     return model
 
 
@@ -99,7 +105,12 @@ def _is_large(value: ir.Value) -> bool:
 
 def _write_tensor(tensor: Any, file: BinaryIO) -> None:
     start = file.tell()
-    tensor.tofile(file)
+    try:
+        tensor.tofile(file)
+    except OSError as error:
+        if error.errno is None:  # numpy's own, which says how much it wrote and not why
+            raise OSError(errno.ENOSPC, "not all of a weight could be written") from error
+        raise
     written = file.tell() - start
     if written != tensor.nbytes:  # the lengths before it are written already
         raise ModelFileError(

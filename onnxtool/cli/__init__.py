@@ -63,7 +63,9 @@ def main() -> None:
 
 def run() -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed or a gate met, 2 usage, 130 and 143 interrupted."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _terminate)
     try:
         code = main.main(standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
@@ -76,7 +78,7 @@ def run() -> NoReturn:
             hint = ""
         sys.exit(_report(error.format_message(), hint, error.exit_code))
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(_report("interrupted; no output was changed", "", 130))
+        sys.exit(_report("interrupted", "", 130))
     except BrokenPipeError:
         # The reader of our output is gone (`| head`); nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -85,7 +87,7 @@ def run() -> NoReturn:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """Unwind on SIGTERM as on Ctrl-C, so that staged files go."""
+    """Unwind as on Ctrl-C, so that staged files go."""
     sys.exit(128 + signum)
 
 

@@ -106,6 +106,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         Table(("pass", "changes", "time"), rows, frozenset({"changes", "time"})),
         *(Note(f"{result.name}: {result.note}") for result in report.passes if result.note),
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),
+        *_elsewhere(report),
         *verification_blocks(report.verification),
     ]
     return blocks
@@ -114,6 +115,17 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
 def _fusion(count: FusionCount) -> str:
     expected = "" if count.expected is None else f" of {count.expected}"
     return f"{count.kind} {count.found}{expected}"
+
+
+def _elsewhere(report: OptimizeReport) -> list[Note]:
+    if report.verification is None or report.verification.provider == report.provider:
+        return []
+    return [
+        Note(
+            f"verified on {report.verification.provider}, not on {report.provider}: an overflow of half precision "
+            "would not show"
+        )
+    ]
 
 
 def _unfused(count: FusionCount) -> Note:

@@ -10,18 +10,18 @@ from typing import Any
 
 from onnxtool.errors import ExportError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.companions import Pooling, check_splade, read_pooling, write_companions
+from onnxtool.export.companions import Pooling, check_splade, obsolete_companions, read_pooling, write_companions
 from onnxtool.export.graph import tidy
-from onnxtool.export.heads import append_head, choose_head
+from onnxtool.export.heads import Head, append_head, choose_head
 from onnxtool.export.provenance import describe
 from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTER_NAMES, EXPORTERS, Exporter, trace
 from onnxtool.export.verification import Prover, longest_text, prove, tokenize
 from onnxtool.metadata import stamp_step
-from onnxtool.model_file import ModelFile, check_writable, save_model, staged
+from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.reports import ExportReport
-from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.comparison import TOLERANCES, Answers, Tolerance
 from onnxtool.runtime.timing import Stopwatch
 
 __all__ = ["ExportOptions", "export_model"]
@@ -77,6 +77,15 @@ class _Job:
     on_progress: Callable[[str], None]
     stopwatch: Stopwatch
 
+    def load_model(self, exporter: Exporter) -> Any:
+        """Load the weights as this exporter wants them."""
+        return self.checkpoint.load_model(
+            dtype=self.options.dtype,
+            device=self.options.device,
+            attention=exporter.attention,
+            allow_missing_weights=self.options.allow_missing_weights,
+        )
+
 
 def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] = lambda _stage: None) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer beside it, verified against PyTorch.
@@ -93,7 +102,7 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
     stopwatch = Stopwatch()
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     output = options.output or Path("models") / f"{source.name}.onnx"
-    check_writable(output, force=options.force)
+    check_model_output(output, force=options.force)
     on_progress(f"loading {options.model_name}")
     checkpoint = Checkpoint.open(source, task=options.task)
     job = _Job(options, output, checkpoint, checkpoint.load_tokenizer(), on_progress, stopwatch)
@@ -105,7 +114,7 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
         except (ExportError, VerificationError) as error:
             failures.append(error)
             if exporter is exporters[-1]:
-                raise _sum_up(failures) from error
+                raise _sum_up(failures) from None
         else:
             notes = tuple(f"{failure.message}; used {exporter.name} instead" for failure in failures)
             return replace(report, notes=notes)
@@ -114,14 +123,10 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
 
 def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
     options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
-    model = checkpoint.load_model(
-        dtype=options.dtype,
-        device=options.device,
-        attention=exporter.attention,
-        allow_missing_weights=options.allow_missing_weights,
-    )
+    model = job.load_model(exporter)
     signature = detect_signature(model, job.tokenizer)
     head_name, head = choose_head(options.head, signature)
+    task = checkpoint.task if head is None else head.task
     pooling = _pooling_for(head_name, job)
     stopwatch.lap("load")
     job.on_progress(f"tracing {type(model).__name__} with {exporter.name}")
@@ -133,6 +138,7 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
     graph.metadata_props.update(
         describe(
             checkpoint,
+            task=task,
             head=head_name,
             exporter=exporter.name,
             files=files.name,
@@ -145,15 +151,16 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
     with staged(job.output, force=options.force) as staging:
         job.on_progress(f"writing {job.output}")
         path = save_model(graph, staging)
-        del graph
-        write_companions(checkpoint.source, job.tokenizer, staging.folder / files.name, files)
+        del graph, model
+        gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
+        companions = staging.folder / files.name
+        write_companions(checkpoint.source, job.tokenizer, companions, files)
+        staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, files))
         stopwatch.lap("write")
         verification = None
         if options.verify:
             job.on_progress("verifying against PyTorch")
-            answers = Prover(model, job.tokenizer, signature, head, pooling).ask(path)
-            del model
-            gc.collect()  # its weights make room for onnxruntime's
+            answers = _ask_pytorch(path, exporter, job, signature, head, pooling)
             verification = prove(path, answers, options.tolerance)
             stopwatch.lap("verify")
         stamp_step(path, "export", verification, exporter=exporter.name)
@@ -164,7 +171,7 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
         source=checkpoint.source.model_name,
         model_type=checkpoint.config.model_type,
         architecture=checkpoint.architecture,
-        task=checkpoint.task,
+        task=task,
         head=head_name,
         exporter=exporter.name,
         opset=opset,
@@ -175,6 +182,18 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
         notes=(),
         duration_ms=stopwatch.laps_ms,
     )
+
+
+def _ask_pytorch(
+    path: Path, exporter: Exporter, job: _Job, signature: Signature, head: Head | None, pooling: Pooling
+) -> Answers:
+    """Ask a model that was loaded anew: running and tracing may change one for good, and the file with it."""
+    # In float32 whatever the weights are: half precision of PyTorch is a reference with errors of its own.
+    prover = Prover(job.load_model(exporter).float(), job.tokenizer, signature, head, pooling)
+    answers = prover.ask(path)
+    del prover
+    gc.collect()  # its weights make room for onnxruntime's
+    return answers
 
 
 def _pooling_for(head_name: str, job: _Job) -> Pooling:
@@ -203,8 +222,8 @@ def _sample(job: _Job, model: Any, signature: Signature) -> dict[str, Any]:
 
 
 def _sum_up(failures: Sequence[ExportError | VerificationError]) -> ExportError | VerificationError:
-    """Return the one error, or one that tells all of several."""
-    if len(failures) == 1:
-        return failures[0]
+    """Return the one error, the last one where all are of figures, or one that tells all of several."""
+    if len(failures) == 1 or all(isinstance(failure, VerificationError) for failure in failures):
+        return failures[-1]
     reasons = "\n  ".join(failure.message for failure in failures)
     return ExportError(f"no exporter gives a graph that follows the model:\n  {reasons}", failures[0].hint)

@@ -57,7 +57,12 @@ class Checkpoint:
             CheckpointError: the configuration cannot be read, or names no architecture that transformers has.
         """
         config = _load_config(source)
-        named = tuple(getattr(config, "architectures", None) or ())
+        named = getattr(config, "architectures", None) or []
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise CheckpointError(
+                f"config.json of {source.model_name} names {named!r} as its architectures, which is no list of names",
+                'write it as "architectures": ["BertForMaskedLM"], with the class that the weights are of',
+            )
         if task != "auto":
             architecture = _architecture_for(config, task, source)
             return cls(source, config, architecture, task)
@@ -191,6 +196,7 @@ class Checkpoint:
 
 
 def _load_config(source: Source) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -208,7 +214,7 @@ def _load_config(source: Source) -> Any:
             (f"did you mean {', '.join(near)}? " if near else "")
             + "a newer transformers may know it; a model with code of its own needs --trust_remote_code",
         ) from error
-    except (OSError, ImportError) as error:
+    except (OSError, ImportError, TypeError, AttributeError, StrictDataclassError) as error:
         raise source.unreadable(error) from error
 
 

@@ -48,17 +48,15 @@ class Pooling:
 
 
 def read_pooling(source: Source) -> Pooling:
-    """Read the pooling of a sentence-transformers checkpoint; mean without normalization where it says nothing.
+    """Read the pooling of a sentence-transformers checkpoint.
 
     Raises:
-        CheckpointError: it pools or projects in a way that onnxtool cannot put into a graph.
+        CheckpointError: it does not say how it pools, or pools or projects as no head does.
     """
     kinds = [str(entry.get("type", "")).rsplit(".", 1)[-1] for entry in _entries(source)]
     unknown = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
     configs = [
-        config
-        for path in pooling_folders(source)
-        if isinstance(config := source.read_json(f"{path}/config.json"), dict)
+        config for path in module_folders(source) if isinstance(config := source.read_json(f"{path}/config.json"), dict)
     ]
     modes = [
         key for config in configs for key, value in config.items() if key.startswith("pooling_mode_") and value is True
@@ -75,6 +73,11 @@ def read_pooling(source: Source) -> Pooling:
             f"{source.model_name} pools with {', '.join([*unknown, *modes])}, which the head embedding does not do",
             "pass --head none and pool after the model",
         )
+    if "Pooling" not in kinds:
+        raise CheckpointError(
+            f"{source.model_name} does not say how it pools: it has no modules.json with a Pooling",
+            "pass --head none and pool after the model; a hub model needs the network once for this file",
+        )
     return Pooling(names[modes[0]] if modes else "mean", "Normalize" in kinds)
 
 
@@ -84,7 +87,7 @@ def check_splade(source: Source) -> None:
     Raises:
         CheckpointError: its SpladePooling says so.
     """
-    for path in pooling_folders(source):
+    for path in module_folders(source):
         config = source.read_json(f"{path}/config.json")
         if not isinstance(config, dict):
             continue
@@ -103,17 +106,33 @@ def write_companions(source: Source, tokenizer: Any, folder: Path, existing: Pat
     checkpoint has none. A checkpoint that is exported beside itself (`existing` is its own folder) keeps its files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*COMPANIONS, *(f"{path}/config.json" for path in pooling_folders(source))):
+    for name in (*COMPANIONS, *(f"{path}/config.json" for path in module_folders(source))):
         found = source.fetch(name)
         if found is not None and not _is_same_file(found, existing / name):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, target)
     if source.fetch("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
-        tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        # A copy without the settings of the last call, which every consumer of the file would follow.
+        backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        backend.save(str(folder / "tokenizer.json"))
     if source.fetch("vocab.txt") is None and _is_wordpiece(tokenizer):
         vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocabulary), encoding="utf-8")
+
+
+def obsolete_companions(source: Source, folder: Path, existing: Path) -> list[Path]:
+    """Return the companions in `existing` that a replaced model left and that `folder` does not replace.
+
+    None where `existing` is the checkpoint itself.
+    """
+    if not existing.is_dir() or (source.is_local and existing.samefile(source.model_name)):
+        return []
+    before = Source(str(existing), None, trust_remote_code=False, local_only=True)
+    names = [*COMPANIONS, *(f"{path}/config.json" for path in module_folders(before))]
+    return [existing / name for name in names if (existing / name).is_file() and not (folder / name).exists()]
 
 
 def _entries(source: Source) -> Iterator[dict[str, Json]]:
@@ -145,7 +164,7 @@ def card_tags(source: Source) -> tuple[str, ...]:
     return tuple(str(tag) for tag in tags) if isinstance(tags, list) else ()
 
 
-def pooling_folders(source: Source) -> tuple[str, ...]:
+def module_folders(source: Source) -> tuple[str, ...]:
     """Return the folders that modules.json names, e.g. `1_Pooling`; empty for other checkpoints."""
     return tuple(
         plain_name(str(module["path"]))

@@ -35,6 +35,7 @@ class Head:
     Attributes:
         source: the output of the model that it stands on.
         output: the one output of the graph with this head.
+        task: what a model with this head is for, whatever its checkpoint says.
         build: appends the head to a graph.
         reference: the head in PyTorch.
     """
@@ -42,6 +43,7 @@ class Head:
     name: str
     source: str
     output: str
+    task: str
     build: Build
     reference: Reference
 
@@ -92,8 +94,8 @@ def _embedding(hidden: Any, mask: Any, pooling: Pooling) -> Any:
 
 
 HEADS: tuple[Head, ...] = (
-    Head("splade", "logits", "sparse", _build_splade, _splade),
-    Head("embedding", "last_hidden_state", "sentence_embedding", _build_embedding, _embedding),
+    Head("splade", "logits", "sparse", "sparse-encoding", _build_splade, _splade),
+    Head("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", _build_embedding, _embedding),
 )
 # `logits` and `none` put nothing on the model; the first insists on logits.
 HEAD_NAMES = ("auto", "logits", *(head.name for head in HEADS), "none")
@@ -122,6 +124,7 @@ def choose_head(name: str, signature: Signature) -> tuple[str, Head | None]:
 def append_head(model: ir.Model, head: Head, pooling: Pooling) -> None:
     """Put `head` on the graph, in place of its outputs."""
     import onnx_ir as ir
+    import onnx_ir.passes.common as common
 
     graph = model.graph
     source = next(value for value in graph.outputs if value.name == head.source)
@@ -133,6 +136,7 @@ def append_head(model: ir.Model, head: Head, pooling: Pooling) -> None:
     output.dtype = source.dtype
     output.shape = ir.Shape([BATCH, source.shape[-1] if source.shape is not None else None])
     graph.outputs[:] = [output]
+    common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler
 
 
 class Builder:

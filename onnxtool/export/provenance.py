@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.metadata import FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
+from onnxtool.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
 
 _PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -22,12 +22,13 @@ _FIGURES = {
 
 
 def describe(
-    checkpoint: Checkpoint, *, head: str, exporter: str, files: str, dtype: str, max_length: int | None
+    checkpoint: Checkpoint, *, task: str, head: str, exporter: str, files: str, dtype: str, max_length: int | None
 ) -> dict[str, str]:
-    """Return the metadata of an export. It is the same whenever and wherever the same export is made.
+    """Return the metadata of an export. The same export with the same packages has the same, whenever and wherever.
 
     Args:
         checkpoint: what is exported; a folder is named without its path, which is of no use elsewhere.
+        task: what the model is for.
         head: what the graph computes on top of the model.
         exporter: what traced it.
         files: the folder beside the graph that holds tokenizer and configuration.
@@ -45,10 +46,10 @@ def describe(
         "onnxtool.revision": checkpoint.revision,
         "onnxtool.weights_sha256": checkpoint.weights_sha256,
         "onnxtool.architecture": checkpoint.architecture,
-        TASK_KEY: checkpoint.task,
+        TASK_KEY: task,
         HEAD_KEY: head,
         "onnxtool.exporter": exporter,
-        "onnxtool.dtype": dtype,
+        DTYPE_KEY: dtype,
         FILES_KEY: files,
         MAX_LENGTH_KEY: "" if max_length is None else str(max_length),
         "onnxtool.versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),

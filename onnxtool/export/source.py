@@ -6,6 +6,7 @@ Everything is read through transformers, so that its cache, its mirrors and its 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import urllib.request
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ class Source:
         """
         path = Path(model_name)
         if path.is_dir():
+            if revision is not None:
+                raise CheckpointError(
+                    f"--revision {revision} means nothing for the folder {model_name}",
+                    "leave it out, or pass the id of a model on the hub",
+                )
             if not (path / "config.json").is_file():
                 raise CheckpointError(
                     f"the folder {model_name} has no config.json",
@@ -67,7 +73,9 @@ class Source:
     @property
     def name(self) -> str:
         """The last part of the id or folder, after which the output is called."""
-        return Path(self.model_name).absolute().name if self.is_local else self.model_name.rsplit("/", 1)[-1]
+        if not self.is_local:
+            return self.model_name.rsplit("/", 1)[-1]
+        return Path(os.path.abspath(self.model_name)).name  # noqa: PTH100  resolve() would follow links to other names
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -89,7 +97,8 @@ class Source:
                 revision=self.revision or "main",
                 local_files_only=self.local_only,
                 _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
+                # Offline, what the cache does not have counts as absent; online, a failed request must not.
+                _raise_exceptions_for_connection_errors=not self.local_only,
             )
         except (OSError, ValueError) as error:
             raise self.unreadable(error) from error

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from onnxtool.errors import ModelFileError, PassError
-from onnxtool.metadata import STEPS_KEY, stamp_step
-from onnxtool.model_file import ModelFile, check_writable, save_model, staged
+from onnxtool.metadata import DTYPE_KEY, STEPS_KEY, stamp_step
+from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.optimize.fusions import count_fusions, require_attention
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import passes_for
 from onnxtool.optimize.verification import verify_optimized
-from onnxtool.reports import OptimizeReport
+from onnxtool.reports import OptimizeReport, Stats
 from onnxtool.runtime.comparison import TOLERANCES
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_model
@@ -65,7 +66,7 @@ def optimize_model(
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
-    check_writable(output, force=options.force)
+    check_model_output(output, force=options.force)
     context = _context(source, options)
     before = summarize_model(options.model_path)
     passes = passes_for(options.provider, options.precision)
@@ -74,19 +75,24 @@ def optimize_model(
     model, results = run_passes(model, passes, context, on_progress)
     stopwatch.lap("passes")
     model.metadata_props.pop(STEPS_KEY, None)  # stamped anew below, with this step
+    if options.precision == "fp16":
+        model.metadata_props[DTYPE_KEY] = "float16"
     with staged(output, force=options.force) as staging:
         on_progress(f"writing {output}")
         path = save_model(model, staging)
         del model
         gc.collect()  # a graph is full of cycles, and its weights would stay while two sessions load theirs
         stopwatch.lap("write")
-        fusions = count_fusions(summarize_model(path))
+        staged_stats = summarize_model(path)
+        _require_same_signature(before, staged_stats)
+        fusions = count_fusions(staged_stats)
         if options.require_fusion:
             require_attention(fusions)
         verification = None
         if options.verify:
             on_progress("verifying against the input")
-            verification = verify_optimized(path, source, TOLERANCES[options.precision], options.max_error)
+            tolerance = TOLERANCES["fp16" if _is_half(before) else options.precision]
+            verification = verify_optimized(path, source, options.provider, tolerance, options.max_error)
             stopwatch.lap("verify")
         stamp_step(
             path,
@@ -95,6 +101,7 @@ def optimize_model(
             previous=source.steps,
             provider=options.provider,
             precision=options.precision,
+            versions=", ".join(f"{name} {version(name)}" for name in ("onnxtool", "onnxoptimizer")) + f", {_runtime()}",
             passes={result.name: result.num_changes for result in results},
         )
     return OptimizeReport(
@@ -108,6 +115,32 @@ def optimize_model(
         verification=verification,
         duration_ms=stopwatch.laps_ms,
     )
+
+
+def _require_same_signature(before: Stats, after: Stats) -> None:
+    """Insist that whoever calls the model calls it as before.
+
+    Raises:
+        PassError: an input or an output is gone, new, in another place, or of another type.
+    """
+    for kind, old, new in (("inputs", before.inputs, after.inputs), ("outputs", before.outputs, after.outputs)):
+        if [(info.name, info.dtype) for info in old] != [(info.name, info.dtype) for info in new]:
+            names = [", ".join(f"{info.name} {info.dtype}" for info in side) for side in (old, new)]
+            raise PassError(
+                f"the passes changed the {kind} from {names[0]} to {names[1]}",
+                "an input that nothing uses may be dropped: export the model without it",
+            )
+
+
+def _is_half(stats: Stats) -> bool:
+    """Whether most of the weights have half precision already, and with them every answer."""
+    return 2 * stats.initializer_bytes.get("float16", 0) > sum(stats.initializer_bytes.values())
+
+
+def _runtime() -> str:
+    import onnxruntime
+
+    return f"onnxruntime {onnxruntime.__version__}"
 
 
 def _context(source: ModelFile, options: OptimizeOptions) -> Context:

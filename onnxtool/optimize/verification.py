@@ -9,18 +9,22 @@ from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Case, Tolerance, ask, require_passed, verify
-from onnxtool.runtime.feeds import index_bounds, random_feeds, verification_shapes
+from onnxtool.runtime.feeds import index_bounds, is_mask, random_feeds, verification_shapes
+from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 
 _LONGEST = 64  # for a model that does not say how long its texts may be
 
 
-def verify_optimized(path: Path, source: ModelFile, tolerance: Tolerance, max_error: float | None) -> Verification:
-    """Compare the file at `path` with `source`, both on the CPU, on random inputs of several shapes and masks.
+def verify_optimized(
+    path: Path, source: ModelFile, provider: str, tolerance: Tolerance, max_error: float | None
+) -> Verification:
+    """Compare the file at `path` with `source` on random inputs of several shapes and masks.
 
     Args:
         path: the optimized file.
         source: what it was made from.
+        provider: where the file will run; where that cannot run here, both run on the CPU, and the result says so.
         tolerance: what may differ.
         max_error: the most that 1 - cosine of any output may be, in place of the tolerance's.
 
@@ -30,8 +34,9 @@ def verify_optimized(path: Path, source: ModelFile, tolerance: Tolerance, max_er
     if max_error is not None:
         tolerance = replace(tolerance, cosine=1.0 - max_error)
     # One session at a time: each holds the weights twice while it loads.
-    answers = ask(open_session(source.path, provider="cpu").run, _cases(source), name=source.path.name)
-    verification = verify(open_session(path, provider="cpu").run, answers, tolerance)
+    here = provider if provider == "cpu" or not cuda_problem() else "cpu"
+    answers = ask(open_session(source.path, provider=here).run, _cases(source), name=source.path.name)
+    verification = replace(verify(open_session(path, provider=here).run, answers, tolerance), provider=here)
     require_passed(verification, "no file was written; try another --precision, or report the passes that ran")
     return verification
 
@@ -42,6 +47,6 @@ def _cases(source: ModelFile) -> list[Case]:
     cases = []
     for seed, shape in enumerate(verification_shapes(int(longest) if longest.isdecimal() else _LONGEST)):
         feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)
-        masked = any("mask" in name for name in feeds)
+        masked = any(is_mask(info) for info in source.structure.inputs)
         cases.append(Case(shape.description, feeds, shape.mask if masked else None))
     return cases

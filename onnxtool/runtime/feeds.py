@@ -24,12 +24,15 @@ _LOOKUPS: dict[str, tuple[tuple[int, int], ...]] = {
     "Gather": ((1, 0),),
     "EmbedLayerNormalization": ((0, 2), (1, 4)),
 }
-# What keeps an index an index on its way to the table.
-_FORWARDERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+# What keeps an index an index on its way to the table, in whichever of its inputs it stands.
+_FORWARDERS = frozenset(
+    {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand", "Concat"}
+    | {"Add", "Sub", "Clip", "Min", "Max", "Where"}
+)
 _DEFAULT_INDEX_BOUND = 2
 _INDEX_DTYPES = ("int64", "int32")
 _BATCH_AXIS = "batch_size"
-_LONGEST = 512  # a longer window would make a check cost more than what it checks
+_LONGEST = 1024  # a longer window would make a check cost more than what it checks
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,16 @@ class FeedShape:
 
 
 def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
-    """Return the shapes that a model is verified on; S is at most `longest`, and at most 512.
+    """Return the shapes that a model is verified on; S is at most `longest`, and at most 1024.
 
     One row, several, a single token, a length no power of two divides, rows of all lengths padded on the right and on
     the left (which alone shows the mask of a causal model), and one as long as the model takes: axes that were fixed
-    at the traced shape, masks that are not applied and position tables that end early each fail on one of them.
+    at the traced shape, masks that are not applied and position tables that end early each fail on one of them. The
+    longest comes first: some models (BigBird) take a short text as the reason to compute otherwise from then on.
     """
     longest = min(longest or _LONGEST, _LONGEST)
     return (
+        FeedShape.full(1, longest, f"a long text, {longest} tokens"),
         FeedShape.full(1, min(8, longest), "one row"),
         FeedShape.full(4, min(16, longest), "several rows"),
         FeedShape.full(2, 1, "a single token"),
@@ -93,7 +98,6 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
         _ragged("ragged, padded right", (1.0, 0.6, 0.35, 0.1), min(23, longest), "right"),
         _ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"),
         _ragged("ragged, one long row", (0.05, 1.0, 0.5), min(61, longest), "right"),
-        FeedShape.full(1, longest, "as long as the model takes"),
     )
 
 
@@ -106,19 +110,26 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
     """Return how many rows the table has that each integer input of the model indexes.
 
     Found by following the input to the Gather (or EmbedLayerNormalization) that looks it up, so that random ids cover
-    the whole vocabulary and never leave it. An input that indexes nothing is not in the result.
+    the whole vocabulary and never leave it. Where the way from `input_ids` to its table cannot be followed, its bound
+    is that of the largest table that anything looks up. An input that indexes nothing is not in the result.
     """
-    rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if tensor.dims}
+    rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) >= 2}
     bounds: dict[str, int] = {}
+    largest = 0
     # A value and the input that it forwards.
-    origin = {value.name: value.name for value in model.structure.inputs}
+    origin = {value.name: value.name for value in model.structure.inputs if not is_mask(value)}
     for node in read_nodes(model.path):
-        if node.op_type in _FORWARDERS and node.outputs and node.inputs and node.inputs[0] in origin:
-            origin[node.outputs[0]] = origin[node.inputs[0]]
+        forwarded = [value for value in node.inputs if value in origin]
+        if node.op_type in _FORWARDERS and node.outputs and forwarded:
+            origin[node.outputs[0]] = origin[forwarded[0]]
         for indices, table in _lookups(node):
-            if indices in origin and table in rows:
-                name = origin[indices]
-                bounds[name] = min(bounds.get(name, rows[table]), rows[table])
+            if table in rows:
+                largest = max(largest, rows[table])
+                if indices in origin:
+                    name = origin[indices]
+                    bounds[name] = min(bounds.get(name, rows[table]), rows[table])
+    if largest and any(value.name == "input_ids" for value in model.structure.inputs):
+        bounds.setdefault("input_ids", largest)
     return bounds
 
 

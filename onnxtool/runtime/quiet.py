@@ -13,7 +13,7 @@ from collections.abc import Iterator
 def quiet() -> Iterator[io.StringIO]:
     """Collect prints, logs below critical and progress bars of the block, and drop its warnings.
 
-    Only what raises counts here: each of our callers checks the outcome itself, and a failure carries what was said.
+    Only what raises counts here: each of our callers checks the outcome itself.
     """
     said = io.StringIO()
     previous = logging.root.manager.disable

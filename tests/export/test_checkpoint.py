@@ -213,3 +213,30 @@ def test_a_device_that_torch_cannot_use_is_an_error(folder: Path) -> None:
     checkpoint = Checkpoint.open(Source.find(str(folder)))
     with pytest.raises(ProviderError, match="cannot use the device 'abacus'"):
         checkpoint.load_model(dtype="float32", device="abacus", attention=None)
+
+
+@pytest.mark.parametrize("architectures", [[3], "BertModel", {"a": 1}])
+def test_architectures_that_are_no_list_of_names_are_said_so(folder: Path, architectures: object) -> None:
+    """A string would be read letter by letter."""
+    change_config(folder, lambda config: config.update(architectures=architectures))
+    with pytest.raises(CheckpointError, match="architectures|cannot load"):
+        load(folder)
+
+
+def test_a_config_of_wrong_types_is_no_traceback(folder: Path) -> None:
+    """Transformers validates some fields with an error of its own."""
+    change_config(folder, lambda config: config.update(hidden_size="wide"))
+    with pytest.raises(CheckpointError, match="cannot load"):
+        load(folder)
+
+
+def test_a_revision_of_a_folder_is_refused(folder: Path) -> None:
+    """It would be ignored."""
+    with pytest.raises(CheckpointError, match="--revision v1 means nothing"):
+        Source.find(str(folder), revision="v1")
+
+
+def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(folder: Path) -> None:
+    """The mean would be a guess, and the proof would share it."""
+    with pytest.raises(CheckpointError, match="does not say how it pools"):
+        read_pooling(Source.find(str(folder)))

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export
-from onnxtool.errors import ExportError, OutputExistsError, VerificationError
+from onnxtool.errors import ExportError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.model_file import ModelFile
@@ -251,11 +251,83 @@ def test_an_impossible_tolerance_fails_and_leaves_nothing(workshop: Workshop, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_float16_weights_are_exported_as_such(workshop: Workshop, tmp_path: Path) -> None:
-    """And verified against the same weights in PyTorch."""
-    options = ExportOptions(
-        str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", exporter="torchscript", dtype="float16"
+def test_float16_weights_are_exported_as_such(minilm: Path, tmp_path: Path) -> None:
+    """And verified against the same weights in PyTorch, which computes in float32."""
+    report = export_model(
+        ExportOptions(str(minilm), output=tmp_path / "m.onnx", exporter="torchscript", dtype="float16")
     )
-    report = export_model(options)
     assert {output.dtype for output in report.outputs} == {"float16"}
-    assert json.loads(ModelFile.open(tmp_path / "m.onnx").metadata["onnxtool.steps"])[0]["verified"] is True
+    assert report.verification is not None
+    assert report.verification.cosine_min > 0.9999
+
+
+def test_a_model_that_its_own_runs_change_is_compared_with_a_fresh_copy(workshop: Workshop, tmp_path: Path) -> None:
+    """BigBird takes a short text as the reason to attend fully for good, which the trace then holds."""
+    import transformers
+
+    folder = Path(shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "bigbird"))
+    (folder / "model.safetensors").unlink()
+    torch.manual_seed(0)
+    config = transformers.BigBirdConfig(
+        vocab_size=30522, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=512, block_size=16, num_random_blocks=1, initializer_range=0.3,
+        pad_token_id=0, bos_token_id=101, eos_token_id=102, sep_token_id=102, architectures=["BigBirdForMaskedLM"],
+    )  # fmt: skip
+    transformers.BigBirdForMaskedLM(config).save_pretrained(folder)
+    options = ExportOptions(str(folder), output=tmp_path / "m.onnx", exporter="torchscript")
+    with pytest.raises(VerificationError, match="a long text"):
+        export_model(options)
+
+
+def test_files_of_a_replaced_checkpoint_do_not_stay(workshop: Workshop, minilm: Path, tmp_path: Path) -> None:
+    """Its pooling would be applied to a model that has none."""
+    output = tmp_path / "m.onnx"
+    for checkpoint in (minilm, workshop.checkpoint("tiny-encoder")):
+        export_model(ExportOptions(str(checkpoint), output=output, exporter="torchscript", verify=False, force=True))
+    found = {str(path.relative_to(tmp_path / "m")) for path in (tmp_path / "m").rglob("*") if path.is_file()}
+    assert found == {"config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
+
+
+def test_a_written_tokenizer_neither_truncates_nor_pads(workshop: Workshop, tmp_path: Path) -> None:
+    """Its consumers set their own limits; those of the last call here are none of theirs."""
+    folder = Path(shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "checkpoint"))
+    (folder / "tokenizer.json").unlink()
+    export_model(ExportOptions(str(folder), output=tmp_path / "m.onnx", exporter="torchscript", verify=False))
+    written = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    assert (written["truncation"], written["padding"]) == (None, None)
+
+
+def test_a_head_says_what_the_model_is_for(workshop: Workshop, tmp_path: Path) -> None:
+    """A masked language model with the splade head is a sparse encoder, whatever its card says."""
+    options = ExportOptions(
+        str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx", head="splade", exporter="torchscript"
+    )
+    assert export_model(options).metadata["onnxtool.task"] == "sparse-encoding"
+
+
+def test_what_only_the_replaced_outputs_used_is_gone(minilm: Path, tmp_path: Path) -> None:
+    """A sentence embedding needs no pooler."""
+    options = ExportOptions(
+        str(minilm), output=tmp_path / "m.onnx", head="embedding", exporter="torchscript", verify=False
+    )
+    model = onnx.load(export_model(options).output)
+    assert not any("pooler" in tensor.name for tensor in model.graph.initializer)
+    assert not any(node.op_type == "Tanh" for node in model.graph.node)
+
+
+@pytest.mark.parametrize("name", ["nosuffix", "m.bin", ".onnx"])
+def test_an_output_must_be_called_as_a_model(workshop: Workshop, tmp_path: Path, name: str) -> None:
+    """The companions go to the folder of its stem."""
+    with pytest.raises(OutputWriteError, match=r"not called NAME\.onnx"):
+        export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / name))
+
+
+def test_the_name_of_a_relative_folder_is_its_own(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`..` would be a place outside models/."""
+    shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "mine")
+    (tmp_path / "mine" / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "mine" / "inner")
+    report = export_model(ExportOptions("..", exporter="torchscript", verify=False))
+    assert (Path(report.output), report.metadata["onnxtool.source"]) == (Path("models/mine.onnx"), "mine")

@@ -16,6 +16,7 @@ from onnxtool.errors import FusionError, ModelFileError, OutputExistsError, Pass
 from onnxtool.model_file import ModelFile, save_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.runtime.feeds import index_bounds
 from tests.optimize.test_passes import ragged_feeds
 from tests.workshop import Workshop
 
@@ -180,3 +181,79 @@ def test_an_existing_output_needs_force(exported: Path) -> None:
     assert output.read_text() == "precious"
     optimize_model(OptimizeOptions(exported, force=True))
     assert numpy_helper.to_array(onnx.load(output).graph.initializer[0]).size > 0
+
+
+def test_a_half_precision_export_is_judged_by_half_precision(minilm: Path, tmp_path: Path) -> None:
+    """Its own rounding is no error of the passes."""
+    from onnxtool.export import ExportOptions, export_model
+
+    options = ExportOptions(
+        str(minilm), output=tmp_path / "m.onnx", exporter="torchscript", dtype="float16", verify=False
+    )
+    report = optimize_model(OptimizeOptions(Path(export_model(options).output)))
+    assert report.verification is not None
+    assert report.verification.atol == 5e-3
+
+
+def test_the_dtype_in_the_metadata_follows_the_weights(exported: Path) -> None:
+    """And the step says with which tools, and how far a wrong mask would have shown."""
+    report = optimize_model(OptimizeOptions(exported, precision="fp16"))
+    model = ModelFile.open(Path(report.output))
+    assert model.metadata["onnxtool.dtype"] == "float16"
+    assert f"onnxruntime {ort.__version__}" in str(model.steps[-1]["versions"])
+    assert model.steps[-1]["provider"] == "cpu"
+    assert float(str(model.steps[-1]["mask_effect"])) > 1e-2
+
+
+def test_data_of_a_renamed_graph_is_not_overwritten(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph refers to its data by the name that it had."""
+    monkeypatch.setattr(save_model, "__kwdefaults__", {"max_inline_bytes": 1_000_000})
+    path = Path(shutil.copy(workshop.exported("tiny-encoder", exporter="torchscript"), tmp_path / "m.onnx"))
+    first = Path(optimize_model(OptimizeOptions(path)).output)
+    renamed = first.rename(tmp_path / "m.onnx")
+    data = (tmp_path / "m-optimized.onnx.data").read_bytes()
+    optimize_model(OptimizeOptions(renamed, force=True))
+    assert (tmp_path / "m-optimized.onnx.data").read_bytes() == data
+    assert ModelFile.open(renamed).external_locations == ("m-optimized.onnx.data",)
+
+
+def test_an_input_that_the_passes_drop_is_an_error(exported: Path) -> None:
+    """Whoever calls the model would have to know."""
+    model = onnx.load(exported)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("unused", onnx.TensorProto.INT64, ["batch_size"]))
+    onnx.save(model, exported)
+    with pytest.raises(PassError, match="changed the inputs"):
+        optimize_model(OptimizeOptions(exported, verify=False))
+
+
+def test_zeroed_embeddings_are_seen_behind_a_clip(exported: Path) -> None:
+    """Random ids must cover the vocabulary, however they reach it."""
+    model = onnx.load(exported)
+    bound = onnx.numpy_helper.from_array(np.array(30521), "bound")
+    model.graph.initializer.append(bound)
+    for node in model.graph.node:
+        node.input[:] = ["clipped" if name == "input_ids" else name for name in node.input]
+    model.graph.node.insert(0, onnx.helper.make_node("Min", ["input_ids", "bound"], ["clipped"]))
+    onnx.save(model, exported)
+    assert index_bounds(ModelFile.open(exported))["input_ids"] == 30522
+
+
+def test_a_link_to_a_model_is_followed(exported: Path, tmp_path: Path) -> None:
+    """A hub's cache is made of links."""
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "model.onnx").symlink_to(exported)
+    report = optimize_model(OptimizeOptions(tmp_path / "links" / "model.onnx"))
+    assert Path(report.output) == tmp_path / "links" / "model-optimized.onnx"
+
+
+def test_half_precision_of_float_inputs_is_valid_onnx(tmp_path: Path) -> None:
+    """The casts come before what reads them."""
+    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch_size", 64]) for name in "xy"]
+    nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    onnx.checker.check_model(optimize_model(OptimizeOptions(tmp_path / "m.onnx", precision="fp16")).output)

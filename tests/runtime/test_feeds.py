@@ -41,9 +41,9 @@ def test_a_full_shape_has_no_padding() -> None:
 
 @pytest.mark.parametrize("longest", [1, 2, 7, 20, 64, 512, 4096])
 def test_verification_stays_within_what_the_model_takes(longest: int) -> None:
-    """Up to its limit, with padding on both sides where it is asked for, and never more than 512 tokens."""
+    """Up to its limit, with padding on both sides where it is asked for, and never more than 1024 tokens."""
     shapes = verification_shapes(longest)
-    assert max(shape.sequence_length for shape in shapes) == min(longest, 512)
+    assert max(shape.sequence_length for shape in shapes) == min(longest, 1024)
     for shape in shapes:
         assert all(1 <= length <= shape.sequence_length for length in shape.lengths)
     assert {shape.padding for shape in shapes} == {"right", "left"}
@@ -154,7 +154,21 @@ def test_bounds_are_the_rows_of_the_table_that_an_input_indexes(tmp_path: Path) 
     ]
     tables = {"words": 11, "segments": 3, "larger": 8, "places": 6, "axes": 1}
     names = ("input_ids", "token_type_ids", "position_ids", "attention_mask")
-    assert _bounds(tmp_path / "m.onnx", nodes, tables, names) == {"input_ids": 11, "token_type_ids": 3}
+    assert _bounds(tmp_path / "m.onnx", nodes, tables, names) == {
+        "input_ids": 11,
+        "token_type_ids": 3,
+        "position_ids": 6,
+    }
+
+
+def test_ids_that_cannot_be_followed_are_bounded_by_the_largest_table(tmp_path: Path) -> None:
+    """Otherwise a model whose ids are hidden behind an unknown operator would be verified on two rows of thousands."""
+    nodes = [
+        helper.make_node("BitShift", ["input_ids", "input_ids"], ["hidden"], direction="LEFT"),
+        helper.make_node("Gather", ["words", "hidden"], ["a"]),
+        helper.make_node("Gather", ["places", "hidden"], ["y"]),
+    ]
+    assert _bounds(tmp_path / "m.onnx", nodes, {"words": 11, "places": 6}, ("input_ids",)) == {"input_ids": 11}
 
 
 def test_bounds_are_found_in_fused_embeddings(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     with quiet():
         converted = convert_float_to_float16(to_full_proto(model), keep_io_types=True)
     result = ir.from_proto(converted)
+    result.graph.sort()  # the casts of inputs are appended at the end
     restore_description(result, model)
     return Outcome(result, count_changes(before, inventory(result)))
 
