@@ -6,7 +6,7 @@
     threshold = [ "+" | "-" ] digits [ "." digits ] [ "%" ]
 
 A figure is the path to a number in the JSON form of the report, e.g. `num_nodes`, `ops.MatMul`, `inputs.0.shape.1`;
-an operator or dtype that a report does not count is 0.
+an operator or dtype that a report does not count is 0, unless it is one that it counts in other case.
 
 A threshold with a sign is relative to the same figure of a base: `num_nodes>+10` is met by more than ten nodes over
 the base, `size_bytes>+5%` by more than five percent over it. Spaces around the three parts do not matter.
@@ -140,18 +140,25 @@ def _look_up(gate: Gate, report: Json, place: str) -> Fraction:
         return figures[gate.figure]
     group, _, name = gate.figure.partition(".")
     is_count = (group == "ops" and name) or (group == "initializer_bytes" and name in DTYPE_NAMES)
-    if is_count and isinstance(report, dict) and group in report:
+    # Operators are spelled with capitals: a gate on ops.Matmul would never be met, and nobody would know.
+    other_case = [name for name in figures if name.casefold() == gate.figure.casefold()]
+    if is_count and not other_case and isinstance(report, dict) and group in report:
         return Fraction(0)
     raise GateError(
-        f"the {place} has no figure {gate.figure!r} (gate {gate.expression!r})", _name_figures(gate.figure, figures)
+        f"the {place} has no figure {gate.figure!r} (gate {gate.expression!r})",
+        _name_figures(other_case or _similar(gate.figure, figures), figures),
     )
 
 
-def _name_figures(wanted: str, figures: dict[str, Fraction]) -> str:
-    """Say which figures are like `wanted`, and which there are at the top of the report."""
+def _similar(wanted: str, figures: dict[str, Fraction]) -> list[str]:
     from difflib import get_close_matches
 
-    similar = [repr(name) for name in get_close_matches(wanted, figures, n=3, cutoff=0.7)]  # names are untrusted
+    return get_close_matches(wanted, figures, n=3, cutoff=0.7)
+
+
+def _name_figures(meant: list[str], figures: dict[str, Fraction]) -> str:
+    """Say which figures may be `meant`, and which there are at the top of the report."""
+    similar = [repr(name) for name in meant]  # names are untrusted
     top = [name for name in figures if "." not in name]
     groups = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in figures if "." in name)
     there = f"there are {', '.join([*top, *groups])}"

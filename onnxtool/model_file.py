@@ -73,6 +73,23 @@ class ModelFile:
         files = {self.path, *(self.path.parent / location for location in self.external_locations)}
         return sum(file.stat().st_size for file in files)
 
+    def metadata_number(self, key: str) -> int | None:
+        """Return the positive number in the metadata under `key`; None where there is none.
+
+        Raises:
+            ModelFileError: something else than a number is there.
+        """
+        text = self.metadata.get(key)
+        if text is None:
+            return None
+        # Metadata is untrusted: int() reads digits of any script, and fails on thousands of them.
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
+            raise ModelFileError(
+                f"the metadata {key} of {self.path} is {text[:60]!r}, not a number",
+                "it was edited, or another tool means something else by it; export the model again",
+            )
+        return int(text)
+
     @cached_property
     def steps(self) -> tuple[dict[str, Json], ...]:
         """What onnxtool did to this model, oldest first; empty for a model of another tool."""

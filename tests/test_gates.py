@@ -146,6 +146,10 @@ def test_what_does_not_follow_the_grammar_is_refused(expression: str) -> None:
         ("num_node>5", "did you mean 'num_nodes'? there are size_bytes, num_nodes, ops.*, opsets.*"),
         ("opsets.com.microsoft>1", "opsets.*"),
         ("initializer_bytes.flaot32>5", "did you mean 'initializer_bytes.float32'?"),
+        ("ops.Matmul>98", "did you mean 'ops.MatMul'?"),
+        ("ops.MATMUL==0", "did you mean 'ops.MatMul'?"),
+        ("ops.com.Microsoft::attention>0", "did you mean 'ops.com.microsoft::Attention'?"),
+        ("Num_Nodes>5", "did you mean 'num_nodes'?"),
         ("ops>5", "ops.*"),
         ("ops.>5", "ops.*"),
         ("path==5", "size_bytes"),
@@ -157,6 +161,13 @@ def test_an_unknown_figure_is_named_with_those_that_exist(expression: str, hint:
     with pytest.raises(GateError, match="the report has no figure") as caught:
         check(expression)
     assert hint in caught.value.hint
+
+
+def test_a_base_that_counts_it_in_other_case_is_an_error() -> None:
+    """The report has none left, so that only the base tells that the name is misspelt."""
+    with pytest.raises(GateError, match="the base has no figure 'ops.GELU'") as caught:
+        check("ops.GELU<-3")
+    assert "did you mean 'ops.Gelu'?" in caught.value.hint
 
 
 def test_counts_are_zero_only_in_a_report_that_counts() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from onnxtool.cli.options import CountList, PathType, output_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_shape
@@ -18,6 +19,9 @@ _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "la
 # A wider table of all pairs does not fit a screen; the nearest text of each is shown instead.
 _MAX_MATRIX = 12
 _MAX_TEXT_WIDTH = 80
+# Parameters that mean nothing without --benchmark, and those that mean nothing with it.
+_OF_BENCHMARKS = frozenset({"batch_sizes", "sequence_lengths", "runs", "duration_s", "warmup"})
+_OF_TEXTS = frozenset({"texts", "input_path", "top_k", "model_name"})
 
 
 @click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
@@ -87,10 +91,12 @@ def command(
     What is printed depends on what the model is for: the terms of a sparse encoder and their weights, labels, the
     tokens for a mask, or how similar the texts are to each other.
     """
-    has_texts = bool(texts) or input_path is not None
-    if benchmark and has_texts:
-        raise click.UsageError("--benchmark times random inputs; leave out --text and --input")
-    if not benchmark and not has_texts:
+    if benchmark:
+        if unused := _given_of(_OF_TEXTS):
+            raise click.UsageError(f"--benchmark times random inputs; leave out {' and '.join(unused)}")
+    elif unused := _given_of(_OF_BENCHMARKS):
+        raise click.UsageError(f"nothing is timed without --benchmark; pass it, or leave out {' and '.join(unused)}")
+    elif not texts and input_path is None:
         raise click.UsageError("nothing to run: pass --text, --input or --benchmark")
     if output is not None:
         check_writable(output, force=force)
@@ -124,6 +130,16 @@ def command(
             )
             blocks = _infer_blocks(report)
     emit(report, blocks, format_name, output=output, force=force)
+
+
+def _given_of(names: frozenset[str]) -> list[str]:
+    """Return the options for the parameters `names` that stand on the command line, in the order of the help."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 def _infer_blocks(report: InferReport) -> list[Block]:

@@ -29,7 +29,7 @@ from onnxtool.infer.tokenizer import EncodedText, TextTokenizer
 from onnxtool.reports import Scored
 
 # Modules of a sentence-transformers checkpoint that are computed here when the graph ends before them.
-_COMPUTED_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dropout"})
+_COMPUTED_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ def embed(batch: Batch, interpreter: Interpreter) -> list[Answer]:
 
 
 def _require_computable(folder: CheckpointFolder) -> None:
-    missing = sorted({kind for kind, _ in folder.modules} - _COMPUTED_MODULES)
+    missing = sorted({kind for kind, _ in folder.modules} - set(_COMPUTED_MODULES))
     if missing:
         raise InputError(
             f"the checkpoint computes embeddings with {', '.join(missing)}, which this graph does not",
-            "export it with --head embedding",
+            f"use sentence-transformers for this checkpoint; onnxtool computes {', '.join(_COMPUTED_MODULES)} so far",
         )
 
 

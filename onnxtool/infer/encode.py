@@ -20,7 +20,7 @@ from onnxtool.infer.tasks import deduce_task, rule_for, stated_task
 from onnxtool.infer.tokenizer import EncodedText, TextTokenizer
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import InferReport, TextAnswer
-from onnxtool.runtime.feeds import index_bounds
+from onnxtool.runtime.feeds import index_bounds, is_mask
 from onnxtool.runtime.session import Session, open_session
 
 # Texts are read and sorted by length this many at a time, so that batches are even and a corpus of any size fits.
@@ -55,7 +55,7 @@ def infer_texts(
         on_progress: is told what is being done.
 
     Raises:
-        InputError: there are no texts or no tokenizer, or the tokenizer does not fit the model.
+        InputError: there are no texts or no tokenizer, a text has no token, or the tokenizer does not fit the model.
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here.
         SessionError: onnxruntime cannot load or run the model, or it gives no numbers.
@@ -81,6 +81,7 @@ def infer_texts(
         part = named[start : start + _TEXTS_AT_A_TIME]
         on_progress(f"running texts {start + 1} to {start + len(part)} of {len(named)}")
         read = tokenizer.encode([text.contents for text in part])
+        _require_tokens(part, read, first=start + 1)
         answers += runner.answer(read)
         encoded += read
     notes = [] if stated_task(model) else [f"the model does not say what it is for; read as {task} from its outputs"]
@@ -91,7 +92,12 @@ def infer_texts(
         kind=runner.rule.kind,
         answers=tuple(_text_answer(*item) for item in zip(named, encoded, answers, strict=True)),
         similarities=_similarities(answers, notes),
-        notes=(*notes, *_truncation_note(encoded, limit), *dict.fromkeys(a.note for a in answers if a.note)),
+        notes=(
+            *notes,
+            *_truncation_note(encoded, limit),
+            *_padding_note(encoded, model),
+            *dict.fromkeys(answer.note for answer in answers if answer.note),
+        ),
     )
 
 
@@ -105,18 +111,21 @@ class _Runner:
     interpreter: Interpreter
 
     def answer(self, texts: Sequence[EncodedText]) -> list[Answer]:
-        """Answer for each of `texts`, in their order, running those of similar length together."""
+        """Answer for each of `texts`, in their order, running those of similar length together.
+
+        Where the graph has no mask to ignore padding by, only those of equal length.
+        """
         model = self.session.model
         batch_size, sequence_length = fixed_shape(model)
         bound = index_bounds(model).get("input_ids")
         answers: dict[int, Answer] = {}
-        for places in _batches([len(text) for text in texts], _batch_limits(model)):
+        # A fixed sequence length pads every text to the same length, whatever its neighbours are.
+        may_pad = _has_mask(model) or sequence_length is not None
+        for places in _batches([len(text) for text in texts], _batch_limits(model), may_pad=may_pad):
             together = [texts[place] for place in places]
             # A graph with a fixed batch gets the last text again until it is full.
             filled = together + [together[-1]] * ((batch_size or 0) - len(together))
             arrays = self.tokenizer.pad(filled, sequence_length)
-            if not arrays["input_ids"].size:
-                raise InputError("a text has no tokens", "leave out empty texts; this tokenizer adds nothing to them")
             if bound is not None and arrays["input_ids"].max() >= bound:
                 raise InputError(
                     f"the tokenizer gives token {arrays['input_ids'].max()}, and {model.path} knows {bound} tokens",
@@ -144,13 +153,18 @@ def _batch_limits(model: ModelFile) -> tuple[int, int]:
     return batch_size, max(1, _MAX_OUTPUT_ELEMENTS // max(1, widest))
 
 
-def _batches(lengths: Sequence[int], limits: tuple[int, int]) -> Iterator[list[int]]:
-    """Yield the places of texts that run together, the shortest texts first."""
+def _has_mask(model: ModelFile) -> bool:
+    return any(is_mask(info) for info in model.structure.inputs)
+
+
+def _batches(lengths: Sequence[int], limits: tuple[int, int], *, may_pad: bool) -> Iterator[list[int]]:
+    """Yield the places of texts that run together, the shortest texts first; of equal length unless they `may_pad`."""
     max_texts, max_tokens = limits
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
         # The text about to be added is the longest so far, and the others will be padded to it.
-        if batch and (len(batch) == max_texts or (len(batch) + 1) * lengths[place] > max_tokens):
+        is_full = len(batch) == max_texts or (len(batch) + 1) * lengths[place] > max_tokens
+        if batch and (is_full or (not may_pad and lengths[place] != lengths[batch[0]])):
             yield batch
             batch = []
         batch.append(place)
@@ -202,8 +216,28 @@ def _similarities(answers: Sequence[Answer], notes: list[str]) -> tuple[tuple[fl
     return tuple(tuple(float(value) for value in row) for row in cosine_similarities(np.stack(vectors)))
 
 
+def _require_tokens(texts: Sequence[TextInput], encoded: Sequence[EncodedText], *, first: int) -> None:
+    """Refuse a text without any token, which leaves nothing to pool over, by its number counted from `first`."""
+    for number, (text, tokens) in enumerate(zip(texts, encoded, strict=True), start=first):
+        if not len(tokens):
+            name = f"text {number}" if text.id is None else f"text {number} (id {text.id!r})"
+            raise InputError(
+                f"{name} has no tokens: {text.contents[:60]!r}", "leave it out; this tokenizer adds nothing to a text"
+            )
+
+
 def _truncation_note(texts: Sequence[EncodedText], limit: Limit | None) -> list[str]:
     count = sum(text.truncated for text in texts)
     if not count or limit is None:
         return []
     return [f"{count} of {len(texts)} texts were cut to {limit.tokens} tokens ({limit.source})"]
+
+
+def _padding_note(texts: Sequence[EncodedText], model: ModelFile) -> list[str]:
+    """Warn where a graph of fixed sequence length reads padding that it has no mask to ignore."""
+    sequence_length = fixed_shape(model)[1]
+    if sequence_length is None or _has_mask(model):
+        return []
+    count = sum(len(text) < sequence_length for text in texts)
+    padded = f"{count} of {len(texts)} texts are padded to {sequence_length} tokens"
+    return [f"{padded}, and the padding is not masked: the graph has no mask input"] if count else []

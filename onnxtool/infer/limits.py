@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxtool.infer.checkpoint_folder import CheckpointFolder
+from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json
 from onnxtool.wire import read_nodes
@@ -49,8 +50,18 @@ class Limit:
 
 
 def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit | None:
-    """Return the smallest limit that the graph or the checkpoint's files set for texts, or None where none does."""
-    return min((limit for limit in _text_limits(model, folder, task)), default=None)
+    """Return the smallest limit set for texts, or None where there is none.
+
+    The export's stamp says how many tokens the model takes; of a file without one, as other tools write them, it is
+    deduced from the graph and the checkpoint's files.
+
+    Raises:
+        InputError: a file of the checkpoint is malformed.
+        ModelFileError: the stamp is no number of tokens.
+    """
+    stamped = _stamped_limit(model)
+    limits = _deduced_limits(model, folder) if stamped is None else (stamped, *_shape_limit(model))
+    return min((*limits, *_embedding_limit(folder, task)), default=None)
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
@@ -76,13 +87,21 @@ def fixed_shape(model: ModelFile) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _text_limits(model: ModelFile, folder: CheckpointFolder, task: str) -> Iterator[Limit]:
-    tokens = _integer(folder.read("tokenizer_config.json"), "model_max_length")
-    if tokens is not None and 0 < tokens < _UNLIMITED:
-        yield Limit(tokens, "model_max_length of tokenizer_config.json")
+def _stamped_limit(model: ModelFile) -> Limit | None:
+    stamped = model.metadata_number(MAX_LENGTH_KEY)
+    return None if stamped is None else Limit(stamped, f"{MAX_LENGTH_KEY} of the model's metadata")
+
+
+def _embedding_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
     tokens = _integer(folder.read("sentence_bert_config.json"), "max_seq_length")
     if tokens and task == "sentence-similarity":
         yield Limit(tokens, "max_seq_length of sentence_bert_config.json")
+
+
+def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limit]:
+    tokens = _integer(folder.read("tokenizer_config.json"), "model_max_length")
+    if tokens is not None and 0 < tokens < _UNLIMITED:
+        yield Limit(tokens, "model_max_length of tokenizer_config.json")
     config = folder.read("config.json")
     for key in ("max_position_embeddings", "n_positions"):
         tokens = _integer(config, key)
@@ -91,10 +110,14 @@ def _text_limits(model: ModelFile, folder: CheckpointFolder, task: str) -> Itera
     yield from _graph_limits(model, reserved_positions(folder))
 
 
-def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
+def _shape_limit(model: ModelFile) -> Iterator[Limit]:
     sequence_length = fixed_shape(model)[1]
     if sequence_length is not None:
         yield Limit(sequence_length, "the shape of the input input_ids")
+
+
+def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
+    yield from _shape_limit(model)
     rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) == 2}
     fused = {
         node.inputs[_FUSED_POSITION_SLOT]

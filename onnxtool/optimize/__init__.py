@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from onnxtool.errors import ModelFileError, PassError
+from onnxtool.errors import PassError
 from onnxtool.metadata import DTYPE_KEY, STEPS_KEY, stamp_step
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.optimize.fusions import count_fusions, require_attention
@@ -145,19 +145,10 @@ def _runtime() -> str:
 
 def _context(source: ModelFile, options: OptimizeOptions) -> Context:
     """Join what the user says of the model with what its metadata says; the user wins."""
-    heads = options.num_heads if options.num_heads is not None else _number(source, "num_heads")
-    hidden = options.hidden_size if options.hidden_size is not None else _number(source, "hidden_size")
+    heads = options.num_heads or source.metadata_number("num_heads") or 0
+    hidden = options.hidden_size or source.metadata_number("hidden_size") or 0
     if heads and hidden and hidden % heads:
         raise PassError(
             f"hidden_size {hidden} is no multiple of num_heads {heads}", "check --num_heads and --hidden_size"
         )
     return Context(options.model_type or source.metadata.get("model_type", ""), heads, hidden, options.provider)
-
-
-def _number(source: ModelFile, key: str) -> int:
-    text = source.metadata.get(key, "0")
-    if not text.isdecimal():
-        raise ModelFileError(
-            f"the metadata {key} of {source.path} is {text!r}, not a number", f"pass --{key}, or export the model again"
-        )
-    return int(text)

@@ -43,9 +43,9 @@ def verify_optimized(
 
 def _cases(source: ModelFile) -> list[Case]:
     bounds = index_bounds(source)
-    longest = source.metadata.get(MAX_LENGTH_KEY, "")
+    longest = source.metadata_number(MAX_LENGTH_KEY) or _LONGEST
     cases = []
-    for seed, shape in enumerate(verification_shapes(int(longest) if longest.isdecimal() else _LONGEST)):
+    for seed, shape in enumerate(verification_shapes(longest)):
         feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)
         masked = any(is_mask(info) for info in source.structure.inputs)
         cases.append(Case(shape.description, feeds, shape.mask if masked else None))

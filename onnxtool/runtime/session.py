@@ -25,7 +25,7 @@ class Session:
 
     Attributes:
         provider: the short name of the provider that runs it.
-        threads: intra-op threads.
+        threads: intra-op threads; where none were asked for, the cores that this process may use.
         load_ms: from the file to this session.
     """
 
@@ -92,7 +92,7 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0) -> Ses
     model = ModelFile.open(path)
     provider = resolve_provider(provider)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or _threads_to_ask_for()
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
     start = time.perf_counter()
     try:
@@ -109,6 +109,16 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0) -> Ses
             "a CUDA or cuDNN library is missing or of another version; see onnxtool env, or pass --provider cpu",
         )
     return Session(model, provider, threads or _available_cores(), load_ms, inference)
+
+
+def _threads_to_ask_for() -> int:
+    """Return 0, which leaves the choice to onnxruntime, unless this process may not use all cores.
+
+    onnxruntime starts a thread for each physical core of the machine, also for those that taskset or a cpuset keeps
+    from this process.
+    """
+    cores = _available_cores()
+    return cores if cores < (os.cpu_count() or 1) else 0
 
 
 def _available_cores() -> int:

@@ -182,7 +182,21 @@ def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -
     ("arguments", "message"),
     [
         ((), "nothing to run: pass --text, --input or --benchmark"),
-        (("--benchmark", "--text", "cat"), "--benchmark times random inputs"),
+        (("--benchmark", "--text", "cat"), "--benchmark times random inputs; leave out --text\n"),
+        (("--benchmark", "--input", "a.txt"), "--benchmark times random inputs; leave out --input\n"),
+        (("--benchmark", "--top_k", "10"), "--benchmark times random inputs; leave out --top_k\n"),
+        (
+            ("--benchmark", "--top-k", "3", "--model_name", "models"),
+            "--benchmark times random inputs; leave out --model_name and --top_k\n",
+        ),
+        (("--text", "cat", "--runs", "3"), "without --benchmark; pass it, or leave out --runs\n"),
+        (("--text", "cat", "--duration", "3"), "without --benchmark; pass it, or leave out --duration\n"),
+        (("--text", "cat", "--warmup", "3"), "without --benchmark; pass it, or leave out --warmup\n"),
+        (("--text", "cat", "--batch_size", "1,8"), "without --benchmark; pass it, or leave out --batch_size\n"),
+        (
+            ("--runs", "3", "--sequence_length", "4"),
+            "without --benchmark; pass it, or leave out --sequence_length and --runs\n",
+        ),
         (("--text", "cat", "--top_k", "0"), "top_k"),
         (("--benchmark", "--batch_size", "1,x"), "'1,x' is not a list of positive integers"),
         (("--benchmark", "--duration", "0"), "duration"),

@@ -66,14 +66,7 @@ def test_texts_are_answered_alike_in_batches_of_any_size(
 def test_wide_outputs_bound_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many tokens run at once as their logits may take memory, and at least one text."""
     monkeypatch.setattr(encode, "_MAX_OUTPUT_ELEMENTS", 8 * V)
-    shapes: list[tuple[int, ...]] = []
-    run = Session.run
-
-    def watched(session: Session, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        shapes.append(feeds["input_ids"].shape)
-        return run(session, feeds)
-
-    monkeypatch.setattr(Session, "run", watched)
+    shapes = _watch_shapes(monkeypatch)
     infer_texts(write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits")), TEXTS)
     lengths = sorted(len(ids_of(text)) for text in TEXTS)
     assert lengths == [3, 4, 4, 8, 10]
@@ -112,6 +105,50 @@ def test_the_graph_gets_the_inputs_that_it_has_in_its_dtype(
     model = model_for("sparse-encoding", values, "logits", inputs=inputs, dtype=dtype)
     report = infer_texts(write_model(tmp_path, model), ["red cat"], top_k=V)
     assert scores_of(report) == [pytest.approx(splade_terms(values, "red cat"), rel=1e-6)]
+
+
+def test_without_a_mask_an_answer_does_not_depend_on_the_neighbours(tmp_path: Path) -> None:
+    """The graph would read padding, so that only texts of equal length run together."""
+    model = model_for("sparse-encoding", np.abs(table(V, V)), "sparse", pooled=True, inputs=("input_ids",))
+    path = write_model(tmp_path, model)
+    report = infer_texts(path, TEXTS, top_k=V)
+    assert report.notes == ()
+    for text, scores in zip(TEXTS, scores_of(report), strict=True):
+        assert scores_of(infer_texts(path, [text], top_k=V)) == [pytest.approx(scores, rel=1e-6)]
+
+
+def test_without_a_mask_texts_of_equal_length_still_run_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run for each text would cost time and change nothing."""
+    shapes = _watch_shapes(monkeypatch)
+    infer_texts(write_model(tmp_path, model_for("fill-mask", table(V, V), "logits", inputs=("input_ids",))), TEXTS)
+    assert shapes == [(1, 3), (2, 4), (1, 8), (1, 10)]
+
+
+def test_padding_to_a_fixed_length_that_is_not_masked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph takes no other length; its answers depend on the padding, though not on the neighbours."""
+    shapes = _watch_shapes(monkeypatch)
+    model = model_for("sparse-encoding", table(V, V), "sparse", pooled=True, inputs=("input_ids",), fixed=(None, 8))
+    path = write_model(tmp_path, model)
+    assert infer_texts(path, TEXTS[:2]).notes == (
+        "1 of 2 texts are padded to 8 tokens, and the padding is not masked: the graph has no mask input",
+    )
+    assert shapes == [(2, 8)]
+    assert infer_texts(path, TEXTS[:1]).notes == ()
+
+
+def _watch_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return a list to which every run adds the shape of its ids."""
+    shapes: list[tuple[int, ...]] = []
+    run = Session.run
+
+    def watched(session: Session, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        shapes.append(feeds["input_ids"].shape)
+        return run(session, feeds)
+
+    monkeypatch.setattr(Session, "run", watched)
+    return shapes
 
 
 def test_an_input_that_no_tokenizer_gives_is_refused(tmp_path: Path) -> None:
@@ -160,15 +197,27 @@ def test_nothing_to_run_is_an_error(tmp_path: Path) -> None:
         infer_texts(tmp_path / "missing.onnx", ["cat"])
 
 
-def test_a_text_without_a_single_token_is_refused(tmp_path: Path) -> None:
-    """A tokenizer that adds no special tokens makes nothing of an empty text."""
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([""], "text 1 has no tokens: ''"),
+        (["", "cat"], "text 1 has no tokens: ''"),
+        (["cat", "dog", TextInput("  ", "d7")], r"text 3 \(id 'd7'\) has no tokens: '  '"),
+    ],
+)
+def test_a_text_without_a_single_token_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str | TextInput], message: str
+) -> None:
+    """A tokenizer that adds no special tokens makes nothing of it; it is named, whatever runs beside it."""
+    monkeypatch.setattr(encode, "_TEXTS_AT_A_TIME", 2)
     path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
     file = tmp_path / "model" / "tokenizer.json"
     tokenizer = TextTokenizer(CheckpointFolder(tmp_path / "model"))
     tokenizer._tokenizer.post_processor = None
     tokenizer._tokenizer.save(str(file))
-    with pytest.raises(InputError, match="a text has no tokens"):
-        infer_texts(path, [""])
+    with pytest.raises(InputError, match=message) as caught:
+        infer_texts(path, texts)
+    assert "leave it out" in caught.value.hint
 
 
 @pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")

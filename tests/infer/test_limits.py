@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtool.errors import ModelFileError
 from onnxtool.infer.checkpoint_folder import CheckpointFolder
 from onnxtool.infer.limits import Limit, graph_limit, text_limit
 from onnxtool.model_file import ModelFile
@@ -17,10 +18,47 @@ from tests.infer.tiny_models import TinyModel, save_graph, table, write_checkpoi
 ROBERTA = {"model_type": "roberta", "pad_token_id": 1, "max_position_embeddings": 20}
 
 
-def _limit(path: Path, task: str = "fill-mask", **files: dict[str, Any]) -> Limit | None:
+def _limit(
+    path: Path,
+    task: str = "fill-mask",
+    *,
+    stamp: str | None = None,
+    length: int | None = None,
+    **files: dict[str, Any],
+) -> Limit | None:
     folder = CheckpointFolder(write_checkpoint(path / "files", **files))
-    model = ModelFile.open(TinyModel(table(15, 2), "logits").write(path / "model.onnx"))
-    return text_limit(model, folder, task)
+    metadata = {} if stamp is None else {"onnxtool.max_length": stamp}
+    tiny = TinyModel(table(15, 2), "logits", fixed=(None, length), metadata=metadata)
+    return text_limit(ModelFile.open(tiny.write(path / "model.onnx")), folder, task)
+
+
+@pytest.mark.parametrize("config", [{}, {"max_position_embeddings": 20}, {"max_position_embeddings": 60}])
+def test_the_stamp_of_the_export_comes_before_what_is_deduced(tmp_path: Path, config: dict[str, Any]) -> None:
+    """It was worked out with the model at hand, whatever names and files suggest."""
+    limit = _limit(tmp_path, stamp="50", config=config, tokenizer_config={"model_max_length": 30})
+    assert limit == Limit(50, "onnxtool.max_length of the model's metadata")
+
+
+@pytest.mark.parametrize(("task", "tokens"), [("sentence-similarity", 8), ("fill-mask", 50)])
+def test_the_limit_of_sentence_transformers_lowers_the_stamp(tmp_path: Path, task: str, tokens: int) -> None:
+    """It is how the checkpoint is used for embeddings, not what its model takes."""
+    limit = _limit(tmp_path, task, stamp="50", sentence_bert={"max_seq_length": 8})
+    assert limit is not None
+    assert limit.tokens == tokens
+
+
+def test_a_fixed_sequence_axis_lowers_the_stamp(tmp_path: Path) -> None:
+    """A graph that was fixed to a shape after its export takes no other."""
+    assert _limit(tmp_path, stamp="50", length=7) == Limit(7, "the shape of the input input_ids")
+
+
+@pytest.mark.parametrize("stamp", ["", "0", "-1", "+5", " 5", "1e3", "5.0", "٣", "²", "many", "9" * 5000])
+def test_a_stamp_that_is_no_number_of_tokens_is_refused(tmp_path: Path, stamp: str) -> None:
+    """Metadata is untrusted."""
+    with pytest.raises(ModelFileError, match="metadata onnxtool.max_length of .* not a number") as caught:
+        _limit(tmp_path, stamp=stamp)
+    assert len(caught.value.message) < 1000
+    assert "do not trust this file" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class TinyModel:
     Attributes:
         table: float [V, H], [V, V] or [V, L].
         output: the name of the output.
-        pooled: whether the graph sums over real tokens: [B, L] in place of [B, S, L].
+        pooled: whether the graph sums over tokens, real ones only where it has a mask: [B, L] in place of [B, S, L].
         inputs: the names of its inputs; only input_ids, and attention_mask where it pools, are read.
         positions: rows of a position table of zeros that is looked up as well; None for no table.
         fixed: batch size and sequence length, None where dynamic.
@@ -117,12 +117,14 @@ class TinyModel:
             initializers += [numpy_helper.from_array(table, "position_embeddings.weight"), *_position_constants()]
             states = "placed"
         if self.pooled:
-            nodes += [
-                helper.make_node("Cast", ["attention_mask"], ["mask"], to=element),
-                helper.make_node("Unsqueeze", ["mask", "last_axis"], ["column"]),
-                helper.make_node("Mul", [states, "column"], ["masked"]),
-                helper.make_node("ReduceSum", ["masked", "sequence_axis"], [self.output], keepdims=0),
-            ]
+            if "attention_mask" in self.inputs:
+                nodes += [
+                    helper.make_node("Cast", ["attention_mask"], ["mask"], to=element),
+                    helper.make_node("Unsqueeze", ["mask", "last_axis"], ["column"]),
+                    helper.make_node("Mul", [states, "column"], ["masked"]),
+                ]
+                states = "masked"
+            nodes.append(helper.make_node("ReduceSum", [states, "sequence_axis"], [self.output], keepdims=0))
             initializers += [
                 numpy_helper.from_array(np.array([-1], np.int64), "last_axis"),
                 numpy_helper.from_array(np.array([1], np.int64), "sequence_axis"),

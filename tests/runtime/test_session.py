@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -38,6 +43,49 @@ def test_a_session_says_how_it_was_loaded(path: Path) -> None:
     assert (session.provider, session.threads) == ("cpu", 2)
     assert 0 < session.load_ms < 1e4
     assert open_session(path, provider="cpu").threads >= 1
+
+
+@pytest.mark.parametrize(
+    ("threads", "usable", "asked_for", "reported"),
+    [(0, 8, 0, 8), (0, 3, 3, 3), (0, 1, 1, 1), (2, 8, 2, 2), (2, 1, 2, 2)],
+)
+def test_fewer_cores_than_the_machine_has_are_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, usable: int, asked_for: int, reported: int
+) -> None:
+    """Of a machine of 8; where all may be used the choice is onnxruntime's, and what is asked for always holds."""
+    given: list[int] = []
+    load = ort.InferenceSession
+
+    def watched(file: str, options: ort.SessionOptions, **settings: Any) -> ort.InferenceSession:
+        given.append(options.intra_op_num_threads)
+        options.intra_op_num_threads = 1
+        return load(file, options, **settings)
+
+    monkeypatch.setattr(ort, "InferenceSession", watched)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(usable)), raising=False)
+    session = open_session(path, provider="cpu", threads=threads)
+    assert (given, session.threads) == ([asked_for], reported)
+
+
+_COUNT_THREADS = """
+import os, sys
+from pathlib import Path
+import onnxruntime
+from onnxtool.runtime.session import open_session
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+before = len(os.listdir("/proc/self/task"))
+session = open_session(Path(sys.argv[1]), provider="cpu")
+print(session.threads, len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_process_of_one_core_runs_on_one_thread(path: Path) -> None:
+    """The calling thread is the one; onnxruntime by itself starts more on a machine of more cores."""
+    command = [sys.executable, "-c", _COUNT_THREADS, str(path)]
+    process = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    assert process.stdout.split() == ["1", "0"]
 
 
 @pytest.mark.parametrize(
