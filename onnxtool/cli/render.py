@@ -194,7 +194,9 @@ def _print_rich(blocks: Sequence[Block]) -> None:
             case Table(columns, rows, numbers):
                 table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
                 for column in columns:
-                    table.add_column(Text(column), justify="right" if column in numbers else "left")
+                    table.add_column(
+                        Text(column), justify="right" if column in numbers else "left", no_wrap=column in numbers
+                    )
                 for row in rows:
                     table.add_row(*(Text(cell) for cell in row))
                 console.print(table)

@@ -116,6 +116,12 @@ def choose_head(name: str, signature: Signature) -> tuple[str, Head | None]:
             f"the head {name} needs the output {needed}; this model gives {', '.join(signature.outputs)}",
             "pass --head auto, or a --task whose architecture has it",
         )
+    if row is not None and len(signature.outputs[row.source]) != 3:
+        raise ExportError(
+            f"the head {name} needs {row.source} of three axes, one of them the sequence; "
+            f"this model gives {list(signature.outputs[row.source])}",
+            "pass --head auto",
+        )
     if row is not None and "attention_mask" not in signature.inputs:
         raise ExportError(f"the head {name} needs an attention mask; this model takes none", "pass --head auto")
     return name, row

@@ -43,7 +43,8 @@ def detect_signature(model: Any, tokenizer: Any) -> Signature:
     """
     accepted = inspect.signature(model.forward).parameters
     offered = list(tokenizer(["a"]))
-    inputs = tuple(name for name in offered if name in accepted)
+    ignored = {"token_type_ids"} if getattr(getattr(model, "config", None), "type_vocab_size", None) == 0 else set()
+    inputs = tuple(name for name in offered if name in accepted and name not in ignored)  # DeBERTa takes and ignores it
     if "input_ids" not in inputs:
         raise ExportError(
             f"{type(model).__name__} takes {', '.join(accepted)}, and its tokenizer gives {', '.join(offered)}",

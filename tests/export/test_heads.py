@@ -97,3 +97,10 @@ def test_a_head_needs_an_attention_mask() -> None:
     signature = Signature(("input_ids",), SIGNATURE.outputs)
     with pytest.raises(ExportError, match="attention mask"):
         choose_head("embedding", signature)
+
+
+def test_a_head_over_tokens_is_refused_for_a_model_that_pooled_already() -> None:
+    """A classifier's logits are [B, labels]."""
+    signature = Signature(("input_ids", "attention_mask"), {"logits": ("batch_size", 3)})
+    with pytest.raises(ExportError, match="three axes"):
+        choose_head("splade", signature)
