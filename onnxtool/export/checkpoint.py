@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,7 +168,7 @@ class Checkpoint:
                 )
         except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
             raise self.source.unreadable(error) from error
-        self._check_loading(info, allow_missing_weights=allow_missing_weights)
+        self._check_loading(info, set(model.state_dict()), allow_missing_weights=allow_missing_weights)
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False  # caches are no output of an encoder, and none that a user asked for
         try:
@@ -177,7 +178,14 @@ class Checkpoint:
                 f"PyTorch cannot use the device {device!r}: {(str(error).splitlines() or [''])[0]}", "pass --device cpu"
             ) from error
 
-    def _check_loading(self, info: dict[str, Any], *, allow_missing_weights: bool) -> None:
+    def _check_loading(self, info: dict[str, Any], names: set[str], *, allow_missing_weights: bool) -> None:
+        # A head that another task used may be left over; a layer like those of the model may not.
+        surplus = sorted(name for name in info["unexpected_keys"] if re.sub(r"\.\d+\.", ".0.", name, count=1) in names)
+        if surplus:
+            raise CheckpointError(
+                f"{self.source.model_name} has weights of more layers than config.json counts: {_some(surplus)}",
+                "the folder mixes two models, or its config was edited; take both from one",
+            )
         mismatched = sorted(
             f"{name} (weights {list(found)}, config {list(wanted)})" for name, found, wanted in info["mismatched_keys"]
         )

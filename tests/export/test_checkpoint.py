@@ -240,3 +240,10 @@ def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(fold
     """The mean would be a guess, and the proof would share it."""
     with pytest.raises(CheckpointError, match="does not say how it pools"):
         read_pooling(Source.find(str(folder)))
+
+
+def test_layers_that_the_config_does_not_count_are_not_left_out(folder: Path) -> None:
+    """Half a model would otherwise be exported, and verified against the same half."""
+    change_config(folder, lambda config: config.update(num_hidden_layers=1))
+    with pytest.raises(CheckpointError, match=r"more layers than config\.json counts: .*layer\.1"):
+        load(folder)
