@@ -164,6 +164,8 @@ class ExportReport:
         files: the folder beside it with tokenizer and configuration.
         task: what the model is for, in the hub's words.
         head: what the graph computes on top of the encoder.
+        attention: the attention implementation that was asked for to trace it; empty for transformers' own choice.
+        fixed_axes: the axes that have one size in this file, with that size.
         metadata: what was stamped into the file.
         notes: what a user should know, such as an exporter that failed before another did it.
         duration_ms: wall time by stage.
@@ -177,6 +179,8 @@ class ExportReport:
     task: str
     head: str
     exporter: str
+    attention: str
+    fixed_axes: dict[str, int]
     opset: int
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]

@@ -1,33 +1,37 @@
-"""Checkpoint to file: load, trace, put a head on, save, verify against PyTorch, stamp."""
+"""Checkpoint to file: load, trace, put a head on, save, verify against PyTorch, stamp; the first way that is right."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import ExportError, VerificationError
+from onnxtool.errors import ExportError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.companions import Pooling, check_splade, obsolete_companions, read_pooling, write_companions
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads import Head, append_head, choose_head
+from onnxtool.export.modalities import find_modality, text_of
+from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.provenance import describe
-from onnxtool.export.signature import Signature, detect_signature
+from onnxtool.export.signature import Signature, detect_signature, to_tensors
 from onnxtool.export.source import Source
-from onnxtool.export.tracing import EXPORTER_NAMES, EXPORTERS, Exporter, trace
-from onnxtool.export.verification import Prover, longest_text, prove, tokenize
+from onnxtool.export.tracing import EXPORTER_NAMES, EXPORTERS, trace
+from onnxtool.export.verification import Prover, prove
+from onnxtool.export.ways import Way, attention_of, ways_to_trace
 from onnxtool.metadata import stamp_step
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
-from onnxtool.reports import ExportReport
+from onnxtool.reports import ExportReport, Verification
 from onnxtool.runtime.comparison import TOLERANCES, Answers, Tolerance
 from onnxtool.runtime.timing import Stopwatch
 
 __all__ = ["ExportOptions", "export_model"]
 
 DTYPES = {"float32": "fp32", "float16": "fp16"}
-_SAMPLE_TEXTS = ("onnxtool traces a model on two texts of different lengths", "the second is shorter")
+
+_Failure = ExportError | VerificationError | SessionError
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class ExportOptions:
 
     Attributes:
         output: the ONNX file; None for models/NAME.onnx.
-        text: what to trace the model on, beside a text of our own.
+        text: what to trace a model of text on, beside a text of our own.
+        require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
         atol: replaces the tolerance of the dtype; so does `rtol`.
     """
 
@@ -50,6 +55,7 @@ class ExportOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     allow_missing_weights: bool = False
+    require_dynamic: bool = False
     dtype: str = "float32"
     device: str = "cpu"
     verify: bool = True
@@ -66,84 +72,142 @@ class ExportOptions:
         )
 
 
+class _Models:
+    """Loads the model as a way wants it; the one that was looked at first serves the first way."""
+
+    def __init__(self, checkpoint: Checkpoint, options: ExportOptions, attention: str | None) -> None:
+        self._checkpoint, self._options = checkpoint, options
+        self._first: Any = self.load(attention)
+        self._first_attention = attention
+
+    @property
+    def first(self) -> Any:
+        """The one that was loaded first, before anything took it."""
+        return self._first
+
+    def take(self, attention: str | None) -> Any:
+        """Hand over a model that nothing has traced yet; it lives as long as its taker keeps it."""
+        first, self._first = self._first, None
+        return first if first is not None and attention == self._first_attention else self.load(attention)
+
+    def load(self, attention: str | None) -> Any:
+        """Load the weights anew."""
+        return self._checkpoint.load_model(
+            dtype=self._options.dtype,
+            device=self._options.device,
+            attention=attention,
+            allow_missing_weights=self._options.allow_missing_weights,
+        )
+
+
 @dataclass(frozen=True)
 class _Job:
-    """An export under way."""
+    """An export under way: all that does not depend on the way to trace.
+
+    Attributes:
+        tokenizer: that of a model of text; None for others.
+        signature: with every axis dynamic that the model leaves open.
+        max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
+        answers: what PyTorch said, by the sizes of the fixed axes.
+    """
 
     options: ExportOptions
     output: Path
     checkpoint: Checkpoint
+    models: _Models
+    modality: Modality
     tokenizer: Any
+    signature: Signature
+    head_name: str
+    head: Head | None
+    pooling: Pooling
+    max_length: int | None
     on_progress: Callable[[str], None]
     stopwatch: Stopwatch
+    answers: dict[tuple[tuple[str, int], ...], Answers] = field(default_factory=dict)
 
-    def load_model(self, exporter: Exporter) -> Any:
-        """Load the weights as this exporter wants them."""
-        return self.checkpoint.load_model(
-            dtype=self.options.dtype,
-            device=self.options.device,
-            attention=exporter.attention,
-            allow_missing_weights=self.options.allow_missing_weights,
-        )
+    @property
+    def task(self) -> str:
+        """What the exported file is for."""
+        return self.checkpoint.task if self.head is None else self.head.task
 
 
 def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] = lambda _stage: None) -> ExportReport:
-    """Export a checkpoint to an ONNX file with its tokenizer beside it, verified against PyTorch.
+    """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
 
-    With `exporter="auto"` the exporters are tried in their order; the report's notes say which failed and why.
+    The ways to trace it are tried in their order until one gives a file with the model's answers; the report says
+    which, and its notes why the ones before did not.
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
-        ExportError: no exporter gives a graph that follows the model.
+        ExportError: no way gives a graph that follows the model.
         VerificationError: the graph's answers are not the model's; no file is left.
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
+    if options.exporter not in EXPORTER_NAMES:
+        raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
+    job = _prepare(options, on_progress)
+    failures: list[_Failure] = []
+    for way in ways_to_trace(options.exporter, job.signature.axes, attention_of(job.models.first)):
+        if way.fixed and options.require_dynamic:
+            break
+        try:
+            report = _export_by(way, job)
+        except (ExportError, VerificationError, SessionError) as error:
+            failures.append(error)
+        else:
+            reasons = dict.fromkeys(failure.message for failure in failures)
+            return replace(report, notes=(*report.notes, *(f"{reason}; used {way.name} instead" for reason in reasons)))
+    raise _sum_up(failures)
+
+
+def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job:
+    """Load the model once and find out all that does not depend on the way to trace it."""
     stopwatch = Stopwatch()
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     output = options.output or Path("models") / f"{source.name}.onnx"
     check_model_output(output, force=options.force)
     on_progress(f"loading {options.model_name}")
     checkpoint = Checkpoint.open(source, task=options.task)
-    job = _Job(options, output, checkpoint, checkpoint.load_tokenizer(), on_progress, stopwatch)
-    exporters = [exporter for exporter in EXPORTERS if options.exporter in ("auto", exporter.name)]
-    failures: list[ExportError | VerificationError] = []
-    for exporter in exporters:
-        try:
-            report = _export_with(exporter, job)
-        except (ExportError, VerificationError) as error:
-            failures.append(error)
-            if exporter is exporters[-1]:
-                raise _sum_up(failures) from None
-        else:
-            notes = tuple(f"{failure.message}; used {exporter.name} instead" for failure in failures)
-            return replace(report, notes=notes)
-    raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
-
-
-def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
-    options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
-    model = job.load_model(exporter)
-    signature = detect_signature(model, job.tokenizer)
+    exporter = next(row for row in EXPORTERS if options.exporter in ("auto", row.name))
+    models = _Models(checkpoint, options, exporter.attentions[0])
+    modality = find_modality(models.first, checkpoint, text=options.text)
+    text = text_of(modality)
+    signature = detect_signature(models.first, modality)
     head_name, head = choose_head(options.head, signature)
-    task = checkpoint.task if head is None else head.task
-    pooling = _pooling_for(head_name, job)
+    tokenizer = None if text is None else text.tokenizer
+    pooling = _pooling_for(head_name, source, tokenizer)
     stopwatch.lap("load")
-    job.on_progress(f"tracing {type(model).__name__} with {exporter.name}")
-    graph = trace(exporter, model, _sample(job, model, signature), signature, options.opset)
+    max_length = None if text is None else text.longest
+    return _Job(
+        options, output, checkpoint, models, modality, tokenizer, signature, head_name, head, pooling, max_length,
+        on_progress, stopwatch,
+    )  # fmt: skip
+
+
+def _export_by(way: Way, job: _Job) -> ExportReport:
+    options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
+    model = job.models.take(way.attention)
+    architecture = type(model).__name__
+    signature = detect_signature(model, job.modality, way.fixed) if way.fixed else job.signature
+    stopwatch.lap("load")
+    job.on_progress(f"tracing {architecture} by {way.name}")
+    sample = to_tensors(model, job.modality.sample(signature.sizes))
+    graph = trace(way.exporter, model, sample, signature, options.opset)
     tidy(graph, signature)
-    if head is not None:
-        append_head(graph, head, pooling)
+    if job.head is not None:
+        append_head(graph, job.head, job.pooling)
     files = job.output.parent / job.output.stem
     graph.metadata_props.update(
         describe(
             checkpoint,
-            task=task,
-            head=head_name,
-            exporter=exporter.name,
+            task=job.task,
+            head=job.head_name,
+            way=way,
             files=files.name,
             dtype=options.dtype,
-            max_length=longest_text(model, job.tokenizer),
+            max_length=job.max_length,
         )
     )
     opset = graph.opset_imports[""]
@@ -151,19 +215,14 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
     with staged(job.output, force=options.force) as staging:
         job.on_progress(f"writing {job.output}")
         path = save_model(graph, staging)
-        del graph, model
+        del graph, model, sample
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
         companions = staging.folder / files.name
         write_companions(checkpoint.source, job.tokenizer, companions, files)
         staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, files))
         stopwatch.lap("write")
-        verification = None
-        if options.verify:
-            job.on_progress("verifying against PyTorch")
-            answers = _ask_pytorch(path, exporter, job, signature, head, pooling)
-            verification = prove(path, answers, options.tolerance)
-            stopwatch.lap("verify")
-        stamp_step(path, "export", verification, exporter=exporter.name)
+        verification = _verify(path, job, signature) if options.verify else None
+        stamp_step(path, "export", verification, exporter=way.exporter.name)
         file = ModelFile.open(path)
     return ExportReport(
         output=str(job.output),
@@ -171,40 +230,55 @@ def _export_with(exporter: Exporter, job: _Job) -> ExportReport:
         source=checkpoint.source.model_name,
         model_type=checkpoint.config.model_type,
         architecture=checkpoint.architecture,
-        task=task,
-        head=head_name,
-        exporter=exporter.name,
+        task=job.task,
+        head=job.head_name,
+        exporter=way.exporter.name,
+        attention=way.attention or "",
+        fixed_axes=signature.sizes,
         opset=opset,
         inputs=file.structure.inputs,
         outputs=file.structure.outputs,
         metadata=file.metadata,
         verification=verification,
-        notes=(),
+        notes=_notes(architecture, signature),
         duration_ms=stopwatch.laps_ms,
     )
 
 
-def _ask_pytorch(
-    path: Path, exporter: Exporter, job: _Job, signature: Signature, head: Head | None, pooling: Pooling
-) -> Answers:
-    """Ask a model that was loaded anew: running and tracing may change one for good, and the file with it."""
-    # In float32 whatever the weights are: half precision of PyTorch is a reference with errors of its own.
-    prover = Prover(job.load_model(exporter).float(), job.tokenizer, signature, head, pooling)
-    answers = prover.ask(path)
-    del prover
-    gc.collect()  # its weights make room for onnxruntime's
-    return answers
+def _verify(path: Path, job: _Job, signature: Signature) -> Verification:
+    """Compare the file with a model that was loaded anew: running and tracing may change one for good."""
+    job.on_progress("verifying against PyTorch")
+    fixed = tuple(sorted(signature.fixed.items()))
+    if fixed not in job.answers:
+        # In float32 whatever the weights are: half precision of PyTorch is a reference with errors of its own.
+        model = job.models.load(None).float()
+        job.answers[fixed] = Prover(model, job.modality, signature, job.head, job.pooling).ask()
+        del model
+        gc.collect()  # its weights make room for onnxruntime's
+    try:
+        return prove(path, job.answers[fixed], job.options.tolerance)
+    finally:
+        job.stopwatch.lap("verify")
 
 
-def _pooling_for(head_name: str, job: _Job) -> Pooling:
+def _notes(architecture: str, signature: Signature) -> tuple[str, ...]:
+    """Say which axes are fixed, and by whom."""
+    given, fixed = (
+        ", ".join(f"{axis} {size}" for axis, size in sizes.items()) for sizes in (signature.given, signature.fixed)
+    )
+    notes = [f"{architecture} itself takes one size only: {given}"] if given else []
+    notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
+    return tuple(notes)
+
+
+def _pooling_for(head_name: str, source: Source, tokenizer: Any) -> Pooling:
     """Return how the head pools, once the checkpoint and its tokenizer agree with it."""
-    source = job.checkpoint.source
     if head_name == "splade":
         check_splade(source)
     if head_name != "embedding":
         return Pooling()
     pooling = read_pooling(source)
-    if pooling.mode == "cls" and job.tokenizer.padding_side == "left":
+    if pooling.mode == "cls" and tokenizer.padding_side == "left":
         raise ExportError(
             "the head embedding takes the first token, and this tokenizer pads on the left, before it",
             "pass --head none and pool after the model",
@@ -212,18 +286,9 @@ def _pooling_for(head_name: str, job: _Job) -> Pooling:
     return pooling
 
 
-def _sample(job: _Job, model: Any, signature: Signature) -> dict[str, Any]:
-    """Return what to trace on: two texts of different lengths, so that there is padding and no axis of size 1."""
-    import torch
-
-    texts = (job.options.text or _SAMPLE_TEXTS[0], _SAMPLE_TEXTS[1])
-    tokens = tokenize(job.tokenizer, texts, signature)
-    return {name: torch.from_numpy(array).to(model.device) for name, array in tokens.items()}
-
-
-def _sum_up(failures: Sequence[ExportError | VerificationError]) -> ExportError | VerificationError:
-    """Return the one error, the last one where all are of figures, or one that tells all of several."""
+def _sum_up(failures: Sequence[_Failure]) -> _Failure:
+    """Return the one error, the first one where all are of figures, or one that tells all of several."""
     if len(failures) == 1 or all(isinstance(failure, VerificationError) for failure in failures):
-        return failures[-1]
-    reasons = "\n  ".join(failure.message for failure in failures)
-    return ExportError(f"no exporter gives a graph that follows the model:\n  {reasons}", failures[0].hint)
+        return failures[0]
+    reasons = "\n  ".join(dict.fromkeys(failure.message for failure in failures))
+    return ExportError(f"no way to trace it gives a file that follows the model:\n  {reasons}", failures[0].hint)

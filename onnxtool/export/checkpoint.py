@@ -16,7 +16,7 @@ from typing import Any
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.companions import card_tags, module_types
 from onnxtool.export.source import Source, plain_name
-from onnxtool.export.tasks import TASKS, find_task, recognize_task
+from onnxtool.export.tasks import TASKS, architectures, find_task, recognize_task, task_of_architecture
 from onnxtool.runtime.quiet import quiet
 
 _VOCABULARIES = (
@@ -27,6 +27,7 @@ _VOCABULARIES = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -73,8 +74,9 @@ class Checkpoint:
                 f"config.json of {source.model_name} names no architecture",
                 f'add one to it ("architectures": ["…"]), or pass --task: {candidates}',
             )
-        modules, tags = module_types(source), card_tags(source)
-        return cls(source, config, named[0], recognize_task(named[0], modules=modules, tags=tags))
+        general = task_of_architecture(config.model_type, named[0])
+        task = recognize_task(general, modules=module_types(source), tags=card_tags(source))
+        return cls(source, config, named[0], task)
 
     @property
     def revision(self) -> str:
@@ -134,6 +136,44 @@ class Checkpoint:
             with quiet():
                 return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
         except (OSError, ValueError, ImportError) as error:
+            raise self.source.unreadable(error) from error
+
+    def load_image_processor(self) -> Any:
+        """Load what prepares pictures.
+
+        Raises:
+            CheckpointError: the checkpoint has none, it does not load, or Pillow is not installed.
+        """
+        return self._load_processor("AutoImageProcessor", "image processor", "models of pictures need one")
+
+    def load_feature_extractor(self) -> Any:
+        """Load what prepares sound.
+
+        Raises:
+            CheckpointError: the checkpoint has none, or it does not load.
+        """
+        return self._load_processor("AutoFeatureExtractor", "feature extractor", "models of sound need one")
+
+    def _load_processor(self, auto_class: str, kind: str, need: str) -> Any:
+        import transformers
+
+        if not any(self.source.fetch(name) for name in _PROCESSORS):
+            raise CheckpointError(
+                f"{self.source.model_name} has no {kind} ({_PROCESSORS[0]})",
+                f"save it beside the model with its save_pretrained(...); {need}",
+            )
+        try:
+            with quiet():
+                return getattr(transformers, auto_class).from_pretrained(
+                    self.source.model_name, **self.source.arguments
+                )
+        except ImportError as error:
+            raise CheckpointError(
+                f"the {kind} of {self.source.model_name} needs a package that is not installed: "
+                f"{' '.join(str(error).split())[:200]}",
+                "pip install 'onnxtool[images]' for pictures",
+            ) from error
+        except (OSError, ValueError) as error:
             raise self.source.unreadable(error) from error
 
     def load_model(self, *, dtype: str, device: str, attention: str | None, allow_missing_weights: bool = False) -> Any:
@@ -245,12 +285,7 @@ def _find_class(architecture: str, config: Any, source: Source) -> Any:
 
 def _architecture_for(config: Any, task: str, source: Source) -> str:
     """Return the class for `task`: the one that config.json names where it serves it, else transformers' own."""
-    import transformers
-
-    row = find_task(task)
-    mapping = getattr(transformers, row.auto_class)._model_mapping  # noqa: SLF001  the only list of what exists
-    classes = mapping.get(type(config), None)
-    names = [cls.__name__ for cls in (classes if isinstance(classes, tuple) else (classes,)) if cls is not None]
+    names = architectures(find_task(task), config.model_type)
     if not names:
         raise CheckpointError(
             f"{config.model_type} has no architecture for the task {task}", f"pass one of: {_candidates(config)}"
@@ -261,16 +296,8 @@ def _architecture_for(config: Any, task: str, source: Source) -> str:
 
 def _candidates(config: Any) -> str:
     """List the tasks that a configuration could be used for, with their classes."""
-    import transformers
-
-    found = []
-    for task in TASKS:
-        mapping = getattr(transformers, task.auto_class)._model_mapping  # noqa: SLF001  the only list of what exists
-        cls = mapping.get(type(config), None)
-        if cls is not None:
-            first = cls[0] if isinstance(cls, tuple) else cls
-            found.append(f"{task.name} ({first.__name__})")
-    return ", ".join(found) or "none that onnxtool knows"
+    found = [(task.name, architectures(task, config.model_type)) for task in TASKS]
+    return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
 
 
 def _some(names: list[str]) -> str:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ExportError
-from onnxtool.export.signature import BATCH, SEQUENCE, Signature
+from onnxtool.export.signature import Signature
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -21,28 +21,34 @@ def tidy(model: ir.Model, signature: Signature) -> None:
     Raises:
         ExportError: an input is gone or fixed to a size, or an output is missing: the trace did not follow the model.
     """
-    _check_inputs(model.graph, signature)
+    _check_inputs(model, signature)
     _select_outputs(model.graph, signature)
     _name_axes(model, signature)
     _name_nodes(model.graph)
     _strip(model)
 
 
-def _check_inputs(graph: ir.Graph, signature: Signature) -> None:
-    found = {value.name: value for value in graph.inputs}
-    for name in signature.inputs:
+def _check_inputs(model: ir.Model, signature: Signature) -> None:
+    graph = model.graph
+    found = {str(value.name): value for value in graph.inputs}
+    for name, shape in signature.inputs.items():
         if name not in found:
             raise ExportError(
-                f"the traced graph does not use {name}; it has {', '.join(map(str, found))}",
+                f"the traced graph does not use {name}; it has {', '.join(found)}",
                 "its answers could not depend on it; try the other --exporter",
             )
-        shape = found[name].shape
-        fixed = [] if shape is None else [axis for axis, size in enumerate(shape) if isinstance(size, int)]
-        if shape is None or len(shape) != 2 or fixed:
+        traced = found[name].shape
+        if traced is None or len(traced) != len(shape):
+            raise ExportError(f"the traced graph gives {name} the shape {traced}, not {list(shape)}", "report this")
+        fixed = [
+            axis for size, axis in zip(traced, shape, strict=True) if isinstance(axis, str) and isinstance(size, int)
+        ]
+        if fixed:
             raise ExportError(
-                f"the traced graph fixes {name} to {shape}", "try the other --exporter; this model specializes on sizes"
+                f"the traced graph fixes {', '.join(fixed)} of {name}, {traced}",
+                "try the other --exporter; this model specializes on sizes",
             )
-    extra = [str(name) for name in found if name not in signature.inputs]
+    extra = [name for name in found if name not in signature.inputs]
     if extra:
         raise ExportError(f"the traced graph has inputs of its own: {', '.join(extra)}", "try the other --exporter")
     graph.inputs[:] = [found[name] for name in signature.inputs]
@@ -66,15 +72,16 @@ def _name_axes(model: ir.Model, signature: Signature) -> None:
     renames: dict[str, str] = {}
     for value in model.graph.inputs:
         assert value.shape is not None  # noqa: S101  checked by _check_inputs
-        for size, name in zip(value.shape, (BATCH, SEQUENCE), strict=True):
-            renames[str(size)] = name
+        for size, name in zip(value.shape, signature.inputs[str(value.name)], strict=True):
+            if isinstance(name, str):
+                renames[str(size)] = name
     for graph in model.graphs():
         for node in graph:
             for output in node.outputs:
                 if output.shape is not None:
                     output.shape = ir.Shape([_renamed(size, renames) for size in output.shape])
     for value in model.graph.inputs:
-        value.shape = ir.Shape([BATCH, SEQUENCE])
+        value.shape = ir.Shape(list(signature.inputs[str(value.name)]))
     for value in model.graph.outputs:
         value.shape = ir.Shape(list(signature.outputs[str(value.name)]))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.ways import Way
 from onnxtool.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
 
 _PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -22,7 +23,7 @@ _FIGURES = {
 
 
 def describe(
-    checkpoint: Checkpoint, *, task: str, head: str, exporter: str, files: str, dtype: str, max_length: int | None
+    checkpoint: Checkpoint, *, task: str, head: str, way: Way, files: str, dtype: str, max_length: int | None
 ) -> dict[str, str]:
     """Return the metadata of an export. The same export with the same packages has the same, whenever and wherever.
 
@@ -30,7 +31,7 @@ def describe(
         checkpoint: what is exported; a folder is named without its path, which is of no use elsewhere.
         task: what the model is for.
         head: what the graph computes on top of the model.
-        exporter: what traced it.
+        way: how it was traced.
         files: the folder beside the graph that holds tokenizer and configuration.
         dtype: that of the weights.
         max_length: the most tokens a text may have; None where the model does not bound it.
@@ -48,7 +49,9 @@ def describe(
         "onnxtool.architecture": checkpoint.architecture,
         TASK_KEY: task,
         HEAD_KEY: head,
-        "onnxtool.exporter": exporter,
+        "onnxtool.exporter": way.exporter.name,
+        "onnxtool.attention": way.attention or "",
+        "onnxtool.fixed_axes": ", ".join(f"{axis} {size}" for axis, size in way.fixed.items()),
         DTYPE_KEY: dtype,
         FILES_KEY: files,
         MAX_LENGTH_KEY: "" if max_length is None else str(max_length),

@@ -1,25 +1,30 @@
-"""What goes into a model and what comes out, found by running it.
+"""What goes into a model and what comes out, found by running it on other sizes.
 
-Letters of shapes: B batch, S sequence. Axes are named `batch_size` and `sequence` where running the model on other
-shapes moves them, and stay numbers where it does not: a pooled output [B, H] gets no sequence axis.
+An axis has a name where running the model moves it, and stays a number where it does not: a pooled output [B, H] gets
+no sequence axis, and a vision transformer that takes one size of picture keeps it.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtool.errors import ExportError
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Modality, Sizes, usual_sizes
 from onnxtool.reports import Dimension
 
-BATCH, SEQUENCE = "batch_size", "sequence"
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-# B and S of three runs: the first, one with another B, one with another S.
-_PROBES = ((2, 8), (3, 8), (2, 11))
+__all__ = ["BATCH", "SEQUENCE", "Signature", "detect_signature", "run_torch", "run_torch_tensors", "to_numpy"]
+
+Shape = tuple[Dimension, ...]
+
+# What encoder-decoders and dual encoders return beside what was asked for.
+_BESIDE = frozenset({"encoder_last_hidden_state", "loss"})
 
 
 @dataclass(frozen=True)
@@ -27,42 +32,91 @@ class Signature:
     """Inputs and outputs of a model, in order.
 
     Attributes:
-        inputs: names that tokenizer and forward agree on; each is int64 [B, S].
+        inputs: name to shape.
         outputs: name to shape.
+        axes: the dynamic axes of the inputs.
+        given: sizes of the axes that the model itself fixes, by name.
+        fixed: sizes of the axes that this file fixes, though the model does not.
     """
 
-    inputs: tuple[str, ...]
-    outputs: dict[str, tuple[Dimension, ...]]
+    inputs: dict[str, Shape]
+    outputs: dict[str, Shape]
+    axes: tuple[Axis, ...] = ()
+    given: dict[str, int] = field(default_factory=dict)
+    fixed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of all axes that are not dynamic."""
+        return {**self.given, **self.fixed}
 
 
-def detect_signature(model: Any, tokenizer: Any) -> Signature:
-    """Find the signature of a transformers model that takes tokenized text.
+def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None) -> Signature:
+    """Find the signature of a transformers model by running it, once for each axis that may move.
+
+    Args:
+        model: a transformers model.
+        modality: what it takes.
+        fixed: sizes of axes that are not to be dynamic.
 
     Raises:
-        ExportError: tokenizer and model agree on no input, or the model does not run on text alone.
+        ExportError: the model does not run on what its processor gives, or takes one batch size only.
     """
-    accepted = inspect.signature(model.forward).parameters
-    offered = list(tokenizer(["a"]))
-    ignored = {"token_type_ids"} if getattr(getattr(model, "config", None), "type_vocab_size", None) == 0 else set()
-    inputs = tuple(name for name in offered if name in accepted and name not in ignored)  # DeBERTa takes and ignores it
-    if "input_ids" not in inputs:
-        raise ExportError(
-            f"{type(model).__name__} takes {', '.join(accepted)}, and its tokenizer gives {', '.join(offered)}",
-            "onnxtool exports models of text; this one takes something else",
-        )
-    shapes = []
-    for batch, sequence in _PROBES:
-        feeds = {name: _probe_input(name, batch, sequence) for name in inputs}
-        shapes.append({name: tuple(array.shape) for name, array in run_torch(model, feeds).items()})
-    first, other_batch, other_sequence = shapes
-    outputs = {
-        name: tuple(
-            _axis_name(f"{name}_axis_{axis}", first[name][axis], other_batch[name][axis], other_sequence[name][axis])
-            for axis in range(len(first[name]))
-        )
-        for name in first
+    fixed = dict(fixed or {})
+    usual = usual_sizes(modality) | fixed
+    first = _Probe.run(model, modality, usual)
+    moved: dict[Axis, _Probe] = {}
+    given: dict[str, int] = {}
+    for axis in modality.axes:
+        if axis.name in fixed:
+            continue
+        try:
+            moved[axis] = _Probe.run(model, modality, {**usual, axis.name: axis.other})
+        except ExportError:
+            if not axis.may_fail:
+                raise
+            given[axis.name] = axis.usual
+    inputs = {
+        name: _shape(name, first.inputs[name], {a: p.inputs[name] for a, p in moved.items()}) for name in first.inputs
     }
-    return Signature(inputs, outputs)
+    outputs = {
+        name: _shape(name, first.outputs[name], {a: p.outputs[name] for a, p in moved.items()})
+        for name in first.outputs
+        if name not in _BESIDE or len(first.outputs) == 1
+    }
+    return Signature(inputs, outputs, tuple(moved), given, fixed)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """The shapes of one run."""
+
+    inputs: dict[str, tuple[int, ...]]
+    outputs: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def run(cls, model: Any, modality: Modality, sizes: Sizes) -> _Probe:
+        feeds = modality.feeds(sizes)
+        outputs = run_torch_tensors(model, feeds)
+        shapes = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+        return cls({name: array.shape for name, array in feeds.items()}, shapes)
+
+
+def _shape(name: str, sizes: tuple[int, ...], moved: Mapping[Axis, tuple[int, ...]]) -> Shape:
+    return tuple(
+        _dimension(name, size, {axis: shape[position] for axis, shape in moved.items()})
+        for position, size in enumerate(sizes)
+    )
+
+
+def _dimension(name: str, size: int, moved: Mapping[Axis, int]) -> Dimension:
+    movers = [axis for axis, other in moved.items() if other != size]
+    if not movers:
+        return size
+    if len(movers) == 1 and size == movers[0].usual and moved[movers[0]] == movers[0].other:
+        return movers[0].name
+    # A window, a product, …: dynamic, but none of the inputs' own.
+    return "_".join([name, *(axis.name for axis in movers)])
 
 
 def run_torch(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,24 +129,33 @@ def run_torch(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_torch_tensors(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a transformers model on numpy arrays and return its tensors, by name and in order.
+    """Run a transformers model on numpy arrays and return its tensors by name.
 
     Raises:
         ExportError: the model does not run on these inputs.
     """
     import torch
 
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(model.device) for name, array in feeds.items()}
+    tensors = to_tensors(model, feeds)
     try:
         with torch.inference_mode():
             outputs = model(**tensors)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+    except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError, KeyError) as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise ExportError(
             f"{type(model).__name__} does not run on {shapes}: {(str(error).splitlines() or [''])[0]}",
-            "onnxtool exports models that run on tokenized text alone",
+            "it may need inputs that its tokenizer or processor does not give",
         ) from error
     return _name_outputs(outputs)
+
+
+def to_tensors(model: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Turn arrays into tensors on the model's device, floats in its dtype."""
+    import torch
+
+    dtype = getattr(model, "dtype", torch.float32)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(model.device) for name, array in feeds.items()}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def to_numpy(tensor: Any) -> Any:
@@ -110,19 +173,3 @@ def _name_outputs(outputs: Any) -> dict[str, Any]:
         return {"output": outputs}
     items = outputs.items() if isinstance(outputs, Mapping) else ((f"output_{i}", o) for i, o in enumerate(outputs))
     return {name: value for name, value in items if isinstance(value, torch.Tensor)}
-
-
-def _probe_input(name: str, batch: int, sequence: int) -> Any:
-    filler = 1 if "mask" in name else 0
-    return np.full((batch, sequence), filler, dtype=np.int64)
-
-
-def _axis_name(otherwise: str, size: int, with_other_batch: int, with_other_sequence: int) -> Dimension:
-    moves_with_batch, moves_with_sequence = size != with_other_batch, size != with_other_sequence
-    if not moves_with_batch and not moves_with_sequence:
-        return size
-    if size == _PROBES[0][0] and with_other_batch == _PROBES[1][0] and not moves_with_sequence:
-        return BATCH
-    if size == _PROBES[0][1] and with_other_sequence == _PROBES[2][1] and not moves_with_batch:
-        return SEQUENCE
-    return otherwise  # a window, a product, …: dynamic, but neither of the two

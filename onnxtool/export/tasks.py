@@ -15,25 +15,34 @@ class Task:
 
     Attributes:
         name: as users type it.
-        auto_class: the transformers class that picks an architecture for it.
-        suffixes: how the names of its architectures end.
+        auto_classes: the transformers classes that pick an architecture for it, in order.
+        suffixes: how the names of its architectures end, for those that no auto class knows.
     """
 
     name: str
-    auto_class: str
-    suffixes: tuple[str, ...]
+    auto_classes: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
 
 
-# The first row whose suffix fits an architecture's name wins, so the general `Model` stands last.
+# The first row that has an architecture in its auto classes wins, then the first whose suffix fits its name; so
+# translation stands before fill-mask, which has BART as well, and the general `Model` last.
 TASKS: tuple[Task, ...] = (
-    Task("fill-mask", "AutoModelForMaskedLM", ("ForMaskedLM",)),
-    Task("sparse-encoding", "AutoModelForMaskedLM", ()),
-    Task("text-classification", "AutoModelForSequenceClassification", ("ForSequenceClassification",)),
-    Task("token-classification", "AutoModelForTokenClassification", ("ForTokenClassification",)),
-    Task("question-answering", "AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
-    Task("text-generation", "AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
-    Task("sentence-similarity", "AutoModel", ()),
-    Task("feature-extraction", "AutoModel", ("Model",)),
+    Task("text2text-generation", ("AutoModelForSeq2SeqLM",)),
+    Task("fill-mask", ("AutoModelForMaskedLM",), ("ForMaskedLM",)),
+    Task("sparse-encoding", ("AutoModelForMaskedLM",)),
+    Task("text-classification", ("AutoModelForSequenceClassification",), ("ForSequenceClassification",)),
+    Task("token-classification", ("AutoModelForTokenClassification",), ("ForTokenClassification",)),
+    Task("question-answering", ("AutoModelForQuestionAnswering",), ("ForQuestionAnswering",)),
+    Task("text-generation", ("AutoModelForCausalLM",), ("ForCausalLM", "LMHeadModel")),
+    Task("image-classification", ("AutoModelForImageClassification",), ("ForImageClassification",)),
+    Task("object-detection", ("AutoModelForObjectDetection",), ("ForObjectDetection",)),
+    Task("image-segmentation", ("AutoModelForSemanticSegmentation",), ("ForSemanticSegmentation",)),
+    Task("depth-estimation", ("AutoModelForDepthEstimation",), ("ForDepthEstimation",)),
+    Task("zero-shot-image-classification", ("AutoModelForZeroShotImageClassification",)),
+    Task("automatic-speech-recognition", ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq"), ("ForCTC",)),
+    Task("audio-classification", ("AutoModelForAudioClassification",)),
+    Task("feature-extraction", ("AutoModel",), ("Model",)),
+    Task("sentence-similarity", ("AutoModel",)),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
 
@@ -46,18 +55,35 @@ def find_task(name: str) -> Task:
     return next(task for task in TASKS if task.name == name)
 
 
-def recognize_task(architecture: str, *, modules: Collection[str], tags: Collection[str]) -> str:
+def task_of_architecture(model_type: str, architecture: str) -> str:
+    """Tell what an architecture is for: one of TASK_NAMES, or `other`."""
+    known = next((task.name for task in TASKS if architecture in architectures(task, model_type)), None)
+    return known or next((task.name for task in TASKS if architecture.endswith(task.suffixes)), "other")
+
+
+def architectures(task: Task, model_type: str) -> tuple[str, ...]:
+    """Return the names of the classes that transformers has for a task and a model type."""
+    import transformers
+
+    names: list[str] = []
+    for auto_class in task.auto_classes:
+        # Private, and the only list of what exists; by name, so that nothing is imported. transformers 5.23.
+        found = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())  # noqa: SLF001
+        names += [found] if isinstance(found, str) else found
+    return tuple(names)
+
+
+def recognize_task(general: str, *, modules: Collection[str], tags: Collection[str]) -> str:
     """Tell what a checkpoint is for.
 
     Args:
-        architecture: the class named in config.json, e.g. `BertForMaskedLM`.
+        general: the task of its architecture, see `task_of_architecture`.
         modules: types named in sentence-transformers' modules.json; empty where there is none.
         tags: those of the model card; empty where there is none.
 
     Returns:
         One of TASK_NAMES, or `other` for an architecture of no known task.
     """
-    general = next((task.name for task in TASKS if architecture.endswith(task.suffixes)), "other")
     kinds = {module.rsplit(".", 1)[-1] for module in modules}
     if general == "fill-mask" and ("SpladePooling" in kinds or _SPARSE_TAGS.intersection(tags)):
         return "sparse-encoding"

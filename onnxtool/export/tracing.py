@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ExportError
-from onnxtool.export.signature import BATCH, SEQUENCE, Signature
+from onnxtool.export.signature import Signature
 from onnxtool.runtime.quiet import quiet
 
 if TYPE_CHECKING:
@@ -27,19 +27,20 @@ class Exporter:
     """One way to trace.
 
     Attributes:
-        attention: the attention implementation to load the model with; None leaves the choice to transformers.
+        attentions: the attention implementations to load the model with, in the order to try them; None leaves the
+            choice to transformers.
         trace: (model, sample inputs as tensors, signature, opset or None) -> graph.
     """
 
     name: str
-    attention: str | None
+    attentions: tuple[str | None, ...]
     trace: Callable[[Any, Mapping[str, Any], Signature, int | None], ir.Model]
 
 
 def trace(
     exporter: Exporter, model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None
 ) -> ir.Model:
-    """Trace `model` on `sample` (name to int64 tensor [B, S], both at least 2) with B and S dynamic.
+    """Trace `model` on `sample` (input name to tensor, no dynamic axis of size 1) with the signature's axes dynamic.
 
     Raises:
         ExportError: the model cannot be traced, or not at this opset.
@@ -60,11 +61,14 @@ def trace(
     return graph
 
 
-def _trace_dynamo(model: Any, sample: Mapping[str, Any], _signature: Signature, opset: int | None) -> ir.Model:
+def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:
     from torch.export import Dim
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-    axes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample}
+    axes = {
+        name: {axis: Dim.DYNAMIC for axis, size in enumerate(signature.inputs[name]) if isinstance(size, str)}
+        for name in sample
+    }
     config = OnnxConfig(dynamic=True, dynamic_shapes=axes, opset_version=opset)
     graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
     return graph
@@ -75,10 +79,9 @@ def _trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signatu
     import torch
 
     outputs = tuple(signature.outputs)
-    axes = {name: {0: BATCH, 1: SEQUENCE} for name in sample}
-    axes |= {
+    axes = {
         name: {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
-        for name, shape in signature.outputs.items()
+        for name, shape in (signature.inputs | signature.outputs).items()
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -113,9 +116,9 @@ def _as_module(model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) ->
 
 
 EXPORTERS: tuple[Exporter, ...] = (
-    Exporter("dynamo", None, _trace_dynamo),
+    Exporter("dynamo", (None, "eager"), _trace_dynamo),
     # onnxruntime's attention fusions know the shape of eager attention under TorchScript.
-    Exporter("torchscript", "eager", _trace_torchscript),
+    Exporter("torchscript", ("eager",), _trace_torchscript),
 )
 EXPORTER_NAMES = ("auto", *(exporter.name for exporter in EXPORTERS))
 

@@ -26,11 +26,13 @@ class Case:
     Attributes:
         feeds: input name to array.
         valid: bool [B, S], false on padding, where outputs mean nothing; None where there is no padding to tell.
+        optional: whether the reference may refuse it, such as a picture of an odd size, which leaves the case out.
     """
 
     description: str
     feeds: Mapping[str, NDArray[Any]]
     valid: NDArray[np.bool_] | None
+    optional: bool = False
 
 
 @dataclass(frozen=True)

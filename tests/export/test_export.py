@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-import onnxtool.export
+import onnxtool.export.ways
 from onnxtool.errors import ExportError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.tracing import EXPORTERS
@@ -221,7 +221,7 @@ def test_where_one_exporter_fails_the_next_is_used_and_said(
     def fail(*_arguments: Any) -> Any:
         raise RuntimeError("data-dependent guard")
 
-    monkeypatch.setattr(onnxtool.export, "EXPORTERS", (replace(EXPORTERS[0], trace=fail), *EXPORTERS[1:]))
+    monkeypatch.setattr(onnxtool.export.ways, "EXPORTERS", (replace(EXPORTERS[0], trace=fail), *EXPORTERS[1:]))
     report = export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx"))
     assert report.exporter == "torchscript"
     (note,) = report.notes
@@ -274,7 +274,7 @@ def test_a_model_that_its_own_runs_change_is_compared_with_a_fresh_copy(workshop
         pad_token_id=0, bos_token_id=101, eos_token_id=102, sep_token_id=102, architectures=["BigBirdForMaskedLM"],
     )  # fmt: skip
     transformers.BigBirdForMaskedLM(config).save_pretrained(folder)
-    options = ExportOptions(str(folder), output=tmp_path / "m.onnx", exporter="torchscript")
+    options = ExportOptions(str(folder), output=tmp_path / "m.onnx", exporter="torchscript", require_dynamic=True)
     with pytest.raises(VerificationError, match="a long text"):
         export_model(options)
 

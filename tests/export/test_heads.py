@@ -77,7 +77,8 @@ def test_a_vector_of_zeros_stays_finite() -> None:
     assert np.isfinite(run_head("embedding", zeros, Pooling("mean", normalize=True), 17)).all()
 
 
-SIGNATURE = Signature(("input_ids", "attention_mask"), {"last_hidden_state": ("batch_size", "sequence", 8)})
+TOKENS = dict.fromkeys(("input_ids", "attention_mask"), ("batch_size", "sequence"))
+SIGNATURE = Signature(TOKENS, {"last_hidden_state": ("batch_size", "sequence", 8)})
 
 
 def test_auto_puts_nothing_on_the_model() -> None:
@@ -94,13 +95,13 @@ def test_a_head_that_the_model_cannot_have_names_the_output_it_needs(name: str) 
 
 def test_a_head_needs_an_attention_mask() -> None:
     """Without one, padding would be pooled."""
-    signature = Signature(("input_ids",), SIGNATURE.outputs)
+    signature = Signature({"input_ids": ("batch_size", "sequence")}, SIGNATURE.outputs)
     with pytest.raises(ExportError, match="attention mask"):
         choose_head("embedding", signature)
 
 
 def test_a_head_over_tokens_is_refused_for_a_model_that_pooled_already() -> None:
     """A classifier's logits are [B, labels]."""
-    signature = Signature(("input_ids", "attention_mask"), {"logits": ("batch_size", 3)})
+    signature = Signature(TOKENS, {"logits": ("batch_size", 3)})
     with pytest.raises(ExportError, match="three axes"):
         choose_head("splade", signature)

@@ -11,6 +11,8 @@ from transformers import AutoTokenizer
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.modalities import find_modality
+from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
 from tests.workshop import Workshop
@@ -19,7 +21,7 @@ from tests.workshop import Workshop
 def signature_of(workshop: Workshop, name: str) -> Any:
     checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
-    return detect_signature(model, checkpoint.load_tokenizer())
+    return detect_signature(model, find_modality(model, checkpoint))
 
 
 def test_logits_of_a_masked_language_model_have_batch_sequence_and_vocabulary(workshop: Workshop) -> None:
@@ -39,8 +41,8 @@ def test_a_pooled_output_gets_no_sequence_axis(workshop: Workshop) -> None:
 
 def test_only_inputs_that_the_model_takes_are_kept(workshop: Workshop) -> None:
     """BERT's tokenizer gives token types, which DistilBERT does not take."""
-    assert signature_of(workshop, "tiny-encoder").inputs == ("input_ids", "token_type_ids", "attention_mask")
-    assert signature_of(workshop, "tiny-classifier").inputs == ("input_ids", "attention_mask")
+    assert list(signature_of(workshop, "tiny-encoder").inputs) == ["input_ids", "token_type_ids", "attention_mask"]
+    assert list(signature_of(workshop, "tiny-classifier").inputs) == ["input_ids", "attention_mask"]
 
 
 class Windows(torch.nn.Module):
@@ -55,8 +57,11 @@ class Windows(torch.nn.Module):
 def test_an_axis_that_is_neither_batch_nor_sequence_gets_a_name_of_its_own(workshop: Workshop) -> None:
     """Equal names stand only where sizes are equal."""
     tokenizer = AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-encoder"))
-    signature = detect_signature(Windows(), tokenizer)
-    assert signature.outputs == {"output_0": ("batch_size", "output_0_axis_1"), "output_1": ("output_1_axis_0",)}
+    signature = detect_signature(Windows(), TextInputs.of(Windows(), tokenizer, ["input_ids"]))
+    assert signature.outputs == {
+        "output_0": ("batch_size", "output_0_sequence"),
+        "output_1": ("output_1_batch_size_sequence",),
+    }
 
 
 def test_a_model_of_something_else_than_text_is_refused() -> None:
@@ -70,7 +75,7 @@ def test_a_model_of_something_else_than_text_is_refused() -> None:
         return {"input_ids": [[0]]}
 
     with pytest.raises(ExportError, match="pixel_values.*input_ids"):
-        detect_signature(Images(), tokenizer)
+        TextInputs.of(Images(), tokenizer, ["pixel_values"])
 
 
 def test_a_model_that_does_not_run_on_text_alone_says_why(workshop: Workshop) -> None:
@@ -84,4 +89,4 @@ def test_a_model_that_does_not_run_on_text_alone_says_why(workshop: Workshop) ->
 
     tokenizer = AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-encoder"))
     with pytest.raises(ExportError, match="decoder_input_ids"):
-        detect_signature(Needy(), tokenizer)
+        detect_signature(Needy(), TextInputs.of(Needy(), tokenizer, ["input_ids"]))

@@ -15,6 +15,7 @@ from onnxtool.errors import VerificationError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.companions import Pooling
 from onnxtool.export.heads import HEADS
+from onnxtool.export.modalities import find_modality
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.verification import Prover, prove
@@ -25,13 +26,14 @@ from tests.workshop import Workshop
 
 def prover(workshop: Workshop, name: str, head: str = "none") -> Prover:
     checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
-    model, tokenizer = checkpoint.load_model(dtype="float32", device="cpu", attention=None), checkpoint.load_tokenizer()
+    model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+    modality = find_modality(model, checkpoint)
     row = next((row for row in HEADS if row.name == head), None)
-    return Prover(model, tokenizer, detect_signature(model, tokenizer), row, Pooling())
+    return Prover(model, modality, detect_signature(model, modality), row, Pooling())
 
 
 def verify_export(workshop: Workshop, path: Path, name: str, head: str = "none") -> Verification:
-    return prove(path, prover(workshop, name, head).ask(path), TOLERANCES["fp32"])
+    return prove(path, prover(workshop, name, head).ask(), TOLERANCES["fp32"])
 
 
 def replace_input(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:

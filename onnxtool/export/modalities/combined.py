@@ -1,0 +1,107 @@
+"""Modalities made of others: an encoder's input with a decoder's ids, and two encoders side by side (CLIP)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxtool.export.modalities.sizes import BATCH, DECODER_SEQUENCE, Axis, Feeds, Modality, Sizes
+from onnxtool.runtime.comparison import Case
+
+_LENGTHS = (5, 1, 9, 2, 7)  # of the decoder's input over the cases; 1 is the first step of generation
+
+
+@dataclass(frozen=True)
+class WithDecoder:
+    """What the encoder takes, and ids for the decoder: int64 [batch_size, decoder_sequence].
+
+    Attributes:
+        vocabulary_size: how many ids the decoder knows.
+        start_id: what every text begins with.
+    """
+
+    encoder: Modality
+    vocabulary_size: int
+    start_id: int
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those of the encoder, and the decoder's length."""
+        return (*self.encoder.axes, Axis(DECODER_SEQUENCE, 5, 6))
+
+    def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
+        """Make random inputs for both."""
+        return self._add(self.encoder.feeds(sizes, seed=seed), sizes[DECODER_SEQUENCE], seed)
+
+    def sample(self, fixed: Sizes) -> Feeds:
+        """Return what the encoder is traced on, with ids beside it."""
+        return self._add(self.encoder.sample(fixed), fixed.get(DECODER_SEQUENCE, 5), seed=1)
+
+    def cases(self, fixed: Sizes) -> list[Case]:
+        """The encoder's cases, with texts of several lengths beside them."""
+        return [
+            replace(
+                case,
+                feeds=self._add(
+                    dict(case.feeds), fixed.get(DECODER_SEQUENCE, _LENGTHS[seed % len(_LENGTHS)]), seed=seed
+                ),
+                valid=None if _hides(case) else case.valid,
+            )
+            for seed, case in enumerate(self.encoder.cases(fixed))
+        ]
+
+    def _add(self, feeds: Feeds, length: int, seed: int) -> Feeds:
+        batch = len(next(iter(feeds.values())))
+        ids = np.random.default_rng(seed).integers(0, self.vocabulary_size, (batch, length))
+        ids[:, 0] = self.start_id
+        return {**feeds, "decoder_input_ids": ids}
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Two modalities with a batch each: every text is compared with every picture."""
+
+    parts: tuple[Modality, ...]
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those of all parts, which have different names."""
+        return tuple(axis for part in self.parts for axis in part.axes)
+
+    def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
+        """Make random inputs for all parts."""
+        return _merge(part.feeds(sizes, seed=seed) for part in self.parts)
+
+    def sample(self, fixed: Sizes) -> Feeds:
+        """Return what all parts are traced on."""
+        return _merge(part.sample(fixed) for part in self.parts)
+
+    def cases(self, fixed: Sizes) -> list[Case]:
+        """As many as the richest part has, the others' in turn beside them."""
+        columns = [part.cases(fixed) for part in self.parts]
+        cases = []
+        for row in range(max(map(len, columns))):
+            picked = [column[row % len(column)] for column in columns]
+            cases.append(
+                Case(
+                    " and ".join(case.description for case in picked),
+                    _merge(dict(case.feeds) for case in picked),
+                    None,
+                    optional=any(case.optional for case in picked),
+                )
+            )
+        return cases
+
+
+def _hides(case: Case) -> bool:
+    """Whether a mask over the encoder's tokens would be taken for one over the decoder's."""
+    return case.valid is not None and case.valid.shape[1] in _LENGTHS
+
+
+def _merge(parts: Iterable[Feeds]) -> Feeds:
+    return {name: array for part in parts for name, array in part.items()}
+
+
+__all__ = ["BATCH", "SideBySide", "WithDecoder"]

@@ -1,0 +1,151 @@
+"""Pictures, as the model's image processor prepares them.
+
+Letters of shapes: B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.errors import ExportError
+from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes
+from onnxtool.runtime.comparison import Case
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The axes that may move of the inputs that we know; of others, only the first, which is the batch.
+_AXES: dict[tuple[str, int], dict[int, str]] = {
+    ("pixel_values", 4): {2: HEIGHT, 3: WIDTH},
+    ("pixel_mask", 3): {1: HEIGHT, 2: WIDTH},
+}
+_PICTURE_SIZES = ((480, 640), (300, 200), (224, 224))
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Prepared pictures.
+
+    Attributes:
+        processor: the image processor.
+        prepared: what it makes of one picture, for the inputs that the model takes: [1, …] each.
+        batch_axis: the name of axis B.
+    """
+
+    processor: Any
+    prepared: Mapping[str, NDArray[Any]]
+    batch_axis: str = BATCH
+
+    @classmethod
+    def of(cls, model: Any, processor: Any, accepted: Sequence[str]) -> ImageInputs:
+        """Find out what the processor gives and the model takes; `accepted` are the parameters of its forward.
+
+        Raises:
+            ExportError: they agree on no pixels.
+        """
+        offered = _prepare(processor, [_picture(*_PICTURE_SIZES[0])])
+        prepared = {name: array for name, array in offered.items() if name in accepted}
+        if not any(name.startswith("pixel_values") for name in prepared):
+            raise ExportError(
+                f"{type(model).__name__} takes {', '.join(accepted)}, "
+                f"and its image processor gives {', '.join(offered)}",
+                "the folder may mix two models; or this model takes something that onnxtool does not know",
+            )
+        return cls(processor, prepared)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """B, and H and W where the pixels have them."""
+        axes = [Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1)]
+        for name, array in self.prepared.items():
+            for position, axis in _AXES.get((name, array.ndim), {}).items():
+                if axis not in [known.name for known in axes]:
+                    axes.append(Axis(axis, array.shape[position], 2 * array.shape[position]))
+        return tuple(axes)
+
+    def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
+        """Make noise: standard normal, as normalized pictures are."""
+        generator = np.random.default_rng(seed)
+        return {name: self._random(name, array, sizes, generator) for name, array in self.prepared.items()}
+
+    def sample(self, fixed: Sizes) -> Feeds:
+        """Return noise of the usual size."""
+        return self.feeds({axis.name: axis.usual for axis in self.axes} | dict(fixed), seed=1)
+
+    def cases(self, fixed: Sizes) -> list[Case]:
+        """Several batches and sizes, black pictures, strong contrast, real pictures."""
+        usual = {axis.name: axis.usual for axis in self.axes}
+        wanted: list[tuple[str, dict[str, int]]] = [
+            ("one picture", {self.batch_axis: 1}),
+            ("several pictures", {self.batch_axis: 5}),
+        ]
+        for axis in self.axes[1:]:
+            wanted += [
+                (f"twice the {axis.name}", {axis.name: 2 * axis.usual}),
+                (f"an odd {axis.name}", {axis.name: axis.usual + axis.usual // 2 + 1}),
+            ]
+        if len(self.axes) > 1:
+            wanted.append(("twice as large", {axis.name: 2 * axis.usual for axis in self.axes[1:]}))
+        cases = []
+        for seed, (description, sizes) in enumerate(wanted):
+            if any(name in fixed for name in sizes if name != self.batch_axis):
+                continue
+            feeds = self.feeds(usual | sizes | dict(fixed), seed=seed)
+            cases.append(Case(description, feeds, None, optional="odd" in description))
+        plain = self.feeds(usual | dict(fixed), seed=7)
+        cases.append(Case("black pictures", _scaled(plain, 0.0), None))
+        cases.append(Case("strong contrast", _scaled(plain, 3.0), None))
+        cases.append(Case("other noise", self.feeds(usual | {self.batch_axis: 3} | dict(fixed), seed=8), None))
+        for height, width in _PICTURE_SIZES:
+            real = _prepare(self.processor, [_picture(height, width)] * fixed.get(self.batch_axis, 2))
+            feeds = {name: real[name] for name in self.prepared}
+            if all(self._fits(name, array, fixed) for name, array in feeds.items()):
+                cases.append(Case(f"a picture of {height} x {width}", feeds, None))
+        return cases
+
+    def _fits(self, name: str, array: NDArray[Any], fixed: Sizes) -> bool:
+        axes = _AXES.get((name, array.ndim), {})
+        return all(
+            array.shape[position] == (fixed.get(axes[position]) or size if position in axes else size)
+            for position, size in enumerate(self.prepared[name].shape)
+            if position > 0 and (position not in axes or axes[position] in fixed)
+        )
+
+    def _random(self, name: str, array: NDArray[Any], sizes: Sizes, generator: np.random.Generator) -> NDArray[Any]:
+        axes = _AXES.get((name, array.ndim), {})
+        dims = [sizes.get(axes.get(position, ""), size) for position, size in enumerate(array.shape)]
+        dims[0] = sizes[self.batch_axis] * array.shape[0]
+        if np.issubdtype(array.dtype, np.floating):
+            return generator.standard_normal(dims).astype(array.dtype)
+        if axes:  # a mask over pixels, all of which count
+            return np.ones(dims, dtype=array.dtype)
+        return np.repeat(array, sizes[self.batch_axis], axis=0)
+
+
+def _scaled(feeds: Feeds, factor: float) -> Feeds:
+    return {
+        name: (array * factor).astype(array.dtype) if np.issubdtype(array.dtype, np.floating) else array
+        for name, array in feeds.items()
+    }
+
+
+def _prepare(processor: Any, pictures: list[NDArray[np.uint8]]) -> Feeds:
+    import torch
+
+    prepared = processor(images=pictures, return_tensors="pt")
+    arrays = {name: value.numpy() for name, value in prepared.items() if isinstance(value, torch.Tensor)}
+    return {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
+
+
+def _picture(height: int, width: int) -> NDArray[np.uint8]:
+    """Draw a gradient with a bright disc and dark stripes: edges, areas and colours, uint8 [H, W, 3]."""
+    rows, columns = np.mgrid[0:height, 0:width] / (height, width)[0]
+    disc = ((rows - 0.5) ** 2 + (columns - 0.5) ** 2 < 0.09)[..., None] * 120
+    stripes = ((columns * 16).astype(int) % 2)[..., None] * 40
+    gradient = np.stack([rows, columns, 1 - rows], axis=-1) * 130
+    picture: NDArray[np.uint8] = np.clip(gradient + disc - stripes, 0, 255).astype(np.uint8)
+    return picture

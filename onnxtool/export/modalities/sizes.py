@@ -1,0 +1,73 @@
+"""What every modality offers: named axes, inputs of any size along them, and the cases that a file is proven on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onnxtool.runtime.comparison import Case
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH, SEQUENCE, DECODER_SEQUENCE = "batch_size", "sequence", "decoder_sequence"
+HEIGHT, WIDTH = "height", "width"
+NUM_SAMPLES, NUM_FRAMES = "num_samples", "num_frames"
+
+Feeds = dict[str, "NDArray[Any]"]
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the inputs that may be dynamic.
+
+    Attributes:
+        name: as it stands in the exported file.
+        usual: its size in the first run of the model, at least 2: dynamo takes an axis of size 1 as fixed.
+        other: another size; where the model runs on it, the axis moves.
+        may_fail: whether the model may refuse other sizes, which fixes the axis; a model that refuses another batch
+            is broken.
+        when_fixed: its size in a file where it cannot be dynamic; 0 for `usual`.
+    """
+
+    name: str
+    usual: int
+    other: int
+    may_fail: bool = True
+    when_fixed: int = 0
+
+    @property
+    def fixed_size(self) -> int:
+        """Its size in a file where it cannot be dynamic."""
+        return self.when_fixed or self.usual
+
+
+class Modality(Protocol):
+    """What goes into a model: text, pictures, sound, or several of them.
+
+    `fixed` holds the sizes of those axes that the exported file does not leave open.
+    """
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes of the inputs, by names that no two modalities of one model share unless they are equal."""
+        ...
+
+    def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
+        """Make random inputs, input name to array, without padding. `sizes` names every axis."""
+        ...
+
+    def sample(self, fixed: Sizes) -> Feeds:
+        """Return what to trace the model on."""
+        ...
+
+    def cases(self, fixed: Sizes) -> list[Case]:
+        """Return what to prove the file on: several sizes and masks, and real content."""
+        ...
+
+
+def usual_sizes(modality: Modality) -> dict[str, int]:
+    """Return the usual size of every axis."""
+    return {axis.name: axis.usual for axis in modality.axes}

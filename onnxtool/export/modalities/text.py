@@ -1,0 +1,201 @@
+"""Text: ids, masks and token types, as the model's tokenizer names them.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.errors import ExportError
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
+from onnxtool.runtime.comparison import Case
+from onnxtool.runtime.feeds import FeedShape, verification_shapes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MASK = "attention_mask"
+_SAMPLE_TEXTS = ("onnxtool traces a model on two texts of different lengths", "the second is shorter")
+_TEXTS = (
+    "what is AI?",
+    "Sparse retrieval weighs the terms of the whole vocabulary, so that a query meets documents that use other words.",
+    "Ein Satz auf Deutsch, 12345, naïve café — and some punctuation: (a), [b]; {c}!",
+)
+_LONGEST_SAMPLE = 128
+_UNLIMITED = 10**6
+_FIXED_SEQUENCE = 512  # of a model without a limit, in a file that cannot leave the length open
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """Tokenized text.
+
+    Attributes:
+        names: the inputs that tokenizer and model agree on, in the tokenizer's order, to the shape of one token: `()`
+            for ids [B, S], `(4,)` for boxes [B, S, 4].
+        bounds: input name to the number of ids it may hold.
+        longest: the most tokens that the model takes; None for no limit.
+        end_id: what ends a text for models that look for it (BART's classifiers); None where nothing does.
+        text: what to trace the model on, beside a text of our own.
+        batch_axis: the name of axis B.
+    """
+
+    tokenizer: Any
+    names: Mapping[str, tuple[int, ...]]
+    bounds: Mapping[str, int]
+    longest: int | None
+    end_id: int | None
+    text: str | None = None
+    batch_axis: str = BATCH
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, accepted: Sequence[str], *, text: str | None = None) -> TextInputs:
+        """Find out what the tokenizer gives and the model takes; `accepted` are the parameters of its forward.
+
+        Raises:
+            ExportError: they agree on no ids.
+        """
+        offered = {name: np.asarray(array).shape[2:] for name, array in tokenizer(["a"]).items()}
+        if "input_ids" not in accepted and "inputs" in accepted:  # Perceiver's name for them
+            offered = {{"input_ids": "inputs"}.get(name, name): rest for name, rest in offered.items()}
+        config = _text_config(model)
+        # DeBERTa takes token types and ignores them.
+        ignored = {"token_type_ids"} if getattr(config, "type_vocab_size", None) == 0 else set()
+        names = {name: rest for name, rest in offered.items() if name in accepted and name not in ignored}
+        if not {"input_ids", "inputs"} & set(names):
+            raise ExportError(
+                f"{type(model).__name__} takes {', '.join(accepted)}, and its tokenizer gives {', '.join(offered)}",
+                "the folder may mix two models; or this model takes something that onnxtool does not know",
+            )
+        ids = vocabulary_size(model)
+        bounds = {"input_ids": ids, "inputs": ids, "token_type_ids": getattr(config, "type_vocab_size", None) or 2}
+        return cls(tokenizer, names, bounds, longest_text(model, tokenizer), _end_id(config, ids), text)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """B and S."""
+        longest = min(self.longest or _FIXED_SEQUENCE, _FIXED_SEQUENCE)
+        sequence, other = (8, 11) if longest >= 11 else (longest, longest - 1)
+        return (
+            Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1),
+            Axis(SEQUENCE, sequence, other, when_fixed=longest),
+        )
+
+    def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
+        """Make random ids without padding."""
+        return self._fill(FeedShape.full(sizes[self.batch_axis], sizes[SEQUENCE]), seed)
+
+    def sample(self, fixed: Sizes) -> Feeds:
+        """Tokenize two texts of different lengths, so that there is padding and no axis of size 1."""
+        texts = (self.text or _SAMPLE_TEXTS[0], _SAMPLE_TEXTS[1])[: fixed.get(self.batch_axis, 2)]
+        return self.tokenize(texts, fixed.get(SEQUENCE))
+
+    def cases(self, fixed: Sizes) -> list[Case]:
+        """Rows of all lengths, padding on either side, other ids in the padding, another mask, real text."""
+        shapes = [self._fixed(shape, fixed) for shape in verification_shapes(self.longest)]
+        cases = [self._case(shape, self._fill(shape, seed)) for seed, shape in enumerate(shapes)]
+        if _MASK in self.names:
+            ragged = next(case for case, shape in zip(cases, shapes, strict=True) if shape.is_ragged)
+            cases += [self._other_padding(ragged), _everything_attended(ragged)]
+        tokens = self.tokenize(_TEXTS[: fixed.get(self.batch_axis, len(_TEXTS))], fixed.get(SEQUENCE))
+        mask = tokens.get(_MASK)
+        return [*cases, Case("real text", tokens, None if mask is None else mask.astype(bool))]
+
+    def tokenize(self, texts: Sequence[str], sequence_length: int | None = None) -> Feeds:
+        """Tokenize `texts` into int64 [B, S] arrays, padded to the longest or to `sequence_length`.
+
+        A tokenizer that knows no padding token (GPT-2's) repeats the first text, which then needs none.
+        """
+        can_pad = self.tokenizer.pad_token is not None
+        encoded = self.tokenizer(
+            list(texts) if can_pad else [texts[0]] * len(texts),
+            padding=("max_length" if sequence_length else True) if can_pad else False,
+            truncation=True,
+            max_length=sequence_length or min(_LONGEST_SAMPLE, self.longest or _LONGEST_SAMPLE),
+            return_tensors="np",
+        )
+        encoded = {"inputs": encoded["input_ids"], **encoded}
+        return {name: np.asarray(encoded[name], dtype=np.int64) for name in self.names}
+
+    def _fixed(self, shape: FeedShape, fixed: Sizes) -> FeedShape:
+        sequence = fixed.get(SEQUENCE, shape.sequence_length)
+        lengths = tuple(max(1, length * sequence // shape.sequence_length) for length in shape.lengths)
+        if fixed.get(self.batch_axis):
+            lengths = (min(lengths),)  # the shortest row, which has padding where any row has
+        description = shape.description if not fixed else f"{shape.description}, {len(lengths)} x {sequence}"
+        return replace(shape, description=description, lengths=lengths, sequence_length=sequence)
+
+    def _case(self, shape: FeedShape, feeds: Feeds) -> Case:
+        return Case(shape.description, feeds, shape.mask if _MASK in self.names else None)
+
+    def _fill(self, shape: FeedShape, seed: int) -> Feeds:
+        generator = np.random.default_rng(seed)
+        return {
+            name: shape.mask.astype(np.int64) if "mask" in name else self._random_ids(name, shape, rest, generator)
+            for name, rest in self.names.items()
+        }
+
+    def _random_ids(
+        self, name: str, shape: FeedShape, rest: tuple[int, ...], generator: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Draw ids from the whole vocabulary, in the padding as well, so that a mask which is not applied shows."""
+        dims = (shape.batch_size, shape.sequence_length, *rest)
+        ids = generator.integers(0, self.bounds.get(name, 2), dims)
+        if name == "input_ids" and self.end_id is not None:
+            ids[ids == self.end_id] = (self.end_id + 1) % self.bounds[name]
+            for row, length in enumerate(shape.lengths):
+                ids[row, (length if shape.padding == "right" else shape.sequence_length) - 1] = self.end_id
+        return ids
+
+    def _other_padding(self, case: Case) -> Case:
+        assert case.valid is not None  # noqa: S101  only cases with a mask come here
+        feeds = dict(case.feeds)
+        name = "input_ids" if "input_ids" in feeds else "inputs"
+        feeds[name] = np.where(case.valid, feeds[name], (feeds[name] + 1) % self.bounds[name])
+        if self.end_id is not None:
+            feeds[name] = np.where(~case.valid & (feeds[name] == self.end_id), case.feeds[name], feeds[name])
+        return Case(f"{case.description}, other ids in the padding", feeds, case.valid)
+
+
+def _everything_attended(case: Case) -> Case:
+    feeds = {**case.feeds, _MASK: np.ones_like(case.feeds[_MASK])}
+    return Case(f"{case.description}, padding attended", feeds, None)
+
+
+def longest_text(model: Any, tokenizer: Any) -> int | None:
+    """Return how many tokens the model takes, as far as its configuration and tokenizer tell; None for no limit."""
+    positions = getattr(_text_config(model), "max_position_embeddings", None)
+    limits = [positions, getattr(tokenizer, "model_max_length", None)]
+    # RoBERTa and its kin start counting positions after the padding id.
+    embeddings = getattr(getattr(model, "base_model", model), "embeddings", None)
+    padding_id = getattr(embeddings, "padding_idx", None)
+    if isinstance(positions, int) and padding_id is not None:
+        limits.append(positions - padding_id - 1)
+    # transformers writes "no limit" as 1e30, and XLNet as -1.
+    numbers = [limit for limit in limits if isinstance(limit, int | float)]
+    return min((int(limit) for limit in numbers if 0 < limit < _UNLIMITED), default=None)
+
+
+def vocabulary_size(model: Any) -> int:
+    """Return how many ids the model knows: the smaller of its embedding and what its configuration says."""
+    sizes = [getattr(_text_config(model), "vocab_size", None)]
+    with contextlib.suppress(AttributeError, NotImplementedError):  # CANINE hashes characters
+        sizes.append(getattr(model.get_input_embeddings(), "num_embeddings", None))
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    return min(known, default=256)
+
+
+def _text_config(model: Any) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _end_id(config: Any, ids: int) -> int | None:
+    end_id = getattr(config, "eos_token_id", None)
+    return end_id if isinstance(end_id, int) and 0 <= end_id < ids else None

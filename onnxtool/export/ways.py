@@ -1,0 +1,60 @@
+"""The ways to trace a model, in the order to try them: exporter, attention, and at last axes that are not dynamic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxtool.export.modalities.sizes import Axis
+from onnxtool.export.tracing import EXPORTERS, Exporter
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to trace a model.
+
+    Attributes:
+        attention: transformers' attention implementation; None leaves the choice to it.
+        fixed: the axes that are not dynamic in the file, with their sizes.
+    """
+
+    exporter: Exporter
+    attention: str | None
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What notes call it, e.g. `dynamo with eager attention, sequence fixed to 512`."""
+        attention = f" with {self.attention} attention" if self.attention else ""
+        fixed = "".join(f", {axis} fixed to {size}" for axis, size in self.fixed.items())
+        return f"{self.exporter.name}{attention}{fixed}"
+
+
+def ways_to_trace(exporter: str, axes: Iterable[Axis], default_attention: str | None) -> Iterator[Way]:
+    """List the ways to trace a model, the most useful file first.
+
+    All axes are dynamic in the first ways; then what fixes the lengths, which a user can pad to; then what fixes the
+    batch as well.
+
+    Args:
+        exporter: a name of EXPORTER_NAMES; `auto` for all of them.
+        axes: the dynamic axes of the model's inputs.
+        default_attention: what transformers chooses, which need not be tried twice.
+    """
+    chosen = [row for row in EXPORTERS if exporter in ("auto", row.name)]
+    axes = tuple(axes)
+    contents = {axis.name: axis.fixed_size for axis in axes if axis.may_fail}
+    batches = {axis.name: axis.fixed_size for axis in axes if not axis.may_fail}
+    for row in chosen:
+        for attention in row.attentions:
+            if attention is None or attention != default_attention or None not in row.attentions:
+                yield Way(row, attention)
+    if contents:
+        yield from (Way(row, row.attentions[0], contents) for row in chosen)
+    yield from (Way(row, row.attentions[0], contents | batches) for row in chosen)
+
+
+def attention_of(model: Any) -> str | None:
+    """Return the attention implementation that a loaded model has."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
