@@ -35,6 +35,10 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
         Facts(facts),
         Table(columns, rows, frozenset({"max_abs_error", "cosine"})),
     ]
+    if verification.refused:
+        blocks.append(
+            Note(f"left out, because {verification.reference} itself refuses: {', '.join(verification.refused)}")
+        )
     if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
         blocks.append(
             Note(

@@ -148,16 +148,16 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
     if options.exporter not in EXPORTER_NAMES:
         raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
     job = _prepare(options, on_progress)
-    failures: list[_Failure] = []
+    failures: list[tuple[Way, _Failure]] = []
     for way in ways_to_trace(options.exporter, job.signature.axes, attention_of(job.models.first)):
         if way.fixed and options.require_dynamic:
             break
         try:
             report = _export_by(way, job)
         except (ExportError, VerificationError, SessionError) as error:
-            failures.append(error)
+            failures.append((way, error))
         else:
-            reasons = dict.fromkeys(failure.message for failure in failures)
+            reasons = dict.fromkeys(failure.message for _, failure in failures)
             return replace(report, notes=(*report.notes, *(f"{reason}; used {way.name} instead" for reason in reasons)))
     raise _sum_up(failures)
 
@@ -286,9 +286,10 @@ def _pooling_for(head_name: str, source: Source, tokenizer: Any) -> Pooling:
     return pooling
 
 
-def _sum_up(failures: Sequence[_Failure]) -> _Failure:
+def _sum_up(failures: Sequence[tuple[Way, _Failure]]) -> _Failure:
     """Return the one error, the first one where all are of figures, or one that tells all of several."""
-    if len(failures) == 1 or all(isinstance(failure, VerificationError) for failure in failures):
-        return failures[0]
-    reasons = "\n  ".join(dict.fromkeys(failure.message for failure in failures))
-    return ExportError(f"no way to trace it gives a file that follows the model:\n  {reasons}", failures[0].hint)
+    errors = [error for _, error in failures]
+    if len(errors) == 1 or all(isinstance(error, VerificationError) for error in errors):
+        return errors[0]
+    reasons = "\n".join(f"  {way.name}: {error.message}" for way, error in failures)
+    return ExportError(f"no way to trace it gives a file that follows the model:\n{reasons}", errors[0].hint)

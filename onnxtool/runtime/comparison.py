@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.errors import SessionError, VerificationError
+from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.reports import Verification, VerificationCase
 
 if TYPE_CHECKING:
@@ -26,13 +26,11 @@ class Case:
     Attributes:
         feeds: input name to array.
         valid: bool [B, S], false on padding, where outputs mean nothing; None where there is no padding to tell.
-        optional: whether the reference may refuse it, such as a picture of an odd size, which leaves the case out.
     """
 
     description: str
     feeds: Mapping[str, NDArray[Any]]
     valid: NDArray[np.bool_] | None
-    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,24 +112,43 @@ class Answers:
     Attributes:
         mask_effect: how far its outputs on real tokens move, in the case that shows it best, where the padding is
             attended to as well; None without a case that has padding.
+        refused: descriptions of the cases that the reference itself does not run on, which are left out.
     """
 
     reference: str
     cases: tuple[Case, ...]
     outputs: tuple[Mapping[str, NDArray[Any]], ...]
     mask_effect: float | None
+    refused: tuple[str, ...] = ()
 
 
-def ask(reference: Runner, cases: Sequence[Case], *, name: str) -> Answers:
-    """Run the reference called `name` on every case."""
-    outputs = tuple(reference(case.feeds) for case in cases)
+def ask(
+    reference: Runner, cases: Sequence[Case], *, name: str, refusal: type[OnnxtoolError] | tuple[()] = ()
+) -> Answers:
+    """Run the reference called `name` on every case.
+
+    Args:
+        reference: runs a case's feeds.
+        cases: what to run it on.
+        name: what reports call it.
+        refusal: the error with which it refuses a case, such as a single token where it halves its sequence.
+    """
+    asked: list[Case] = []
+    outputs: list[Mapping[str, NDArray[Any]]] = []
+    refused: list[str] = []
+    for case in cases:
+        try:
+            outputs.append(reference(case.feeds))
+            asked.append(case)
+        except refusal:
+            refused.append(case.description)
     # A causal model shows its mask under padding on the left only, so every ragged case is tried.
     effects = [
         _mask_effect(reference, case, wanted)
-        for case, wanted in zip(cases, outputs, strict=True)
+        for case, wanted in zip(asked, outputs, strict=True)
         if case.valid is not None and not case.valid.all()
     ]
-    return Answers(name, tuple(cases), outputs, max(effects, default=None))
+    return Answers(name, tuple(asked), tuple(outputs), max(effects, default=None), tuple(refused))
 
 
 def verify(candidate: Runner, answers: Answers, tolerance: Tolerance) -> Verification:
@@ -153,6 +170,7 @@ def verify(candidate: Runner, answers: Answers, tolerance: Tolerance) -> Verific
         reference=answers.reference,
         cases=tuple(results),
         mask_effect=answers.mask_effect,
+        refused=answers.refused,
     )
 
 

@@ -89,7 +89,6 @@ class SideBySide:
                     " and ".join(case.description for case in picked),
                     _merge(dict(case.feeds) for case in picked),
                     None,
-                    optional=any(case.optional for case in picked),
                 )
             )
         return cases
