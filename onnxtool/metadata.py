@@ -43,6 +43,7 @@ def stamp_step(
             "max_abs_error": verification.max_abs_error,
             "cosine_min": verification.cosine_min,
             "mask_effect": verification.mask_effect,
+            "padding_effect": verification.padding_effect,
             "provider": verification.provider,
         }
     steps = [*previous, {"step": step, **details, **figures}]

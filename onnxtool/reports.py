@@ -59,6 +59,8 @@ class Verification:
         reference: what the model was compared with.
         mask_effect: how far the reference's own outputs move when the padding is attended to; a figure below `atol`
             means that these weights cannot show a wrong mask. None for a model without an attention mask.
+        padding_effect: how far the model's outputs move where other ids stand in the padding, at most; None where
+            that was not tried.
         refused: cases that the reference itself does not run on, and that were left out therefore.
         provider: where the model ran. The CPU provider computes half precision in float32, so it shows the rounding of
             weights and not an overflow in between.
@@ -73,6 +75,7 @@ class Verification:
     reference: str
     cases: tuple[VerificationCase, ...]
     mask_effect: float | None = None
+    padding_effect: float | None = None
     refused: tuple[str, ...] = ()
     provider: str = "cpu"
 

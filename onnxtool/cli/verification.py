@@ -19,6 +19,10 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
             f"{verification.atol:g} + {verification.rtol:g} x largest value, cosine {verification.cosine_required:g}",
         ),
     ]
+    if verification.mask_effect is not None:
+        facts.append(("Moving the mask moves the outputs by", f"{verification.mask_effect:.3g}"))
+    if verification.padding_effect is not None:
+        facts.append(("Moving the padding moves them by", f"{verification.padding_effect:.3g}"))
     rows = [
         (
             case.description,

@@ -12,7 +12,7 @@ from onnxtool.export.modalities.audio import AudioInputs
 from onnxtool.export.modalities.combined import SideBySide, WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import Modality
-from onnxtool.export.modalities.text import TextInputs, vocabulary_size
+from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
 
 __all__ = ["find_modality", "text_of"]
 
@@ -48,7 +48,7 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     generates = not any(part in checkpoint.architecture for part in _NOT_GENERATING)
     if getattr(config, "is_encoder_decoder", False) and generates and "decoder_input_ids" in accepted:
         start = getattr(config, "decoder_start_token_id", None)
-        return WithDecoder(modality, vocabulary_size(model), start if isinstance(start, int) else 0)
+        return WithDecoder(modality, vocabulary_size(model) or FEW_IDS, start if isinstance(start, int) else 0)
     return modality
 
 

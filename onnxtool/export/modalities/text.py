@@ -29,6 +29,7 @@ _TEXTS = (
 )
 _LONGEST_SAMPLE = 128
 _UNLIMITED = 10**6
+FEW_IDS = 256  # drawn from where the model does not say how many it knows
 _FIXED_SEQUENCE = 512  # of a model without a limit, in a file that cannot leave the length open
 
 
@@ -73,7 +74,8 @@ class TextInputs:
                 f"{type(model).__name__} takes {', '.join(accepted)}, and its tokenizer gives {', '.join(offered)}",
                 "the folder may mix two models; or this model takes something that onnxtool does not know",
             )
-        ids = vocabulary_size(model)
+        ids = vocabulary_size(model) or FEW_IDS
+        _check_vocabulary(tokenizer, model)
         bounds = {"input_ids": ids, "inputs": ids, "token_type_ids": getattr(config, "type_vocab_size", None) or 2}
         return cls(tokenizer, names, bounds, longest_text(model, tokenizer), _end_id(config, ids), text)
 
@@ -160,7 +162,7 @@ class TextInputs:
         feeds[name] = np.where(case.valid, feeds[name], (feeds[name] + 1) % self.bounds[name])
         if self.end_id is not None:
             feeds[name] = np.where(~case.valid & (feeds[name] == self.end_id), case.feeds[name], feeds[name])
-        return Case(f"{case.description}, other ids in the padding", feeds, case.valid)
+        return Case(f"{case.description}, other ids in the padding", feeds, case.valid, like=case.description)
 
 
 def _everything_attended(case: Case) -> Case:
@@ -182,13 +184,27 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
     return min((int(limit) for limit in numbers if 0 < limit < _UNLIMITED), default=None)
 
 
-def vocabulary_size(model: Any) -> int:
-    """Return how many ids the model knows: the smaller of its embedding and what its configuration says."""
+def vocabulary_size(model: Any) -> int | None:
+    """Return how many ids the model knows: the smaller of its embedding and what its configuration says.
+
+    None where neither says anything, as CANINE's, which hashes characters.
+    """
     sizes = [getattr(_text_config(model), "vocab_size", None)]
-    with contextlib.suppress(AttributeError, NotImplementedError):  # CANINE hashes characters
+    with contextlib.suppress(AttributeError, NotImplementedError):
         sizes.append(getattr(model.get_input_embeddings(), "num_embeddings", None))
     known = [size for size in sizes if isinstance(size, int) and size > 0]
-    return min(known, default=256)
+    return min(known, default=None)
+
+
+def _check_vocabulary(tokenizer: Any, model: Any) -> None:
+    size = vocabulary_size(model)
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if size is not None and largest >= size:
+        raise ExportError(
+            f"the tokenizer gives ids up to {largest}, and {type(model).__name__} knows {size} (0 to {size - 1})",
+            "take the tokenizer that the model was trained with, or call model.resize_token_embeddings(len(tokenizer)) "
+            "and train what is new",
+        )
 
 
 def _text_config(model: Any) -> Any:
