@@ -47,6 +47,8 @@ from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--trust_remote_code", is_flag=True, help="Let code in the checkpoint run.")
 @click.option("--allow_missing_weights", is_flag=True, help="Initialize weights that the checkpoint does not have.")
+@click.option("--allow_pickle", is_flag=True, help="Load weights from a pickle where there are no safetensors.")
+@click.option("--require_dynamic", is_flag=True, help="Fail rather than fix an axis that the model leaves open.")
 @click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", show_default=True, help="Of the weights.")
 @click.option("--device", default="cpu", show_default=True, help="Where PyTorch runs the model, e.g. cuda.")
 @click.option("--verify/--no_verify", default=True, show_default=True, help="Compare the file with PyTorch.")
@@ -66,6 +68,8 @@ def command(
     revision: str | None,
     trust_remote_code: bool,
     allow_missing_weights: bool,
+    allow_pickle: bool,
+    require_dynamic: bool,
     dtype: str,
     device: str,
     verify: bool,
@@ -94,6 +98,8 @@ def command(
         revision=revision,
         trust_remote_code=trust_remote_code,
         allow_missing_weights=allow_missing_weights,
+        allow_pickle=allow_pickle,
+        require_dynamic=require_dynamic,
         dtype=dtype,
         device=device,
         verify=verify,

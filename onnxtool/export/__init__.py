@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import ExportError, SessionError, VerificationError
-from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.companions import Pooling, check_splade, obsolete_companions, read_pooling, write_companions
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads import Head, append_head, choose_head
@@ -55,6 +55,7 @@ class ExportOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     allow_missing_weights: bool = False
+    allow_pickle: bool = False
     require_dynamic: bool = False
     dtype: str = "float32"
     device: str = "cpu"
@@ -169,7 +170,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     output = options.output or Path("models") / f"{source.name}.onnx"
     check_model_output(output, force=options.force)
     on_progress(f"loading {options.model_name}")
-    checkpoint = Checkpoint.open(source, task=options.task)
+    checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     exporter = next(row for row in EXPORTERS if options.exporter in ("auto", row.name))
     models = _Models(checkpoint, options, exporter.attentions[0])
     modality = find_modality(models.first, checkpoint, text=options.text)
@@ -240,7 +241,7 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         outputs=file.structure.outputs,
         metadata=file.metadata,
         verification=verification,
-        notes=_notes(architecture, signature),
+        notes=(*_loading_notes(architecture, checkpoint), *_axes_notes(architecture, signature)),
         duration_ms=stopwatch.laps_ms,
     )
 
@@ -261,7 +262,19 @@ def _verify(path: Path, job: _Job, signature: Signature) -> Verification:
         job.stopwatch.lap("verify")
 
 
-def _notes(architecture: str, signature: Signature) -> tuple[str, ...]:
+def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Say what of the checkpoint the file does not hold, and what it holds that the checkpoint does not."""
+    notes = []
+    if checkpoint.initialized:
+        notes.append(f"random, because the checkpoint does not have them: {some(checkpoint.initialized)}")
+    if checkpoint.unused:
+        notes.append(f"left out, because {architecture} does not use them: {some(checkpoint.unused)}")
+    if checkpoint.is_pickle:
+        notes.append(f"the weights came from a pickle ({checkpoint.weight_files[0].name})")
+    return tuple(notes)
+
+
+def _axes_notes(architecture: str, signature: Signature) -> tuple[str, ...]:
     """Say which axes are fixed, and by whom."""
     given, fixed = (
         ", ".join(f"{axis} {size}" for axis, size in sizes.items()) for sizes in (signature.given, signature.fixed)

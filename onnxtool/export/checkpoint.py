@@ -1,14 +1,16 @@
 """A checkpoint: its configuration, task, architecture, tokenizer and weights.
 
-Weights are safetensors only: a pickle can run code.
+Weights are safetensors unless a user allows a pickle, which can run code.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
+import pickle
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,7 @@ _VOCABULARIES = (
 )
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "model.safetensors"
-_WEIGHTS_INDEX = "model.safetensors.index.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_PICKLE = "pytorch_model.bin"
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,21 @@ class Checkpoint:
         config: the PretrainedConfig.
         architecture: the class whose weights it holds.
         task: one of TASK_NAMES, or `other`.
+        allow_pickle: whether weights may come from a pickle where there are no others.
+        initialized: names of weights that the checkpoint does not have and that loading made up; known once loaded.
+        unused: names of weights that the architecture does not have; known once loaded.
     """
 
     source: Source
     config: Any
     architecture: str
     task: str
+    allow_pickle: bool = False
+    initialized: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
     @classmethod
-    def open(cls, source: Source, *, task: str = "auto") -> Checkpoint:
+    def open(cls, source: Source, *, task: str = "auto", allow_pickle: bool = False) -> Checkpoint:
         """Read the configuration and decide on architecture and task.
 
         The architecture is the one that config.json names, not a base model: a SPLADE checkpoint keeps its MLM head.
@@ -67,7 +74,7 @@ class Checkpoint:
             )
         if task != "auto":
             architecture = _architecture_for(config, task, source)
-            return cls(source, config, architecture, task)
+            return cls(source, config, architecture, task, allow_pickle)
         if not named:
             candidates = _candidates(config)
             raise CheckpointError(
@@ -76,7 +83,7 @@ class Checkpoint:
             )
         general = task_of_architecture(config.model_type, named[0])
         task = recognize_task(general, modules=module_types(source), tags=card_tags(source))
-        return cls(source, config, named[0], task)
+        return cls(source, config, named[0], task, allow_pickle)
 
     @property
     def revision(self) -> str:
@@ -85,29 +92,43 @@ class Checkpoint:
 
     @cached_property
     def weight_files(self) -> tuple[Path, ...]:
-        """The safetensors files, in the order of their names.
+        """The safetensors files, in the order of their names; pickles where there are no others and they are allowed.
 
         Raises:
             CheckpointError: there are none.
         """
-        single = self.source.fetch(_WEIGHTS)
-        if single is not None:
-            return (single,)
-        index = self.source.read_json(_WEIGHTS_INDEX)
-        names = index.get("weight_map") if isinstance(index, dict) else None
-        if isinstance(names, dict):
-            shards = [self.source.fetch(plain_name(str(name))) for name in sorted(set(map(str, names.values())))]
-            if all(shards):
-                return tuple(shard for shard in shards if shard is not None)
-        if any(self.source.fetch(name) for name in _PICKLES):
+        files = self._files(_WEIGHTS)
+        if files:
+            return files
+        pickles = self._files(_PICKLE)
+        if pickles and self.allow_pickle:
+            return pickles
+        if pickles:
             raise CheckpointError(
-                f"{self.source.model_name} has its weights in a pickle ({_PICKLES[0]}) only, which can run code",
-                "convert it: load it where you trust it and save_pretrained(...) writes model.safetensors",
+                f"{self.source.model_name} has its weights in a pickle ({pickles[0].name}) only, which can run code",
+                "if you trust it, pass --allow_pickle; or convert it: save_pretrained(...) writes model.safetensors",
             )
         raise CheckpointError(
             f"{self.source.model_name} has no weights ({_WEIGHTS})",
             "a tokenizer or configuration alone cannot be exported; pass the model's own folder or id",
         )
+
+    @property
+    def is_pickle(self) -> bool:
+        """Whether the weights come from a pickle."""
+        return any(path.suffix == ".bin" for path in self.weight_files)
+
+    def _files(self, name: str) -> tuple[Path, ...]:
+        """Return the file called `name`, or the shards that its index names; nothing where neither is complete."""
+        single = self.source.fetch(name)
+        if single is not None:
+            return (single,)
+        index = self.source.read_json(f"{name}.index.json")
+        names = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(names, dict):
+            return ()
+        shards = [self.source.fetch(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))]
+        return tuple(shard for shard in shards if shard is not None) if all(shards) else ()
 
     @cached_property
     def weights_sha256(self) -> str:
@@ -192,22 +213,25 @@ class Checkpoint:
         import torch
         from safetensors import SafetensorError
 
-        self.weight_files  # noqa: B018  raises with a better message than transformers does
+        is_pickle = self.is_pickle  # raises with a better message than transformers does
         model_class = _find_class(self.architecture, self.config, self.source)
+        torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
         try:
             with quiet():
                 model, info = model_class.from_pretrained(
                     self.source.model_name,
                     config=self.config,
                     dtype=getattr(torch, dtype),
-                    use_safetensors=True,
+                    use_safetensors=not is_pickle,  # of a pickle, torch loads tensors alone (weights_only)
                     ignore_mismatched_sizes=True,  # told apart below, by name and shape
                     output_loading_info=True,
                     **({"attn_implementation": attention} if attention else {}),
                     **self.source.arguments,
                 )
-        except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError) as error:
             raise self.source.unreadable(error) from error
+        self.initialized[:] = sorted(info["missing_keys"])
+        self.unused[:] = sorted(info["unexpected_keys"])
         self._check_loading(info, set(model.state_dict()), allow_missing_weights=allow_missing_weights)
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False  # caches are no output of an encoder, and none that a user asked for
@@ -223,7 +247,7 @@ class Checkpoint:
         surplus = sorted(name for name in info["unexpected_keys"] if re.sub(r"\.\d+\.", ".0.", name, count=1) in names)
         if surplus:
             raise CheckpointError(
-                f"{self.source.model_name} has weights of more layers than config.json counts: {_some(surplus)}",
+                f"{self.source.model_name} has weights of more layers than config.json counts: {some(surplus)}",
                 "the folder mixes two models, or its config was edited; take both from one",
             )
         mismatched = sorted(
@@ -231,13 +255,12 @@ class Checkpoint:
         )
         if mismatched:
             raise CheckpointError(
-                f"config.json and weights of {self.source.model_name} disagree on the shape of {_some(mismatched)}",
+                f"config.json and weights of {self.source.model_name} disagree on the shape of {some(mismatched)}",
                 "the folder mixes two models; take both from one",
             )
-        missing = sorted(info["missing_keys"])
-        if missing and not allow_missing_weights:
+        if self.initialized and not allow_missing_weights:
             raise CheckpointError(
-                f"{self.source.model_name} has no weights for {_some(missing)} of {self.architecture}; "
+                f"{self.source.model_name} has no weights for {some(self.initialized)} of {self.architecture}; "
                 "they would be random numbers",
                 "export the architecture that it was saved as (--task auto), or pass --allow_missing_weights",
             )
@@ -300,6 +323,7 @@ def _candidates(config: Any) -> str:
     return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """List the first names, and how many more there are."""
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

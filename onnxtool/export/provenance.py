@@ -47,6 +47,7 @@ def describe(
         "onnxtool.revision": checkpoint.revision,
         "onnxtool.weights_sha256": checkpoint.weights_sha256,
         "onnxtool.architecture": checkpoint.architecture,
+        "onnxtool.random_weights": ", ".join(checkpoint.initialized),
         TASK_KEY: task,
         HEAD_KEY: head,
         "onnxtool.exporter": way.exporter.name,

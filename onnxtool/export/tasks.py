@@ -41,7 +41,7 @@ TASKS: tuple[Task, ...] = (
     Task("zero-shot-image-classification", ("AutoModelForZeroShotImageClassification",)),
     Task("automatic-speech-recognition", ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq"), ("ForCTC",)),
     Task("audio-classification", ("AutoModelForAudioClassification",)),
-    Task("feature-extraction", ("AutoModel",), ("Model",)),
+    Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
     Task("sentence-similarity", ("AutoModel",)),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,39 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
         load(folder)
 
 
+def test_pickled_weights_load_where_that_is_asked_for(folder: Path) -> None:
+    """They are the same weights."""
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    checkpoint = Checkpoint.open(Source.find(str(folder)), allow_pickle=True)
+    model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+    assert checkpoint.is_pickle
+    name = "bert.encoder.layer.1.output.dense.weight"
+    assert torch.equal(model.state_dict()[name], weights[name])
+
+
+class _Planted:
+    """Would create a folder where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_holds_more_than_tensors_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    """Even --allow_pickle loads tensors alone."""
+    torch.save({"weight": _Planted(tmp_path / "planted")}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot load"):
+        Checkpoint.open(Source.find(str(folder)), allow_pickle=True).load_model(
+            dtype="float32", device="cpu", attention=None
+        )
+    assert not (tmp_path / "planted").exists()
+
+
 def test_weights_that_are_missing_are_named(folder: Path) -> None:
     """They would be random numbers, which no verification notices."""
     weights = load_file(folder / "model.safetensors")
@@ -134,6 +168,19 @@ def test_missing_weights_are_initialized_where_that_is_asked_for(folder: Path) -
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     checkpoint = Checkpoint.open(Source.find(str(folder)))
     checkpoint.load_model(dtype="float32", device="cpu", attention=None, allow_missing_weights=True)
+    assert checkpoint.initialized == ["bert.encoder.layer.1.output.dense.weight"]
+
+
+def test_what_is_made_up_is_the_same_in_every_load(folder: Path) -> None:
+    """Else the file would not agree with the model that it is compared with, nor with tomorrow's export."""
+    weights = load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.1.output.dense.weight"
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = Checkpoint.open(Source.find(str(folder)))
+    arguments: dict[str, Any] = {"dtype": "float32", "device": "cpu", "attention": None, "allow_missing_weights": True}
+    first, second = (checkpoint.load_model(**arguments).state_dict()[name] for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_config_and_weights_that_disagree_are_said_to(folder: Path) -> None:
