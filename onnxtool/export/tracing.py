@@ -5,8 +5,9 @@ The one module that knows the quirks of these two. Tested with torch 2.13 and tr
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ def _trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signatu
         name: {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
         for name, shape in (signature.inputs | signature.outputs).items()
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _strides_of_contiguous_tensors():
         path = Path(folder) / "model.onnx"
         torch.onnx.export(
             _as_module(model, tuple(sample), outputs),
@@ -97,6 +98,30 @@ def _trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signatu
             dynamo=False,
         )
         return ir.external_data.load_to_model(ir.load(path))
+
+
+@contextlib.contextmanager
+def _strides_of_contiguous_tensors() -> Iterator[None]:
+    """Let `as_strided` see contiguous tensors, which is how ONNX lays them out; Longformer's windows are made by it.
+
+    Of a view, the strides that it asks for are those of the view's own memory; each is scaled to what it would be.
+    """
+    import torch
+
+    original = torch.Tensor.as_strided
+
+    def as_strided(tensor: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+        if tensor.is_contiguous() or storage_offset or len(stride) != tensor.dim():
+            return original(tensor, size, stride, storage_offset)
+        contiguous = tensor.contiguous()
+        pairs = zip(stride, tensor.stride(), contiguous.stride(), strict=True)
+        return original(contiguous, size, [int(wanted * after // before) for wanted, before, after in pairs])
+
+    torch.Tensor.as_strided = as_strided
+    try:
+        yield
+    finally:
+        torch.Tensor.as_strided = original
 
 
 def _as_module(model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Any:
