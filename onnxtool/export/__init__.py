@@ -241,7 +241,7 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         outputs=file.structure.outputs,
         metadata=file.metadata,
         verification=verification,
-        notes=(*_loading_notes(architecture, checkpoint), *_axes_notes(architecture, signature)),
+        notes=(*_loading_notes(architecture, checkpoint), *_axes_notes(architecture, signature, job.modality)),
         duration_ms=stopwatch.laps_ms,
     )
 
@@ -274,13 +274,17 @@ def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]
     return tuple(notes)
 
 
-def _axes_notes(architecture: str, signature: Signature) -> tuple[str, ...]:
-    """Say which axes are fixed, and by whom."""
+def _axes_notes(architecture: str, signature: Signature, modality: Modality) -> tuple[str, ...]:
+    """Say which axes are fixed, and by whom, and which inputs are not there."""
     given, fixed = (
         ", ".join(f"{axis} {size}" for axis, size in sizes.items()) for sizes in (signature.given, signature.fixed)
     )
     notes = [f"{architecture} itself takes one size only: {given}"] if given else []
     notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
+    text = text_of(modality)
+    notes += (
+        [f"takes text alone, though {architecture} takes pictures as well"] if text and text.without_pictures else []
+    )
     return tuple(notes)
 
 

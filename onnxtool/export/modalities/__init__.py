@@ -16,6 +16,9 @@ from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
 
 __all__ = ["find_modality", "text_of"]
 
+_DUAL_TASKS = ("zero-shot-image-classification",)
+# For these, a model that may see pictures as well is exported as one of text.
+_TEXT_TASKS = ("fill-mask", "text-classification", "token-classification", "feature-extraction", "text-generation")
 _SOUNDS = ("input_values", "input_features")
 # Encoder-decoders that answer at once shift their decoder's input out of the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
@@ -63,12 +66,14 @@ def text_of(modality: Modality) -> TextInputs | None:
 
 def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...], text: str | None) -> Modality:
     # A dual encoder projects both into one space; models that read pictures among words need them placed by hand.
-    config = getattr(model, "config", None)
-    if not hasattr(config, "projection_dim") and "logit_scale" not in dict(model.named_parameters(recurse=False)):
+    dual = checkpoint.task in _DUAL_TASKS or "logit_scale" in dict(model.named_parameters(recurse=False))
+    if not dual and checkpoint.task not in _TEXT_TASKS:
         raise ExportError(
             f"{type(model).__name__} takes pictures among the words of a text (input_ids and pixel_values)",
-            "onnxtool exports its text or vision part: save that part alone, or pass the --task of one of them",
+            f"pass the --task of its text part ({', '.join(_TEXT_TASKS)}), or save a part of it alone",
         )
     texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
+    if not dual:
+        return replace(texts, without_pictures=True)
     images = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
     return SideBySide((replace(texts, batch_axis="text_batch_size"), replace(images, batch_axis="image_batch_size")))

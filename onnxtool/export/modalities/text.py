@@ -45,6 +45,7 @@ class TextInputs:
         end_id: what ends a text for models that look for it (BART's classifiers); None where nothing does.
         text: what to trace the model on, beside a text of our own.
         batch_axis: the name of axis B.
+        without_pictures: whether the model takes pictures as well, which this leaves out.
     """
 
     tokenizer: Any
@@ -54,6 +55,7 @@ class TextInputs:
     end_id: int | None
     text: str | None = None
     batch_axis: str = BATCH
+    without_pictures: bool = False
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, accepted: Sequence[str], *, text: str | None = None) -> TextInputs:
@@ -86,7 +88,8 @@ class TextInputs:
         sequence, other = (8, 11) if longest >= 11 else (longest, longest - 1)
         return (
             Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1),
-            Axis(SEQUENCE, sequence, other, when_fixed=longest),
+            # A power of two, which windows and Fourier transforms are made for.
+            Axis(SEQUENCE, sequence, other, when_fixed=1 << (longest.bit_length() - 1)),
         )
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
