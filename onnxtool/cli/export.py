@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,6 +108,8 @@ def command(
         rtol=rtol,
         force=force,
     )
+    # PyTorch's threads spin while they wait: with another process on the cores, verifying takes three times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
     optimized = None
     with progress(quiet=quiet) as on_progress:
         report = export_model(options, on_progress=on_progress)

@@ -18,7 +18,7 @@ from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.provenance import describe
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
 from onnxtool.export.source import Source
-from onnxtool.export.tracing import EXPORTER_NAMES, EXPORTERS, trace
+from onnxtool.export.tracing import EXPORTER_NAMES, trace
 from onnxtool.export.verification import Prover, prove
 from onnxtool.export.ways import Way, attention_of, ways_to_trace
 from onnxtool.metadata import stamp_step
@@ -76,10 +76,9 @@ class ExportOptions:
 class _Models:
     """Loads the model as a way wants it; the one that was looked at first serves the first way."""
 
-    def __init__(self, checkpoint: Checkpoint, options: ExportOptions, attention: str | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, options: ExportOptions) -> None:
         self._checkpoint, self._options = checkpoint, options
-        self._first: Any = self.load(attention)
-        self._first_attention = attention
+        self._first: Any = self.load(None)
 
     @property
     def first(self) -> Any:
@@ -89,7 +88,11 @@ class _Models:
     def take(self, attention: str | None) -> Any:
         """Hand over a model that nothing has traced yet; it lives as long as its taker keeps it."""
         first, self._first = self._first, None
-        return first if first is not None and attention == self._first_attention else self.load(attention)
+        if first is not None and attention is not None and hasattr(first, "set_attn_implementation"):
+            first.set_attn_implementation(attention)
+        elif first is None or attention is not None:
+            return self.load(attention)
+        return first
 
     def load(self, attention: str | None) -> Any:
         """Load the weights anew."""
@@ -171,8 +174,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     check_model_output(output, force=options.force)
     on_progress(f"loading {options.model_name}")
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
-    exporter = next(row for row in EXPORTERS if options.exporter in ("auto", row.name))
-    models = _Models(checkpoint, options, exporter.attentions[0])
+    models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     text = text_of(modality)
     signature = detect_signature(models.first, modality)

@@ -5,22 +5,19 @@ The one module that knows the quirks of these two. Tested with torch 2.13 and tr
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
+import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ExportError
 from onnxtool.export.signature import Signature
+from onnxtool.export.torchscript import trace_torchscript
 from onnxtool.runtime.quiet import quiet
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-# Newer opsets than this are not written by torch's TorchScript exporter with all of its operators.
-_TORCHSCRIPT_OPSET = 17
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def trace(
     Raises:
         ExportError: the model cannot be traced, or not at this opset.
     """
-    with quiet() as said:
+    with quiet() as said, _garbage_kept():
         try:
             graph = exporter.trace(model, sample, signature, opset)
         except Exception as error:
@@ -62,6 +59,18 @@ def trace(
     return graph
 
 
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collect no garbage while the block runs: a trace makes millions of objects that live as long as it does."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:
     from torch.export import Dim
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
@@ -72,72 +81,26 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
     }
     config = OnnxConfig(dynamic=True, dynamic_shapes=axes, opset_version=opset)
     graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
+    _forget_graphs()
     return graph
 
 
-def _trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:
-    import onnx_ir as ir
-    import torch
+def _forget_graphs() -> None:
+    """Let onnxscript's rewrite rules, which live as long as the process, forget the last graph they looked at.
 
-    outputs = tuple(signature.outputs)
-    axes = {
-        name: {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
-        for name, shape in (signature.inputs | signature.outputs).items()
-    }
-    with tempfile.TemporaryDirectory() as folder, _strides_of_contiguous_tensors():
-        path = Path(folder) / "model.onnx"
-        torch.onnx.export(
-            _as_module(model, tuple(sample), outputs),
-            tuple(sample.values()),
-            path,
-            input_names=list(sample),
-            output_names=list(outputs),
-            dynamic_axes=axes,
-            opset_version=opset or _TORCHSCRIPT_OPSET,
-            do_constant_folding=True,
-            dynamo=False,
-        )
-        return ir.external_data.load_to_model(ir.load(path))
-
-
-@contextlib.contextmanager
-def _strides_of_contiguous_tensors() -> Iterator[None]:
-    """Let `as_strided` see contiguous tensors, which is how ONNX lays them out; Longformer's windows are made by it.
-
-    Of a view, the strides that it asks for are those of the view's own memory; each is scaled to what it would be.
+    It holds all weights, which would stay in memory while the file is verified. Tested with onnxscript 0.7.
     """
-    import torch
+    from onnxscript.rewriter import _DEFAULT_REWRITE_RULES
 
-    original = torch.Tensor.as_strided
-
-    def as_strided(tensor: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-        if tensor.is_contiguous() or storage_offset or len(stride) != tensor.dim():
-            return original(tensor, size, stride, storage_offset)
-        contiguous = tensor.contiguous()
-        pairs = zip(stride, tensor.stride(), contiguous.stride(), strict=True)
-        return original(contiguous, size, [int(wanted * after // before) for wanted, before, after in pairs])
-
-    torch.Tensor.as_strided = as_strided
-    try:
-        yield
-    finally:
-        torch.Tensor.as_strided = original
+    for rule in _DEFAULT_REWRITE_RULES:
+        state = vars(rule._matcher)  # noqa: SLF001  nothing public resets it
+        state["_current_node"] = None
+        state.pop("_match", None)
+        state.pop("_graph", None)
 
 
-def _as_module(model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Any:
-    """Give `model` positional inputs and a tuple of outputs, which is all that TorchScript traces."""
-    import torch
-
-    class Positional(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *tensors: Any) -> tuple[Any, ...]:
-            result = self.model(**dict(zip(inputs, tensors, strict=True)))
-            return (result,) if isinstance(result, torch.Tensor) else tuple(result[name] for name in outputs)
-
-    return Positional().eval()
+def _trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:
+    return trace_torchscript(model, sample, signature.inputs, signature.outputs, opset)
 
 
 EXPORTERS: tuple[Exporter, ...] = (

@@ -70,7 +70,7 @@ def prove(path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
     Raises:
         VerificationError: an output differs by more than `tolerance`.
     """
-    session = open_session(path, provider="cpu")
+    session = open_session(path, provider="cpu", frugal=True)
     dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
 
     def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -37,13 +37,19 @@ def ways_to_trace(exporter: str, axes: Iterable[Axis], default_attention: str | 
     All axes are dynamic in the first ways; then what fixes the lengths, which a user can pad to; then what fixes the
     batch as well.
 
+    TorchScript comes first where the proof reaches the largest size that the model takes: it traces in a tenth of the
+    time, and onnxruntime fuses its attention. It holds the branches that the sample took, which the proof would show.
+    Where sizes have no bound, dynamo comes first, which guards what it assumes.
+
     Args:
         exporter: a name of EXPORTER_NAMES; `auto` for all of them.
         axes: the dynamic axes of the model's inputs.
         default_attention: what transformers chooses, which need not be tried twice.
     """
-    chosen = [row for row in EXPORTERS if exporter in ("auto", row.name)]
     axes = tuple(axes)
+    chosen = [row for row in EXPORTERS if exporter in ("auto", row.name)]
+    if all(axis.proven for axis in axes if axis.may_fail):
+        chosen.sort(key=lambda row: row.name != "torchscript")
     contents = {axis.name: axis.fixed_size for axis in axes if axis.may_fail}
     batches = {axis.name: axis.fixed_size for axis in axes if not axis.may_fail}
     for row in chosen:

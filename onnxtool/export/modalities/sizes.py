@@ -29,6 +29,7 @@ class Axis:
         other: another size; where the model runs on it, the axis moves.
         may_fail: whether the model may refuse other sizes, which fixes the axis; a model that refuses another batch
             is broken.
+        proven: whether the cases reach the largest size that it can have.
         when_fixed: its size in a file where it cannot be dynamic; 0 for `usual`.
     """
 
@@ -36,6 +37,7 @@ class Axis:
     usual: int
     other: int
     may_fail: bool = True
+    proven: bool = False
     when_fixed: int = 0
 
     @property
