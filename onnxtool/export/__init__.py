@@ -11,16 +11,15 @@ from typing import Any
 from onnxtool.errors import ExportError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.companions import Pooling, check_splade, obsolete_companions, read_pooling, write_companions
-from onnxtool.export.graph import tidy
-from onnxtool.export.heads import Head, append_head, choose_head
+from onnxtool.export.heads import choose_head
 from onnxtool.export.modalities import find_modality, text_of
-from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.provenance import describe
-from onnxtool.export.signature import Signature, detect_signature, to_tensors
+from onnxtool.export.recipes import OneCall, Recipe, WithCache
+from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
-from onnxtool.export.tracing import EXPORTER_NAMES, trace
-from onnxtool.export.verification import Prover, prove
-from onnxtool.export.ways import Way, attention_of, ways_to_trace
+from onnxtool.export.tasks import TASK_WITH_CACHE
+from onnxtool.export.tracing import EXPORTER_NAMES
+from onnxtool.export.ways import Way
 from onnxtool.metadata import stamp_step
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.reports import ExportReport, Verification
@@ -110,7 +109,6 @@ class _Job:
 
     Attributes:
         tokenizer: that of a model of text; None for others.
-        signature: with every axis dynamic that the model leaves open.
         max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
         answers: what PyTorch said, by the sizes of the fixed axes.
     """
@@ -119,21 +117,14 @@ class _Job:
     output: Path
     checkpoint: Checkpoint
     models: _Models
-    modality: Modality
-    tokenizer: Any
-    signature: Signature
+    recipe: Recipe
+    task: str
     head_name: str
-    head: Head | None
-    pooling: Pooling
+    tokenizer: Any
     max_length: int | None
     on_progress: Callable[[str], None]
     stopwatch: Stopwatch
     answers: dict[tuple[tuple[str, int], ...], Answers] = field(default_factory=dict)
-
-    @property
-    def task(self) -> str:
-        """What the exported file is for."""
-        return self.checkpoint.task if self.head is None else self.head.task
 
 
 def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] = lambda _stage: None) -> ExportReport:
@@ -153,9 +144,9 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
         raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
     job = _prepare(options, on_progress)
     failures: list[tuple[Way, _Failure]] = []
-    for way in ways_to_trace(options.exporter, job.signature.axes, attention_of(job.models.first)):
+    for way in job.recipe.ways(options.exporter):
         if way.fixed and options.require_dynamic:
-            break
+            continue
         try:
             report = _export_by(way, job)
         except (ExportError, VerificationError, SessionError) as error:
@@ -163,6 +154,10 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
         else:
             reasons = dict.fromkeys(failure.message for _, failure in failures)
             return replace(report, notes=(*report.notes, *(f"{reason}; used {way.name} instead" for reason in reasons)))
+    if not failures:
+        raise ExportError(
+            f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
+        )
     raise _sum_up(failures)
 
 
@@ -177,30 +172,30 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     text = text_of(modality)
-    signature = detect_signature(models.first, modality)
-    head_name, head = choose_head(options.head, signature)
-    tokenizer = None if text is None else text.tokenizer
-    pooling = _pooling_for(head_name, source, tokenizer)
+    tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
+    task, head_name = checkpoint.task, "logits"
+    recipe: Recipe
+    if task == TASK_WITH_CACHE:
+        recipe = WithCache(tokenizer, max_length)
+    else:
+        signature = detect_signature(models.first, modality)
+        head_name, head = choose_head(options.head, signature)
+        task = task if head is None else head.task
+        pooling = _pooling_for(head_name, source, tokenizer)
+        recipe = OneCall.of(models.first, modality, signature, head, pooling)
     stopwatch.lap("load")
-    max_length = None if text is None else text.longest
     return _Job(
-        options, output, checkpoint, models, modality, tokenizer, signature, head_name, head, pooling, max_length,
-        on_progress, stopwatch,
-    )  # fmt: skip
+        options, output, checkpoint, models, recipe, task, head_name, tokenizer, max_length, on_progress, stopwatch
+    )
 
 
 def _export_by(way: Way, job: _Job) -> ExportReport:
     options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
     model = job.models.take(way.attention)
     architecture = type(model).__name__
-    signature = detect_signature(model, job.modality, way.fixed) if way.fixed else job.signature
     stopwatch.lap("load")
     job.on_progress(f"tracing {architecture} by {way.name}")
-    sample = to_tensors(model, job.modality.sample(signature.sizes))
-    graph = trace(way.exporter, model, sample, signature, options.opset)
-    tidy(graph, signature)
-    if job.head is not None:
-        append_head(graph, job.head, job.pooling)
+    graph = job.recipe.trace(model, way, options.opset)
     files = job.output.parent / job.output.stem
     graph.metadata_props.update(
         describe(
@@ -218,13 +213,13 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
     with staged(job.output, force=options.force) as staging:
         job.on_progress(f"writing {job.output}")
         path = save_model(graph, staging)
-        del graph, model, sample
+        del graph, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
         companions = staging.folder / files.name
         write_companions(checkpoint.source, job.tokenizer, companions, files)
         staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, files))
         stopwatch.lap("write")
-        verification = _verify(path, job, signature) if options.verify else None
+        verification = _verify(path, job, way) if options.verify else None
         stamp_step(path, "export", verification, exporter=way.exporter.name)
         file = ModelFile.open(path)
     return ExportReport(
@@ -237,29 +232,29 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         head=job.head_name,
         exporter=way.exporter.name,
         attention=way.attention or "",
-        fixed_axes=signature.sizes,
+        fixed_axes=dict(way.fixed),
         opset=opset,
         inputs=file.structure.inputs,
         outputs=file.structure.outputs,
         metadata=file.metadata,
         verification=verification,
-        notes=(*_loading_notes(architecture, checkpoint), *_axes_notes(architecture, signature, job.modality)),
+        notes=(*_loading_notes(architecture, checkpoint), *job.recipe.notes(architecture, way)),
         duration_ms=stopwatch.laps_ms,
     )
 
 
-def _verify(path: Path, job: _Job, signature: Signature) -> Verification:
+def _verify(path: Path, job: _Job, way: Way) -> Verification:
     """Compare the file with a model that was loaded anew: running and tracing may change one for good."""
     job.on_progress("verifying against PyTorch")
-    fixed = tuple(sorted(signature.fixed.items()))
+    fixed = tuple(sorted(way.fixed.items()))
     if fixed not in job.answers:
         # In float32 whatever the weights are: half precision of PyTorch is a reference with errors of its own.
         model = job.models.load(None).float()
-        job.answers[fixed] = Prover(model, job.modality, signature, job.head, job.pooling).ask()
+        job.answers[fixed] = job.recipe.ask(model, way)
         del model
         gc.collect()  # its weights make room for onnxruntime's
     try:
-        return prove(path, job.answers[fixed], job.options.tolerance)
+        return job.recipe.prove(path, job.answers[fixed], job.options.tolerance)
     finally:
         job.stopwatch.lap("verify")
 
@@ -273,20 +268,6 @@ def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]
         notes.append(f"left out, because {architecture} does not use them: {some(checkpoint.unused)}")
     if checkpoint.is_pickle:
         notes.append(f"the weights came from a pickle ({checkpoint.weight_files[0].name})")
-    return tuple(notes)
-
-
-def _axes_notes(architecture: str, signature: Signature, modality: Modality) -> tuple[str, ...]:
-    """Say which axes are fixed, and by whom, and which inputs are not there."""
-    given, fixed = (
-        ", ".join(f"{axis} {size}" for axis, size in sizes.items()) for sizes in (signature.given, signature.fixed)
-    )
-    notes = [f"{architecture} itself takes one size only: {given}"] if given else []
-    notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
-    text = text_of(modality)
-    notes += (
-        [f"takes text alone, though {architecture} takes pictures as well"] if text and text.without_pictures else []
-    )
     return tuple(notes)
 
 

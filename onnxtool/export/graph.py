@@ -24,8 +24,8 @@ def tidy(model: ir.Model, signature: Signature) -> None:
     _check_inputs(model, signature)
     _select_outputs(model.graph, signature)
     _name_axes(model, signature)
-    _name_nodes(model.graph)
-    _strip(model)
+    name_nodes(model.graph)
+    strip(model)
 
 
 def _check_inputs(model: ir.Model, signature: Signature) -> None:
@@ -79,14 +79,15 @@ def _name_axes(model: ir.Model, signature: Signature) -> None:
         for node in graph:
             for output in node.outputs:
                 if output.shape is not None:
-                    output.shape = ir.Shape([_renamed(size, renames) for size in output.shape])
+                    output.shape = ir.Shape([renamed(size, renames) for size in output.shape])
     for value in model.graph.inputs:
         value.shape = ir.Shape(list(signature.inputs[str(value.name)]))
     for value in model.graph.outputs:
         value.shape = ir.Shape(list(signature.outputs[str(value.name)]))
 
 
-def _renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | None:
+def renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | None:
+    """Return a dimension with the exporter's symbols in it replaced by their names."""
     if isinstance(size, int):
         return size
     if size.value is None:
@@ -94,7 +95,7 @@ def _renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str |
     return re.sub(r"\w+", lambda match: renames.get(match[0], match[0]), str(size.value))
 
 
-def _name_nodes(graph: ir.Graph) -> None:
+def name_nodes(graph: ir.Graph) -> None:
     """Call a node by the module that made it, `encoder.layer.0/MatMul`, so that differences and profiles are readable.
 
     dynamo keeps that scope in the node's metadata; TorchScript names its nodes so already.
@@ -111,7 +112,7 @@ def _name_nodes(graph: ir.Graph) -> None:
         node.name = f"{name}_{seen[name]}" if seen[name] else name
 
 
-def _strip(model: ir.Model) -> None:
+def strip(model: ir.Model) -> None:
     """Drop stack traces, which hold the paths of this machine, and whatever else an exporter writes on every node."""
     import onnx_ir.passes.common as common
 

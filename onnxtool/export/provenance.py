@@ -52,6 +52,7 @@ def describe(
         HEAD_KEY: head,
         "onnxtool.exporter": way.exporter.name,
         "onnxtool.attention": way.attention or "",
+        "onnxtool.prompts": way.prompts,
         "onnxtool.fixed_axes": ", ".join(f"{axis} {size}" for axis, size in way.fixed.items()),
         DTYPE_KEY: dtype,
         FILES_KEY: files,

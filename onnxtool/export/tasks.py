@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+TASK_WITH_CACHE = "text-generation-with-past"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -34,6 +36,7 @@ TASKS: tuple[Task, ...] = (
     Task("token-classification", ("AutoModelForTokenClassification",), ("ForTokenClassification",)),
     Task("question-answering", ("AutoModelForQuestionAnswering",), ("ForQuestionAnswering",)),
     Task("text-generation", ("AutoModelForCausalLM",), ("ForCausalLM", "LMHeadModel")),
+    Task(TASK_WITH_CACHE, ("AutoModelForCausalLM",)),
     Task("image-classification", ("AutoModelForImageClassification",), ("ForImageClassification",)),
     Task("object-detection", ("AutoModelForObjectDetection",), ("ForObjectDetection",)),
     Task("image-segmentation", ("AutoModelForSemanticSegmentation",), ("ForSemanticSegmentation",)),

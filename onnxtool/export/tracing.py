@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.errors import ExportError
 from onnxtool.export.signature import Signature
 from onnxtool.export.torchscript import trace_torchscript
-from onnxtool.runtime.quiet import quiet
+from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -43,7 +43,7 @@ def trace(
     Raises:
         ExportError: the model cannot be traced, or not at this opset.
     """
-    with quiet() as said, _garbage_kept():
+    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept():
         try:
             graph = exporter.trace(model, sample, signature, opset)
         except Exception as error:

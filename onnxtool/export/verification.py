@@ -13,7 +13,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.companions import Pooling
 from onnxtool.export.heads import Head
 from onnxtool.export.modalities.sizes import Modality
-from onnxtool.export.signature import Signature, run_torch_tensors, to_numpy
+from onnxtool.export.signature import run_torch_tensors, to_numpy
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Answers, Tolerance, ask, require_passed, verify
@@ -27,11 +27,17 @@ _FEWEST_CASES = 6
 
 @dataclass(frozen=True)
 class Prover:
-    """The PyTorch model that an exported file has to agree with, and how to call it."""
+    """The PyTorch model that an exported file has to agree with, and how to call it.
+
+    Attributes:
+        outputs: the names of those that the file has, before a head.
+        fixed: the sizes of the axes that are not dynamic.
+    """
 
     model: Any
     modality: Modality
-    signature: Signature
+    outputs: tuple[str, ...]
+    fixed: Mapping[str, int]
     head: Head | None
     pooling: Pooling
 
@@ -43,7 +49,7 @@ class Prover:
         Raises:
             ExportError: too few cases remain to prove anything.
         """
-        cases = self.modality.cases(self.signature.sizes)
+        cases = self.modality.cases(self.fixed)
         answers = ask(self.run, cases, name="PyTorch", refusal=ExportError)
         if len(answers.cases) < _FEWEST_CASES:
             raise ExportError(
@@ -61,7 +67,7 @@ class Prover:
             mask = torch.from_numpy(feeds["attention_mask"]).to(self.model.device)
             with torch.inference_mode():
                 tensors = {self.head.output: self.head.reference(tensors[self.head.source], mask, self.pooling)}
-        return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.signature.outputs}
+        return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
 
 
 def prove(path: Path, answers: Answers, tolerance: Tolerance) -> Verification:

@@ -17,18 +17,21 @@ class Way:
     Attributes:
         attention: transformers' attention implementation; None leaves the choice to it.
         fixed: the axes that are not dynamic in the file, with their sizes.
+        prompts: how a file with a cache runs its prompts; empty for others.
     """
 
     exporter: Exporter
     attention: str | None
     fixed: Mapping[str, int] = field(default_factory=dict)
+    prompts: str = ""
 
     @property
     def name(self) -> str:
         """What notes call it, e.g. `dynamo with eager attention, sequence fixed to 512`."""
         attention = f" with {self.attention} attention" if self.attention else ""
         fixed = "".join(f", {axis} fixed to {size}" for axis, size in self.fixed.items())
-        return f"{self.exporter.name}{attention}{fixed}"
+        prompts = f", prompts {self.prompts}" if self.prompts else ""
+        return f"{self.exporter.name}{attention}{fixed}{prompts}"
 
 
 def ways_to_trace(exporter: str, axes: Iterable[Axis], default_attention: str | None) -> Iterator[Way]:

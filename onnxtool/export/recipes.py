@@ -1,0 +1,146 @@
+"""What an exported file computes, and how it is traced and proven: the model as it is called, or with its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onnxtool.export.cached_decoding import PROMPTS, trace_with_cache
+from onnxtool.export.companions import Pooling
+from onnxtool.export.generation import GenerationProver, prove_generation
+from onnxtool.export.graph import tidy
+from onnxtool.export.heads import Head, append_head
+from onnxtool.export.modalities.sizes import Modality
+from onnxtool.export.signature import Signature, detect_signature, to_tensors
+from onnxtool.export.tracing import EXPORTERS, trace
+from onnxtool.export.verification import Prover, prove
+from onnxtool.export.ways import Way, attention_of, ways_to_trace
+from onnxtool.reports import Verification
+from onnxtool.runtime.comparison import Answers, Tolerance
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Recipe(Protocol):
+    """How one kind of file is made."""
+
+    def ways(self, exporter: str) -> Iterator[Way]:
+        """List the ways to trace it with `exporter`, the most useful file first."""
+        ...
+
+    def trace(self, model: Any, way: Way, opset: int | None) -> ir.Model:
+        """Trace `model`, which is loaded as `way` wants it, into a graph that is ready to be saved.
+
+        Raises:
+            ExportError: it cannot be traced in this way.
+        """
+        ...
+
+    def ask(self, model: Any, way: Way) -> Answers:
+        """Ask a model that was loaded anew what a file traced in this way has to answer."""
+        ...
+
+    def prove(self, path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
+        """Compare the file at `path` with the answers.
+
+        Raises:
+            VerificationError: it differs by more than `tolerance`.
+        """
+        ...
+
+    def notes(self, architecture: str, way: Way) -> tuple[str, ...]:
+        """Say what a user has to know of a file traced in this way."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneCall:
+    """The model as it is called once: inputs to outputs, with a head on top.
+
+    Attributes:
+        default_attention: what transformers chooses for this model.
+        signature: with every axis dynamic that the model leaves open.
+        pictures_left_out: whether the model takes pictures as well as the text that the file takes.
+    """
+
+    modality: Modality
+    signature: Signature
+    head: Head | None
+    pooling: Pooling
+    default_attention: str | None
+    pictures_left_out: bool
+
+    @classmethod
+    def of(cls, model: Any, modality: Modality, signature: Signature, head: Head | None, pooling: Pooling) -> OneCall:
+        """Find out about a loaded model what no way changes."""
+        pictures_left_out = bool(getattr(modality, "without_pictures", False))
+        return cls(modality, signature, head, pooling, attention_of(model), pictures_left_out)
+
+    def ways(self, exporter: str) -> Iterator[Way]:
+        """List the ways; those that fix axes stand last."""
+        return ways_to_trace(exporter, self.signature.axes, self.default_attention)
+
+    def trace(self, model: Any, way: Way, opset: int | None) -> ir.Model:
+        """Trace the model on a sample of its modality, name everything, and put the head on."""
+        signature = detect_signature(model, self.modality, way.fixed) if way.fixed else self.signature
+        sample = to_tensors(model, self.modality.sample(signature.sizes))
+        graph = trace(way.exporter, model, sample, signature, opset)
+        tidy(graph, signature)
+        if self.head is not None:
+            append_head(graph, self.head, self.pooling)
+        return graph
+
+    def ask(self, model: Any, way: Way) -> Answers:
+        """Run the model on all cases of its modality that fit the fixed axes."""
+        sizes = {**self.signature.given, **way.fixed}
+        return Prover(model, self.modality, tuple(self.signature.outputs), sizes, self.head, self.pooling).ask()
+
+    def prove(self, path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
+        """Compare all outputs."""
+        return prove(path, answers, tolerance)
+
+    def notes(self, architecture: str, way: Way) -> tuple[str, ...]:
+        """Say which axes are fixed, and by whom, and which inputs are not there."""
+        given, fixed = (
+            ", ".join(f"{axis} {size}" for axis, size in sizes.items()) for sizes in (self.signature.given, way.fixed)
+        )
+        notes = [f"{architecture} itself takes one size only: {given}"] if given else []
+        notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
+        notes += [f"takes text alone, though {architecture} takes pictures as well"] if self.pictures_left_out else []
+        return tuple(notes)
+
+
+@dataclass(frozen=True)
+class WithCache:
+    """A decoder with its cache as inputs and outputs: one graph for prompts and for the tokens after them."""
+
+    tokenizer: Any
+    longest: int | None
+
+    def ways(self, exporter: str) -> Iterator[Way]:
+        """List the ways; TorchScript traces no caches."""
+        dynamo = next(row for row in EXPORTERS if row.name == "dynamo")
+        for prompts in PROMPTS if exporter in ("auto", dynamo.name) else ():
+            for attention in dynamo.attentions:
+                yield Way(dynamo, attention, prompts=prompts)
+
+    def trace(self, model: Any, way: Way, opset: int | None) -> ir.Model:
+        """Trace the step that `generate` takes."""
+        return trace_with_cache(model, prompts=way.prompts, opset=opset)
+
+    def ask(self, model: Any, way: Way) -> Answers:
+        """Let the model generate."""
+        return GenerationProver(model, self.tokenizer, self.longest).ask()
+
+    def prove(self, path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
+        """Let the file generate, token by token."""
+        return prove_generation(path, answers, tolerance)
+
+    def notes(self, architecture: str, way: Way) -> tuple[str, ...]:
+        """Say where prompts are slow."""
+        if way.prompts == PROMPTS[0]:
+            return ()
+        return (f"prompts run {way.prompts}: {architecture} carries states, and its prompts cannot be traced at once",)

@@ -1,0 +1,177 @@
+"""Turn a graph that takes one token into one that takes any number, by running it in a loop.
+
+Models that carry a state from token to token compute a prompt in chunks or in a loop of Python, neither of which a
+trace leaves open. Their step for one token it does; and a prompt is that step, token by token, from an empty cache.
+
+Letters of shapes: B batch, S tokens given to the graph, P tokens before them, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.reports import Dimension
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_IDS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
+
+
+def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]], *, batch: str, past: str) -> ir.Model:
+    """Wrap `step` into a loop over the tokens that it is given.
+
+    A row's state stays as it is where the mask says that the token is padding. Keys and values, which grow by a token
+    each time, grow by padding as well, which the step itself masks.
+
+    Args:
+        step: takes input_ids int64 [B, 1], attention_mask int64 [B, P + 1] (or leaves it out) and the cache, and
+            gives logits [B, 1, V] and the cache after the token, in the same order. It is taken apart.
+        cache: the cache inputs, and their axes.
+        batch: what the axis B is called there.
+        past: what the axis P is called there, and in the shapes within `step`.
+
+    Returns:
+        A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and the cache, and gives logits
+        [B, S, V] and the cache after all tokens. Only its logits say their width; other axes are not named yet.
+    """
+    import onnx_ir as ir
+
+    outer = _Nodes("tokens", {})
+    ids, mask = (_value(name, ir.DataType.INT64) for name in (_IDS, _MASK))
+    taken = {str(value.name): value for value in step.graph.inputs}
+    given = {name: _value(name, taken[name].dtype) for name in cache}
+    length, total = (
+        outer("Gather", outer("Shape", tensor), outer.constant("axis", 1), axis=0) for tensor in (ids, mask)
+    )
+    before = outer("Sub", total, length)
+    logits, *presents = step.graph.outputs
+    body = _body(step, cache, ids, mask, before, outer.constants, batch=batch, past=past)
+    loop = ir.Node(
+        "",
+        "Loop",
+        [length, outer.constant("go", True), *given.values()],
+        [ir.AttrGraph("body", body)],
+        num_outputs=len(cache) + 1,
+        name="tokens",
+    )
+    outer.nodes.append(loop)
+    for value, present in zip(loop.outputs, presents, strict=False):
+        value.name, value.type = present.name, present.type
+    stacked = loop.outputs[-1]  # [S, B, V]
+    stacked.name, stacked.type = "tokens/logits", logits.type
+    result = outer("Transpose", stacked, perm=[1, 0, 2])
+    result.name, result.type = _LOGITS, logits.type
+    result.shape = None if logits.shape is None else ir.Shape([None, None, logits.shape[-1]])
+    for value in (logits, *presents):
+        value.name = f"step/{value.name}"
+    weights = list(step.graph.initializers.values())
+    step.graph.initializers.clear()
+    graph = ir.Graph(
+        [ids, mask, *given.values()],
+        [result, *loop.outputs[:-1]],
+        nodes=outer.nodes,
+        initializers=[*weights, *outer.constants.values()],
+        opset_imports=dict(step.opset_imports),
+        name=step.graph.name,
+    )
+    return ir.Model(graph, ir_version=step.ir_version, producer_name=step.producer_name)
+
+
+def _body(
+    step: ir.Model,
+    cache: Mapping[str, tuple[Dimension, ...]],
+    ids: ir.Value,
+    mask: ir.Value,
+    before: ir.Value,
+    constants: dict[str, ir.Value],
+    *,
+    batch: str,
+    past: str,
+) -> ir.Graph:
+    """Make the body of the loop from the nodes of `step`: its token and mask are slices of all tokens and the mask."""
+    import onnx_ir as ir
+
+    nodes = _Nodes("token", constants)
+    number, going = _value("token/number", ir.DataType.INT64, []), _value("token/going", ir.DataType.BOOL, [])
+    taken = {str(value.name): value for value in step.graph.inputs}
+    carried = {name: _value(f"token/{name}", taken[name].dtype) for name in cache}
+    axis, zero, one = (nodes.constant(name, [value]) for name, value in (("axes", 1), ("zero", 0), ("one", 1)))
+    first = nodes("Unsqueeze", number, zero)
+    here = nodes("Add", before, first)
+    after = nodes("Add", here, one)
+    token = nodes("Slice", ids, first, nodes("Add", first, one), axis)
+    real = nodes("Cast", nodes("Slice", mask, here, after, axis), to=ir.DataType.BOOL.value)  # [B, 1]
+    for name, value in {_IDS: token, _MASK: nodes("Slice", mask, zero, after, axis), **carried}.items():
+        if name in taken:
+            taken[name].replace_all_uses_with(value, replace_graph_outputs=True)
+    logits, *presents = step.graph.outputs
+    own = list(step.graph)
+    step.graph.outputs.clear()
+    step.graph.remove(own)
+    for node in own:
+        for output in node.outputs:
+            _rename_past(output, past)
+    nodes.nodes += own
+    results = []
+    for (name, axes), present in zip(cache.items(), presents, strict=True):
+        if past not in axes:
+            rank = nodes.constant(f"{name}/rows", [-1 if size == batch else 1 for size in axes])
+            present = nodes("Where", nodes("Reshape", real, rank), present, carried[name])
+        results.append(nodes("Identity", present))
+    results.append(nodes("Squeeze", logits, axis))
+    for value, source in zip(results, [*presents, logits], strict=True):
+        value.type = source.type
+    return ir.Graph(
+        [number, going, *carried.values()], [nodes("Identity", going), *results], nodes=nodes.nodes, name="token"
+    )
+
+
+def _rename_past(value: ir.Value, past: str) -> None:
+    """Name P apart within the loop, where it grows by one each time."""
+    import onnx_ir as ir
+
+    if value.shape is not None:
+        value.shape = ir.Shape(
+            size if isinstance(size, int) or size.value is None else size.value.replace(past, "tokens_before")
+            for size in value.shape
+        )
+
+
+class _Nodes:
+    """Makes nodes in their order, under names that are unique in the model."""
+
+    def __init__(self, scope: str, constants: dict[str, ir.Value]) -> None:
+        self.nodes: list[ir.Node] = []
+        self.constants = constants
+        self._scope = scope
+
+    def __call__(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+        import onnx_ir as ir
+
+        name = f"{self._scope}/{op_type}_{len(self.nodes)}"
+        node = ir.node(op_type, list(inputs), attributes, name=name)
+        node.outputs[0].name = f"{name}/output"
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def constant(self, name: str, value: Any) -> ir.Value:
+        """Return an initializer of the outer graph: the same one for the same name."""
+        import onnx_ir as ir
+
+        name = f"tokens/{name}"
+        if name not in self.constants:
+            tensor = ir.tensor(np.asarray(value), name=name)
+            kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+            self.constants[name] = ir.Value(name=name, const_value=tensor, type=kind, shape=shape)
+        return self.constants[name]
+
+
+def _value(name: str, dtype: ir.DataType | None, shape: list[int] | None = None) -> ir.Value:
+    import onnx_ir as ir
+
+    kind = None if dtype is None else ir.TensorType(dtype)
+    return ir.Value(name=name, type=kind, shape=None if shape is None else ir.Shape(shape))

@@ -1,0 +1,361 @@
+"""Graphs with a cache generate what PyTorch generates, and broken ones are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtool.errors import ExportError, VerificationError
+from onnxtool.export.cached_decoding import trace_with_cache
+from onnxtool.export.decoding_step import cache_name, plain_generation, present_name
+from onnxtool.export.generation import GenerationProver, empty_cache, generate, prove_generation
+from onnxtool.runtime.comparison import TOLERANCES, Answers
+from onnxtool.runtime.session import open_session
+from tests.infer.tiny_models import write_checkpoint
+
+# One process for all of them: each traces its models once.
+pytestmark = pytest.mark.xdist_group("generation")
+
+SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
+WINDOW = 8
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, max_position_embeddings=96))
+
+
+def gemma3() -> Any:
+    """Layers with a sliding window beside layers without."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    layers = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**SIZES, **HEADS, max_position_embeddings=96, sliding_window=WINDOW, layer_types=layers)
+    )
+
+
+def mamba() -> Any:
+    """States of a recurrence in place of keys and values."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    return MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=4))
+
+
+def xlm() -> Any:
+    """A decoder that knows no cache."""
+    from transformers import XLMConfig, XLMWithLMHeadModel
+
+    return XLMWithLMHeadModel(XLMConfig(vocab_size=100, emb_dim=32, n_layers=1, n_heads=4, causal=True))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model, what it answers, and the file traced from it."""
+
+    model: Any
+    answers: Answers
+    path: Path
+
+
+def tiny(make: Callable[[], Any]) -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return make().eval()
+
+
+def export(make: Callable[[], Any], prompts: str, path: Path, tokenizer: Any = None) -> Exported:
+    import onnx_ir as ir
+
+    ir.save(trace_with_cache(tiny(make), prompts=prompts, opset=None), path)
+    answers = GenerationProver(tiny(make), tokenizer, 96).ask()
+    return Exported(tiny(make), answers, path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("generation")
+
+
+@pytest.fixture(scope="module")
+def parallel(folder: Path) -> Exported:
+    """Keys and values: all tokens of a prompt at once."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(write_checkpoint(folder / "tokenizer"))
+    return export(llama, "parallel", folder / "llama.onnx", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def looping(folder: Path) -> Exported:
+    """A recurrence: one token after the other."""
+    return export(mamba, "token by token", folder / "mamba.onnx")
+
+
+def shapes(values: Any) -> dict[str, list[int | str]]:
+    return {
+        value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values
+    }
+
+
+def test_inputs_and_outputs_are_those_that_other_tools_know(parallel: Exported) -> None:
+    """The names and axes are optimum's and Transformers.js'; positions are counted inside."""
+    graph = onnx.load(parallel.path).graph
+    cache = ["batch_size", 2, "past_sequence", 8]
+    grown = ["batch_size", 2, "past_sequence + sequence", 8]
+    assert shapes(graph.input) == {
+        "input_ids": ["batch_size", "sequence"],
+        "attention_mask": ["batch_size", "past_sequence + sequence"],
+        **{f"past_key_values.{layer}.{part}": cache for layer in range(2) for part in ("key", "value")},
+    }
+    assert shapes(graph.output) == {
+        "logits": ["batch_size", "sequence", 100],
+        **{f"present.{layer}.{part}": grown for layer in range(2) for part in ("key", "value")},
+    }
+
+
+def test_states_have_no_axis_of_the_past(looping: Exported) -> None:
+    """A recurrence remembers in the same place whatever the length."""
+    graph = onnx.load(looping.path).graph
+    assert shapes(graph.input) == {
+        "input_ids": ["batch_size", "sequence"],
+        "attention_mask": ["batch_size", "past_sequence + sequence"],
+        **{name: axes for layer in range(2) for name, axes in {
+            f"past_conv.{layer}": ["batch_size", 64, 4], f"past_recurrent.{layer}": ["batch_size", 64, 4],
+        }.items()},
+    }  # fmt: skip
+    assert list(shapes(graph.output))[:3] == ["logits", "present_conv.0", "present_recurrent.0"]
+
+
+@pytest.mark.parametrize("way", ["parallel", "looping"])
+def test_it_generates_what_pytorch_generates(way: str, request: pytest.FixtureRequest) -> None:
+    """At each step of each case: alone and together, ragged, one token, as long as the model takes."""
+    exported: Exported = request.getfixturevalue(way)
+    verification = prove_generation(exported.path, exported.answers, TOLERANCES["fp32"])
+    assert verification.passed
+    assert verification.max_abs_error < 1e-4
+    descriptions = {case.description for case in verification.cases}
+    assert {"a long prompt, 87 tokens", "a prompt of one token", "ragged, padded left"} <= descriptions
+    assert ("real text" in descriptions) == (way == "parallel")
+    # Weights by which padding shows: the mask is worth a check.
+    assert verification.mask_effect is not None
+    assert verification.mask_effect > 0.1
+
+
+@pytest.mark.parametrize("way", ["parallel", "looping"])
+def test_the_tokens_are_those_of_generate(way: str, request: pytest.FixtureRequest) -> None:
+    """The graph chooses for itself here, for more tokens than verification looks at."""
+    import torch
+
+    exported: Exported = request.getfixturevalue(way)
+    ids = np.random.default_rng(7).integers(1, 100, (3, 11))
+    mask = (np.arange(11)[None, :] >= np.array([[0], [4], [10]])).astype(np.int64)
+    _, tokens = generate(open_session(exported.path, provider="cpu"), ids, mask, new_tokens=20)
+    with torch.inference_mode(), plain_generation(exported.model):
+        wanted = exported.model.generate(
+            torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=20
+        )
+    assert tokens.tolist() == wanted[:, 11:].tolist()
+
+
+@pytest.mark.parametrize("way", ["parallel", "looping"])
+def test_a_prompt_in_two_parts_is_the_same_prompt(way: str, request: pytest.FixtureRequest) -> None:
+    """A cache takes several tokens as well as one: a chat goes on where it was."""
+    exported: Exported = request.getfixturevalue(way)
+    session = open_session(exported.path, provider="cpu")
+    ids = np.random.default_rng(8).integers(1, 100, (2, 12))
+    mask = np.ones_like(ids)
+    whole = session.run({"input_ids": ids, "attention_mask": mask, **empty_cache(session, 2)})
+    first = session.run({"input_ids": ids[:, :7], "attention_mask": mask[:, :7], **empty_cache(session, 2)})
+    cache = {name: first[present_name(name)] for name in empty_cache(session, 2)}
+    second = session.run({"input_ids": ids[:, 7:], "attention_mask": mask, **cache})
+    # Rounding alone, of sums in another order.
+    np.testing.assert_allclose(second["logits"], whole["logits"][:, 7:], atol=1e-4, rtol=0)
+
+
+def test_a_sliding_window_slides(folder: Path) -> None:
+    """Past the window too, though the cache keeps all tokens."""
+    exported = export(gemma3, "parallel", folder / "gemma3.onnx")
+    verification = prove_generation(exported.path, exported.answers, TOLERANCES["fp32"])
+    assert f"past the window of {WINDOW}" in {case.description for case in verification.cases}
+
+
+def test_keys_and_values_grow_in_the_loop_as_well(folder: Path) -> None:
+    """The loop is for any model whose step for one token can be traced, attention included."""
+    exported = export(llama, "token by token", folder / "looping-llama.onnx")
+    assert prove_generation(exported.path, exported.answers, TOLERANCES["fp32"]).passed
+
+
+@pytest.mark.parametrize("way", ["parallel", "looping"])
+def test_the_file_follows_the_specification(way: str, request: pytest.FixtureRequest) -> None:
+    """Types and shapes are consistent, inside the loop too, and no path of this machine is left."""
+    exported: Exported = request.getfixturevalue(way)
+    model = onnx.load(exported.path)
+    onnx.checker.check_model(model, full_check=True)
+    assert not model.metadata_props
+    assert not any(node.metadata_props or node.doc_string for node in model.graph.node)
+
+
+def test_a_decoder_without_a_cache_is_refused() -> None:
+    """It would be exported as if it had one."""
+    with pytest.raises(ExportError, match="XLMWithLMHeadModel"):
+        trace_with_cache(tiny(xlm), prompts="parallel", opset=None)
+
+
+def test_a_model_that_takes_too_few_tokens_is_refused() -> None:
+    """There must be room for what verification generates."""
+    with pytest.raises(ExportError, match="takes 9 tokens"):
+        GenerationProver(tiny(llama), None, 9).ask()
+
+
+@pytest.mark.parametrize(
+    ("path", "past", "present"),
+    [
+        ("past_key_values.layers.3.keys", "past_key_values.3.key", "present.3.key"),
+        ("cache_params.layers.0.conv_states.0", "past_conv.0", "present_conv.0"),
+        ("past_key_values.layers.2.recurrent_states.1", "past_recurrent.2.1", "present_recurrent.2.1"),
+        ("past_key_values.self_attention_cache.layers.1.values", "past_key_values.self_attention_cache.1.value",
+         "present.self_attention_cache.1.value"),
+        ("state.4", "past_state.4", "present_state.4"),
+    ],
+)  # fmt: skip
+def test_caches_are_named(path: str, past: str, present: str) -> None:
+    """By layer and by what they hold."""
+    assert cache_name(path) == past
+    assert present_name(past) == present
+
+
+def constant(model: onnx.ModelProto, array: Any) -> str:
+    name = f"planted_{len(model.graph.initializer)}"
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return name
+
+
+def replace_value(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
+    """Let everything that reads `name` read the output of the last of `nodes` instead."""
+    for node in model.graph.node:
+        node.input[:] = [nodes[-1].output[0] if value == name else value for value in node.input]
+    for position, node in enumerate(nodes):
+        model.graph.node.insert(position, node)
+
+
+def swap_outputs(model: onnx.ModelProto, first: str, second: str) -> None:
+    swapped = {first: second, second: first}
+    for node in model.graph.node:
+        node.input[:] = [swapped.get(name, name) for name in node.input]
+        node.output[:] = [swapped.get(name, name) for name in node.output]
+
+
+def ignore_the_mask(model: onnx.ModelProto) -> None:
+    node = helper.make_node("Max", ["attention_mask", constant(model, np.array(1, np.int64))], ["planted"])
+    replace_value(model, "attention_mask", node)
+
+
+def invert_the_mask(model: onnx.ModelProto) -> None:
+    node = helper.make_node("Sub", [constant(model, np.array(1, np.int64)), "attention_mask"], ["planted"])
+    replace_value(model, "attention_mask", node)
+
+
+def swap_keys_and_values(model: onnx.ModelProto) -> None:
+    swap_outputs(model, "present.0.key", "present.0.value")
+
+
+def swap_layers(model: onnx.ModelProto) -> None:
+    swap_outputs(model, "present.0.key", "present.1.key")
+
+
+def read_the_past_in_another_layout(model: onnx.ModelProto) -> None:
+    """[B, H, P, D] read as if it were [B, P, H, D]."""
+    name = "past_key_values.1.value"
+    replace_value(
+        model,
+        name,
+        helper.make_node("Shape", [name], ["planted_shape"]),
+        helper.make_node("Transpose", [name], ["planted_turned"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["planted_turned", "planted_shape"], ["planted"]),
+    )
+
+
+def forget_the_past(model: onnx.ModelProto) -> None:
+    name = "past_key_values.0.key"
+    replace_value(model, name, helper.make_node("Mul", [name, constant(model, np.array(0, np.float32))], ["planted"]))
+
+
+def give_back_the_cache_of_the_step_before(model: onnx.ModelProto) -> None:
+    """The newest token overwritten by the one before it."""
+    name = "present.1.key"
+    producer = next(node for node in model.graph.node if name in node.output)
+    producer.output[list(producer.output).index(name)] = "planted_full"
+    for node in model.graph.node:
+        node.input[:] = ["planted_full" if value == name else value for value in node.input]
+    start, end, axis, one = (constant(model, np.array([value], np.int64)) for value in (0, -1, 2, 1))
+    model.graph.node.extend(
+        [
+            helper.make_node("Slice", ["planted_full", start, end, axis], ["planted_old"]),
+            helper.make_node("Slice", ["planted_full", start, one, axis], ["planted_first"]),
+            helper.make_node("Concat", ["planted_old", "planted_first"], [name], axis=2),
+        ]
+    )
+
+
+def fix_the_batch(model: onnx.ModelProto) -> None:
+    shape = constant(model, np.array([3, -1], np.int64))
+    replace_value(model, "input_ids", helper.make_node("Reshape", ["input_ids", shape], ["planted"]))
+
+
+def round_the_logits(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if "logits" in node.output)
+    node.output[list(node.output).index("logits")] = "planted_full"
+    half = helper.make_node("Cast", ["planted_full"], ["planted_half"], to=TensorProto.FLOAT16)
+    model.graph.node.extend([half, helper.make_node("Cast", ["planted_half"], ["logits"], to=TensorProto.FLOAT)])
+
+
+PLANTED = (
+    ignore_the_mask,
+    invert_the_mask,
+    swap_keys_and_values,
+    swap_layers,
+    read_the_past_in_another_layout,
+    forget_the_past,
+    give_back_the_cache_of_the_step_before,
+    fix_the_batch,
+    round_the_logits,
+)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_error_is_caught(
+    parallel: Exported, tmp_path: Path, plant: Callable[[onnx.ModelProto], None]
+) -> None:
+    """The file loads and generates, but not what the model does."""
+    model = onnx.load(parallel.path)
+    plant(model)
+    onnx.save(model, tmp_path / "broken.onnx")
+    open_session(tmp_path / "broken.onnx", provider="cpu")
+    with pytest.raises(VerificationError):
+        prove_generation(tmp_path / "broken.onnx", parallel.answers, TOLERANCES["fp32"])
+
+
+def test_a_state_that_padding_changes_is_caught(looping: Exported, tmp_path: Path) -> None:
+    """The loop keeps a row's state through its padding; without that, a shorter prompt would begin with noise."""
+    model = onnx.load(looping.path)
+    (loop,) = [node for node in model.graph.node if node.op_type == "Loop"]
+    body = loop.attribute[0].g
+    kept = [node for node in body.node if node.op_type == "Where" and node.name.startswith("token/")]
+    assert len(kept) == 4
+    for node in kept:
+        node.op_type = "Identity"
+        node.input[:] = [node.input[1]]
+    onnx.save(model, tmp_path / "broken.onnx")
+    with pytest.raises(VerificationError, match="ragged"):
+        prove_generation(tmp_path / "broken.onnx", looping.answers, TOLERANCES["fp32"])
