@@ -1,0 +1,86 @@
+"""Try every model type of transformers: make a tiny checkpoint, export it, and judge the file independently.
+
+`python scripts/coverage.py` tries all tasks and types and writes docs/coverage.md. Each step of each type runs in a
+process of its own with limits; what is known already is kept in the work folder, so that --resume goes on from there.
+`--peers` tries transformers' own exporter on the same checkpoints, and `--optimum DIR` optimum-onnx, which needs a
+virtual environment of its own in DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+_SCRIPTS = Path(__file__).resolve().parent
+# For the processes of the steps, which start before any of them could set it: one thread each, and no hub. The modules
+# below must find all this set.
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# Steps end without the goodbye in which tqdm would give its lock back.
+os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_SCRIPTS), os.environ.get("PYTHONPATH"))))
+
+from survey.processes import Limits, Workers  # noqa: E402
+from survey.tables import render  # noqa: E402
+from survey.trials import Trial, try_type  # noqa: E402
+from zoo.tasks import TASK_NAMES, find_task, model_classes  # noqa: E402
+
+
+def main() -> int:
+    """Try what the command line names, and write the tables; return 1 where a file is wrong."""
+    arguments = _parse()
+    results = arguments.work_dir / "results.json"
+    known: dict[str, Any] = {}
+    if arguments.resume and results.exists():
+        known = json.loads(results.read_text("utf-8"))
+    results.parent.mkdir(parents=True, exist_ok=True)
+    trials = [
+        Trial(task, model_type)
+        for task in arguments.tasks
+        for model_type in model_classes(find_task(task))
+        if arguments.types is None or model_type in arguments.types
+    ]
+    workers = Workers(Limits(arguments.time_limit, arguments.memory_limit))
+    tools = ["onnxtool", *(("exporters",) if arguments.peers else ()), *(("optimum",) if arguments.optimum else ())]
+
+    def work(trial: Trial) -> dict[str, Any]:
+        return try_type(trial, tools, known.get(trial.key, {}), workers, arguments.work_dir, arguments.optimum)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        under_way = {pool.submit(work, trial): trial for trial in trials}
+        for number, done in enumerate(as_completed(under_way), 1):
+            trial, result = under_way[done], done.result()
+            known[trial.key] = result
+            partial = results.with_suffix(".partial")
+            partial.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            partial.replace(results)
+            verdicts = ", ".join(f"{tool} {result[tool]['verdict']}" for tool in tools if tool in result)
+            print(f"{number}/{len(trials)} {trial.key}: {verdicts or 'not runnable'}", file=sys.stderr, flush=True)
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(render(known), encoding="utf-8")
+        print(arguments.output)
+    return int(any(result.get("onnxtool", {}).get("verdict") == "wrong" for result in known.values()))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tasks", nargs="+", choices=TASK_NAMES, default=TASK_NAMES, metavar="TASK")
+    parser.add_argument("--types", nargs="+", metavar="TYPE", help="model types; default: all of each task")
+    parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
+    parser.add_argument("--peers", action="store_true", help="try transformers.exporters as well")
+    parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx, to try")
+    parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "docs" / "coverage.md")
+    parser.add_argument("--work_dir", type=Path, default=_SCRIPTS.parent / "models" / "coverage")
+    parser.add_argument("--resume", action="store_true", help="keep what results.json in the work folder has")
+    parser.add_argument("--time_limit", type=float, default=300, help="seconds that one step may take")
+    parser.add_argument("--memory_limit", type=float, default=8, help="GB that one step may take")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The verdict on graphs with a cache: what they write, token by token, beside what PyTorch's `generate` writes.
+
+Letters of shapes: B batch, S sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zoo.checkpoint import Facts
+from zoo.running import Feeds, load_model, text_feeds
+from zoo.vocabulary import special_ids, text_part
+
+from survey.judging import difference, first_line, open_session, verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_NEW_TOKENS = 8
+# Lengths of the prompts in a row, padded on the left.
+_PROMPTS = (("1 x 8", (8,)), ("3 ragged", (12, 7, 2)), ("2 x 1", (1, 1)), ("1 x 60", (60,)), ("2 x 17", (17, 17)))
+_PROMPT_INPUTS: tuple[str, ...] = ("input_ids", "attention_mask")
+_MASKS_AND_POSITIONS = ("attention_mask", "position_ids", "cache_position")
+
+
+def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
+    """Compare the graphs in `files` with the checkpoint in `folder`; see `survey.judging.judge` for what is returned.
+
+    Args:
+        folder: the checkpoint.
+        files: `model`, one graph for every step; or `prefill` for the first and `decode` for all others.
+    """
+    try:
+        sessions = {role: open_session(file) for role, file in files.items()}
+    except Exception as error:  # noqa: BLE001  onnxruntime has no public tree of errors
+        return verdict(0, 0.0, f"onnxruntime does not load it: {first_line(error)}")
+    first = sessions.get("prefill") or sessions["model"]
+    step = sessions.get("decode") or first
+    facts = Facts.read(Path(folder))
+    asked, largest = 0, 0.0
+    for seed, (name, lengths) in enumerate(_PROMPTS):
+        model = load_model(facts, Path(folder))
+        feeds = text_feeds(model, lengths, max(lengths), padding="left", seed=seed)
+        prompt: Feeds = {key: feeds[key] for key in _PROMPT_INPUTS if key in feeds}
+        try:
+            tokens, expected = _generate(model, prompt)
+        except Exception:  # noqa: BLE001, S112  what PyTorch does not run is no question
+            continue
+        try:
+            found = _follow(first, step, prompt, tokens)
+        except Exception as error:  # noqa: BLE001
+            return verdict(asked, largest, f"{name}: onnxruntime raises: {first_line(error)}")
+        asked += 1
+        error_here = difference({"logits": expected}, {"logits": found}, None)
+        largest = max(largest, error_here)
+        if not error_here <= 1:
+            return verdict(asked, largest, f"{name}: differs by {error_here:.3g} times what is allowed")
+    return verdict(asked, largest, "" if asked else "no prompt could be asked")
+
+
+def _generate(model: Any, prompt: Feeds) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return what the model writes after `prompt`: tokens [B, 8] and the logits [B, 8, V] they were chosen by."""
+    import torch
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=_NEW_TOKENS,
+        pad_token_id=special_ids(text_part(model.config), model.config)["pad"],
+        output_logits=True,
+        return_dict_in_generate=True,
+        use_cache=True,
+    )
+    model.generation_config = config  # the checkpoint's own could end or sample
+    with torch.inference_mode():
+        written = model.generate(**{name: torch.from_numpy(value) for name, value in prompt.items()})
+    length = prompt["input_ids"].shape[1]
+    return written.sequences[:, length:].numpy(), torch.stack(written.logits, 1).float().numpy()
+
+
+def _follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArray[Any]:
+    """Feed the graphs with the prompt and then with `tokens` [B, T], one at a time; return their logits [B, T, V]."""
+    batch = len(tokens)
+    mask = prompt.get("attention_mask", np.ones_like(prompt["input_ids"]))
+    past = _empty_past(first, batch)
+    ids = prompt["input_ids"]
+    logits = []
+    for position in range(tokens.shape[1]):
+        session = step if position else first
+        outputs = _run(session, ids, mask, past)
+        logits.append(outputs["logits"][:, -1])
+        past = _as_past(step, outputs)
+        ids = tokens[:, position : position + 1]
+        mask = np.concatenate([mask, np.ones((batch, 1), dtype=mask.dtype)], axis=1)
+    return np.stack(logits, axis=1)
+
+
+def _run(session: Any, ids: NDArray[Any], mask: NDArray[Any], past: Feeds) -> Feeds:
+    length = ids.shape[1]
+    given: Feeds = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -length:],
+        "cache_position": np.arange(mask.shape[1] - length, mask.shape[1]),
+        **past,
+    }
+    names = [value.name for value in session.get_inputs()]
+    answers = session.run(None, {name: given[name] for name in names})
+    return dict(zip((value.name for value in session.get_outputs()), answers, strict=True))
+
+
+def _empty_past(session: Any, batch: int) -> Feeds:
+    """Return a cache that holds nothing yet: no keys and values, and states of zeros."""
+    types = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
+    past: Feeds = {}
+    for value in session.get_inputs():
+        if value.name in ("input_ids", *_MASKS_AND_POSITIONS):
+            continue
+        shape = [
+            size if isinstance(size, int) else batch if "batch" in str(size) or axis == 0 else 0
+            for axis, size in enumerate(value.shape)
+        ]
+        past[value.name] = np.zeros(shape, types[value.type])
+    return past
+
+
+def _as_past(session: Any, outputs: Feeds) -> Feeds:
+    """Rename what a step gave to what the next one takes.
+
+    That is `present.0.key` to `past_key_values.0.key`; transformers' own exporter sets `output.` and `input.` before
+    the names where they would be equal.
+    """
+    wanted = {value.name for value in session.get_inputs()}
+    past: Feeds = {}
+    for name, value in outputs.items():
+        rest, bare = name.removeprefix("present"), name.removeprefix("output.")
+        names = (f"past_key_values{rest}", f"past{rest}", f"input.{bare}", bare)
+        past |= {taken: value for taken in names if taken in wanted}
+    return past

@@ -1,0 +1,178 @@
+"""Try one model type for one task: make it, export it with each tool, judge what came out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zoo.tasks import find_task
+
+from survey.decoding import judge_decoding
+from survey.exports import export_with_onnxtool, export_with_transformers, make
+from survey.judging import judge
+from survey.processes import BUG, Outcome, Workers
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model type and what it is to do."""
+
+    task: str
+    model_type: str
+
+    @property
+    def key(self) -> str:
+        """How results call it."""
+        return f"{self.task}/{self.model_type}"
+
+
+def try_type(
+    trial: Trial, tools: list[str], known: dict[str, Any], workers: Workers, work_dir: Path, optimum: Path | None
+) -> dict[str, Any]:
+    """Return `runnable` (facts, or the reason why not) and one verdict for each tool, those in `known` as they are."""
+    folder = work_dir / trial.task / trial.model_type
+    checkpoint = folder / "checkpoint"
+    result = dict(known)
+    missing = [tool for tool in tools if tool not in result]
+    if "runnable" not in result or (missing and not result["runnable"].get("reason") and not checkpoint.exists()):
+        result["runnable"] = _make(trial, checkpoint, workers, folder)
+    if result["runnable"].get("reason"):
+        return result
+    for tool in missing:
+        result[tool] = _try_tool(tool, trial, checkpoint, folder, workers, optimum)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return result
+
+
+def _make(trial: Trial, checkpoint: Path, workers: Workers, folder: Path) -> dict[str, Any]:
+    outcome = workers.run(make, folder, "make", trial.task, trial.model_type, str(checkpoint))
+    if outcome.value is not None:
+        made: dict[str, Any] = outcome.value
+        return made
+    if outcome.exit_code is not None and outcome.exit_code > 0:
+        raise RuntimeError(f"the maker itself failed on {trial.key}: {outcome.stderr[-2000:]}")
+    return {"reason": _why_ended(outcome, workers)}
+
+
+def _try_tool(
+    tool: str, trial: Trial, checkpoint: Path, folder: Path, workers: Workers, optimum: Path | None
+) -> dict[str, Any]:
+    output = folder / tool / "model.onnx"
+    shutil.rmtree(output.parent, ignore_errors=True)
+    output.parent.mkdir(parents=True)
+    if tool == "optimum" and optimum is not None:
+        outcome = _run_optimum(optimum, checkpoint, trial.task, output.parent, workers)
+    else:
+        step = export_with_onnxtool if tool == "onnxtool" else export_with_transformers
+        outcome = workers.run(step, folder, tool, str(checkpoint), trial.task, str(output))
+    report = _report(outcome)
+    tried = {
+        "seconds": round(outcome.seconds, 1),
+        "exit_code": outcome.exit_code,
+        "way": " ".join(str(report[name]) for name in ("exporter", "attention") if report.get(name)),
+        "fixed_axes": report.get("fixed_axes") or {},
+        "notes": list(report.get("notes") or ()),
+    }
+    files = _files(output)
+    if files:
+        judged = _judge(tool, trial, checkpoint, files, folder, workers, optimum)
+        verdict = judged.value or {"right": False, "reason": f"the judge: {_why_ended(judged, workers)}"}
+        tried |= {"verdict": "right" if verdict["right"] else "wrong", "reason": verdict["reason"], "judge": verdict}
+    elif outcome.exit_code is None or outcome.exit_code < 0 or (tool == "onnxtool" and outcome.exit_code == BUG):
+        tried |= {"verdict": "crashed", "reason": _why_ended(outcome, workers)}
+    else:
+        tried |= {"verdict": "refused", "reason": _why_ended(outcome, workers)}
+    shutil.rmtree(output.parent, ignore_errors=True)
+    return tried
+
+
+def _files(output: Path) -> dict[str, str]:
+    """Return the graphs that a tool wrote, by what they are for.
+
+    One `model`; or `prefill` and `decode`, which hand on a cache; or optimum's `encoder` and `decoder`.
+    """
+    candidates = {"model": output} | {
+        role: output.with_name(f"{output.stem}-{role}{output.suffix}") for role in ("prefill", "decode")
+    }
+    candidates |= {role: output.with_name(f"{role}_model.onnx") for role in ("encoder", "decoder")}
+    return {role: str(path) for role, path in candidates.items() if path.exists()}
+
+
+def _judge(
+    tool: str,
+    trial: Trial,
+    checkpoint: Path,
+    files: dict[str, str],
+    folder: Path,
+    workers: Workers,
+    optimum: Path | None,
+) -> Outcome:
+    judges = judge_decoding if find_task(trial.task).has_cache else judge
+    if tool == "optimum" and optimum is not None:
+        # By the transformers that exported it: another version may read the same configuration otherwise.
+        return _run_judge_of(optimum / "bin" / "python", judges, checkpoint, files, workers)
+    return workers.run(judges, folder, f"{tool}-judge", str(checkpoint), files)
+
+
+def _run_optimum(optimum: Path, checkpoint: Path, task: str, output: Path, workers: Workers) -> Outcome:
+    return _run_command(
+        [
+            *(str(optimum / "bin" / "optimum-cli"), "export", "onnx"),
+            *("--model", str(checkpoint), "--task", task, str(output)),
+        ],
+        workers,
+    )
+
+
+def _run_judge_of(
+    python: Path, judges: Callable[..., Any], checkpoint: Path, files: dict[str, str], workers: Workers
+) -> Outcome:
+    program = (
+        f"import json, sys; from {judges.__module__} import {judges.__name__} as judge; "
+        "print(json.dumps(judge(sys.argv[1], json.loads(sys.argv[2]))))"
+    )
+    outcome = _run_command([str(python), "-c", program, str(checkpoint), json.dumps(files)], workers)
+    lines = outcome.stdout.strip().splitlines()
+    return replace(outcome, value=json.loads(lines[-1]) if outcome.exit_code == 0 and lines else None)
+
+
+def _run_command(command: list[str], workers: Workers) -> Outcome:
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=workers.limits.time_s, check=False, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(None, None, "", "", time.perf_counter() - start)
+    return Outcome(done.returncode, None, done.stdout, done.stderr, time.perf_counter() - start)
+
+
+def _report(outcome: Outcome) -> dict[str, Any]:
+    """Return the JSON document on stdout; libraries may have printed something before it."""
+    lines = outcome.stdout.splitlines()
+    start = next((number for number, line in enumerate(lines) if line == "{"), len(lines))
+    try:
+        report = json.loads("\n".join(lines[start:]))
+    except json.JSONDecodeError:
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _why_ended(outcome: Outcome, workers: Workers) -> str:
+    if outcome.exit_code is None:
+        return f"not done after {workers.limits.time_s:.0f} s"
+    if outcome.exit_code < 0:
+        return f"ended by signal {-outcome.exit_code}"
+    lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.startswith("error:")]
+    if not starts:
+        return (lines or ["no message"])[-1][:400]
+    message = itertools.takewhile(lambda line: not line.startswith("hint:"), lines[starts[0] :])
+    return " ".join(message).removeprefix("error:").strip()[:600]

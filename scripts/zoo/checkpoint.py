@@ -1,0 +1,115 @@
+"""Make one tiny checkpoint on disk, and tell whether PyTorch can run it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.processors import feature_extractor, save_image_processor
+from zoo.shrinking import EFFORTS, default_config, shrink
+from zoo.tasks import Task, find_class
+from zoo.vocabulary import save_tokenizer, text_part, vocabulary_size
+from zoo.weights import draw_weights
+
+FACTS_FILE = "zoo.json"
+_MOST_PARAMETERS = 60_000_000
+
+
+class NotRunnableError(Exception):
+    """A model type of which no tiny model can be built, saved, loaded and run; the message says why."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a checkpoint that was made.
+
+    Attributes:
+        architecture: its class in transformers.
+        effort: how much of the default configuration was cut, see EFFORTS.
+    """
+
+    task: str
+    model_type: str
+    architecture: str
+    effort: str
+    parameters: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Facts:
+        """Read the facts of the checkpoint in `folder`."""
+        return cls(**json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
+
+
+def make_checkpoint(task: Task, model_type: str, folder: Path, *, seed: int = 0) -> Facts:
+    """Write a checkpoint of `model_type` for `task` to `folder`, which is replaced, and run it once.
+
+    Raises:
+        NotRunnableError: with the reasons of every effort.
+    """
+    from zoo.running import run_once
+
+    try:
+        model_class = find_class(task, model_type)
+    except ImportError as error:
+        raise NotRunnableError(f"needs a package that is not installed: {_first_line(error)}") from error
+    reasons: list[str] = []
+    for effort in EFFORTS:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            model = _build(model_class, task, effort, seed)
+            model.save_pretrained(folder)
+            _save_processors(model.config, model_class, task, folder)
+            facts = Facts(task.name, model_type, model_class.__name__, effort, _count(model))
+            (folder / FACTS_FILE).write_text(json.dumps(vars(facts), indent=2) + "\n", encoding="utf-8")
+            del model
+            run_once(facts, folder)
+        except Exception as error:  # noqa: BLE001  anything may go wrong in a model that fits badly
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            if reason not in reasons:
+                reasons.append(reason)
+        else:
+            return facts
+    shutil.rmtree(folder, ignore_errors=True)
+    raise NotRunnableError("; ".join(reasons))
+
+
+def _build(model_class: Any, task: Task, effort: str, seed: int) -> Any:
+    import torch
+
+    torch.manual_seed(seed)
+    config = shrink(default_config(model_class.config_class), effort)
+    for part in {id(part): part for part in (config, text_part(config))}.values():
+        if task.is_generative and getattr(part, "is_decoder", None) is False and not config.is_encoder_decoder:
+            part.is_decoder = True  # encoders that can be used as decoders see what follows otherwise
+    if model_class.__name__.endswith("EncoderModel"):
+        config.is_encoder_decoder = False  # the encoder alone of a type that has a decoder as well
+    if task.name.endswith("-classification"):
+        config.num_labels = 3
+    with torch.device("meta"):
+        size = _count(model_class(config))
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"{size / 1e6:.0f} million parameters are not small")
+    model = model_class(config)
+    draw_weights(model, seed)
+    return model.eval()
+
+
+def _save_processors(config: Any, model_class: Any, task: Task, folder: Path) -> None:
+    if task.modality == "image":
+        save_image_processor(config, folder)
+    if task.modality == "audio":
+        feature_extractor(config).save_pretrained(folder)
+    if task.modality == "text" or (task.name == "automatic-speech-recognition" and vocabulary_size(config)):
+        save_tokenizer(config, model_class, task, folder)
+
+
+def _count(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:300]

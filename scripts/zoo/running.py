@@ -1,0 +1,179 @@
+"""Load a tiny checkpoint as anyone would, and run it on inputs of its own kind.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zoo.checkpoint import Facts
+from zoo.processors import image_size
+from zoo.tasks import find_task
+from zoo.vocabulary import special_ids, text_part, vocabulary_size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Feeds = dict[str, "NDArray[Any]"]
+
+
+def load_model(facts: Facts, folder: Path) -> Any:
+    """Load the model in evaluation mode, without a cache unless one is asked for.
+
+    Raises:
+        ValueError: it was not saved whole.
+    """
+    import transformers
+
+    model, info = getattr(transformers, facts.architecture).from_pretrained(
+        folder, use_safetensors=True, output_loading_info=True
+    )
+    lost = sorted(info["missing_keys"]) + sorted(info["mismatched_keys"])
+    if lost:
+        raise ValueError(f"weights were lost in saving: {lost[:3]}")
+    return model.eval()
+
+
+def run_once(facts: Facts, folder: Path) -> None:
+    """Run the model twice on two inputs.
+
+    Raises:
+        ValueError: it gives no tensor, one that is not finite, or two answers to one question.
+        Exception: whatever the model raises.
+    """
+    model = load_model(facts, folder)
+    feeds = sample(facts, model)
+    first, second = run_model(model, feeds), run_model(model, feeds)
+    if not first:
+        raise ValueError("the model returns no tensor")
+    for name, value in first.items():
+        if not np.isfinite(value).all():
+            raise ValueError(f"{name} is not finite")
+        if not np.array_equal(value, second[name]):
+            raise ValueError(f"{name} differs between two runs on the same inputs")
+
+
+def run_model(model: Any, feeds: Mapping[str, NDArray[Any]], **arguments: Any) -> Feeds:
+    """Run a torch model on arrays and return its tensors, in order; those inside of tuples are left out."""
+    import torch
+
+    with torch.inference_mode():
+        outputs = model(**{name: torch.from_numpy(value) for name, value in feeds.items()}, **arguments)
+    if isinstance(outputs, torch.Tensor):
+        return {"output": outputs.numpy()}
+    items = outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs)
+    return {str(name): value.float().numpy() for name, value in items if isinstance(value, torch.Tensor)}
+
+
+def sample(facts: Facts, model: Any) -> Feeds:
+    """Return two inputs of the model, of its first size."""
+    config = model.config
+    modality = find_task(facts.task).modality
+    if modality == "image":
+        height, width = image_size(config)
+        return image_feeds(model, 2, height, width, seed=0)
+    if modality == "audio":
+        return audio_feeds(model, (6400, 6400), seed=0)
+    return text_feeds(model, (16, 16), 16, seed=0, decodes=facts.task == "text2text-generation")
+
+
+def text_feeds(
+    model: Any,
+    lengths: tuple[int, ...],
+    sequence: int,
+    *,
+    padding: str = "right",
+    seed: int = 0,
+    decodes: bool = False,
+) -> Feeds:
+    """Return random tokens: as many real ones in a row as `lengths` says, of `sequence` in all.
+
+    With `decodes`, the first tokens of a decoder as well.
+    """
+    config = model.config
+    part = text_part(config)
+    ids = special_ids(part, config) if vocabulary_size(config) else {"pad": 0, "eos": 1}
+    size = vocabulary_size(config) or 256
+    generator = np.random.default_rng(seed)
+    ordinary = np.array([number for number in range(min(size, 5000)) if number not in ids.values()])
+    tokens = generator.choice(ordinary, (len(lengths), sequence)).astype(np.int64)
+    position = np.arange(sequence)[None, :]
+    own = np.array(lengths)[:, None]
+    mask = (position >= sequence - own) if padding == "left" else (position < own)
+    last = sequence - 1 if padding == "left" else own - 1
+    # Models that read a text's end need one in every row, and never in the middle.
+    tokens = np.where((position == last) & bool(wants_end(config)), ids["eos"], tokens)
+    tokens = np.where(mask, tokens, ids["pad"])
+    accepted = inspect.signature(model.forward).parameters
+    feeds: Feeds = {"input_ids": tokens}
+    if "attention_mask" in accepted or any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
+        feeds["attention_mask"] = mask.astype(np.int64)
+    if "token_type_ids" in accepted and (getattr(part, "type_vocab_size", 0) or 0) > 1:
+        feeds["token_type_ids"] = ((position >= sequence // 2) & mask).astype(np.int64)
+    if decodes and "decoder_input_ids" in accepted:
+        feeds["decoder_input_ids"] = generator.choice(ordinary, (len(lengths), 5)).astype(np.int64)
+    return feeds
+
+
+def wants_end(config: Any) -> bool:
+    """Whether texts of the model end with an end token: those of encoder-decoders do."""
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
+def image_feeds(model: Any, batch: int, height: int, width: int, *, seed: int = 0) -> Feeds:
+    """Return random images: float32 [B, channels, height, width], or what the model takes in their place."""
+    generator = np.random.default_rng(seed)
+    config = model.config
+    part = getattr(config, "vision_config", None) or config
+    accepted = inspect.signature(model.forward).parameters
+    channels = getattr(part, "num_channels", None) or 3
+    if "pixel_values" not in accepted and "input_ids" in accepted:
+        return {"input_ids": generator.integers(0, config.vocab_size - 1, (batch, height * width))}
+    if "spatial_shapes" in accepted:
+        return _patch_feeds(part, batch, channels, generator)
+    pixels = generator.standard_normal((batch, channels, height, width)).astype(np.float32)
+    feeds: Feeds = {"pixel_values": pixels}
+    return feeds
+
+
+def _patch_feeds(part: Any, batch: int, channels: int, generator: np.random.Generator) -> Feeds:
+    side = int(part.num_patches**0.5)
+    shape = (batch, side * side, channels * part.patch_size**2)
+    return {
+        "pixel_values": generator.standard_normal(shape).astype(np.float32),
+        "pixel_attention_mask": np.ones(shape[:2], dtype=np.int64),
+        "spatial_shapes": np.tile(np.array([[side, side]]), (batch, 1)),
+    }
+
+
+def audio_feeds(model: Any, lengths: tuple[int, ...], *, seed: int = 0) -> Feeds:
+    """Return what the feature extractor makes of noise of so many samples, and the first tokens of a decoder."""
+    from zoo.processors import feature_extractor
+
+    config = model.config
+    generator = np.random.default_rng(seed)
+    waves = [generator.standard_normal(length).astype(np.float32) for length in lengths]
+    extractor = feature_extractor(config)
+    padding = _audio_padding(extractor)
+    made = extractor(waves, sampling_rate=extractor.sampling_rate, padding=padding, return_tensors="np")
+    accepted = inspect.signature(model.forward).parameters
+    feeds: Feeds = {}
+    for name, value in made.items():
+        if name in accepted:
+            array = np.asarray(value)
+            feeds[name] = array.astype(np.int64 if array.dtype.kind in "iub" else np.float32)
+    if "decoder_input_ids" in accepted:
+        size = vocabulary_size(config) or 64
+        feeds["decoder_input_ids"] = generator.integers(3, size, (len(lengths), 5))
+    return feeds
+
+
+def _audio_padding(extractor: Any) -> str | bool:
+    # Whisper's encoder takes one length only, to which its extractor pads when left alone.
+    return "max_length" if hasattr(extractor, "n_samples") or hasattr(extractor, "max_length") else True

@@ -1,0 +1,287 @@
+"""The makers and judges behind docs/coverage.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxtool.runtime.quiet import quiet
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from survey.decoding import judge_decoding
+from survey.exports import export_with_transformers
+from survey.judging import difference, judge
+from survey.processes import BUG, Limits, Workers
+from survey.tables import render
+from zoo.checkpoint import Facts, NotRunnableError, make_checkpoint
+from zoo.shrinking import shrink
+from zoo.tasks import TASKS, find_task, model_classes
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with a masked-language-model head."""
+    folder = tmp_path_factory.mktemp("zoo") / "bert"
+    make_checkpoint(find_task("fill-mask"), "bert", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(bert: Path) -> Path:
+    """An export of it."""
+    from onnxtool.export import ExportOptions, export_model
+
+    output = bert.parent / "bert.onnx"
+    export_model(ExportOptions(str(bert), output=output, task="fill-mask", exporter="torchscript"))
+    return output
+
+
+def _saved(model: onnx.ModelProto, path: Path) -> dict[str, str]:
+    onnx.save(model, path)
+    return {"model": str(path)}
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_every_task_has_types(task: Any) -> None:
+    """The mappings that a task names are transformers' own, and have entries."""
+    assert len(model_classes(task)) > 10
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama", "t5", "vit", "mixtral"])
+def test_a_shrunk_configuration_is_small(model_type: str) -> None:
+    """Widths, depth and vocabulary are cut, and the special tokens stay in the vocabulary."""
+    from transformers import CONFIG_MAPPING
+
+    config = shrink(CONFIG_MAPPING[model_type]())
+    assert config.hidden_size <= 64
+    assert config.num_hidden_layers == 2
+    assert getattr(config, "vocab_size", 0) <= 1000
+    for role in ("pad", "bos", "eos"):
+        assert (getattr(config, f"{role}_token_id", None) or 0) < 1000
+
+
+def test_every_kind_of_layer_stays() -> None:
+    """A model that mixes layers still mixes them when it is small."""
+    from transformers import CONFIG_MAPPING
+
+    base = CONFIG_MAPPING["gemma3_text"]()
+    assert set(shrink(base).layer_types) == set(base.layer_types)
+
+
+def test_a_checkpoint_loads_with_its_tokenizer(bert: Path) -> None:
+    """AutoTokenizer reads it offline; its ids are the configuration's, and all of them have an embedding."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer, config = AutoTokenizer.from_pretrained(bert), AutoConfig.from_pretrained(bert)
+    assert tokenizer.pad_token_id == config.pad_token_id
+    assert max(tokenizer.get_vocab().values()) < config.vocab_size
+    assert len(tokenizer) < config.vocab_size
+    tokens = tokenizer(["what is this?", "a text"], padding=True)
+    assert set(tokens) == {"input_ids", "token_type_ids", "attention_mask"}
+    assert tokenizer.unk_token_id not in tokens["input_ids"][0]
+    assert tokens["attention_mask"][1][-1] == 0
+
+
+def test_decoders_pad_on_the_left(tmp_path: Path) -> None:
+    """Their tokenizer pads where generation needs it."""
+    from transformers import AutoTokenizer
+
+    facts = make_checkpoint(find_task("text-generation"), "gpt2", tmp_path / "gpt2")
+    assert facts == Facts.read(tmp_path / "gpt2")
+    assert AutoTokenizer.from_pretrained(tmp_path / "gpt2").padding_side == "left"
+
+
+def test_images_have_the_size_of_the_model(tmp_path: Path) -> None:
+    """The image processor's file names the type's own class and the size of the tiny configuration."""
+    make_checkpoint(find_task("image-classification"), "vit", tmp_path / "vit")
+    content = json.loads((tmp_path / "vit" / "preprocessor_config.json").read_text("utf-8"))
+    config = json.loads((tmp_path / "vit" / "config.json").read_text("utf-8"))
+    assert content["image_processor_type"] == "ViTImageProcessor"
+    assert content["size"] == {"height": config["image_size"], "width": config["image_size"]}
+
+
+def test_what_cannot_run_says_why(tmp_path: Path) -> None:
+    """A type that needs more than its task gives is no checkpoint, and leaves none."""
+    with pytest.raises(NotRunnableError, match="bbox"):
+        make_checkpoint(find_task("token-classification"), "bros", tmp_path / "bros")
+    assert not (tmp_path / "bros").exists()
+
+
+def test_the_same_seed_gives_the_same_weights(bert: Path, tmp_path: Path) -> None:
+    """A checkpoint can be made again, byte for byte."""
+    make_checkpoint(find_task("fill-mask"), "bert", tmp_path / "again")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (bert / "model.safetensors").read_bytes()
+
+
+def test_a_right_export_is_judged_right(bert: Path, exported: Path) -> None:
+    """All cases are asked, and none differs."""
+    verdict = judge(str(bert), {"model": str(exported)})
+    assert verdict["right"], verdict
+    assert verdict["cases"] == 7
+    assert verdict["error"] < 1
+
+
+def test_a_mask_that_is_not_applied_is_judged_wrong(bert: Path, exported: Path, tmp_path: Path) -> None:
+    """A graph that reads ones in place of its mask differs on padding, and there alone."""
+    model = onnx.load(exported)
+    ones = numpy_helper.from_array(np.ones((), dtype=np.int64), "one")
+    model.graph.initializer.append(ones)
+    shape = helper.make_node("Shape", ["attention_mask"], ["mask_shape"])
+    everywhere = helper.make_node("Expand", ["one", "mask_shape"], ["all_ones"])
+    for node in model.graph.node:
+        node.input[:] = ["all_ones" if name == "attention_mask" else name for name in node.input]
+    for node in (everywhere, shape):
+        model.graph.node.insert(0, node)
+    verdict = judge(str(bert), _saved(model, tmp_path / "mask.onnx"))
+    assert not verdict["right"]
+    assert "ragged" in verdict["reason"]
+
+
+def test_an_output_that_is_off_is_judged_wrong(bert: Path, exported: Path, tmp_path: Path) -> None:
+    """A thousandth of the largest value is too much."""
+    model = onnx.load(exported)
+    (output,) = model.graph.output
+    for node in model.graph.node:
+        node.output[:] = ["before" if name == output.name else name for name in node.output]
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1.001), "factor"))
+    model.graph.node.append(helper.make_node("Mul", ["before", "factor"], [output.name]))
+    verdict = judge(str(bert), _saved(model, tmp_path / "off.onnx"))
+    assert "differs" in verdict["reason"]
+
+
+def test_a_hidden_fixed_axis_is_judged_wrong(bert: Path, exported: Path, tmp_path: Path) -> None:
+    """A graph that says that an axis is dynamic, and takes one size only, fails where PyTorch runs."""
+    model = onnx.load(exported)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2, 16]), "sizes"))
+    for node in model.graph.node:
+        node.input[:] = ["two_by_16" if name == "input_ids" else name for name in node.input]
+    model.graph.node.insert(0, helper.make_node("Reshape", ["input_ids", "sizes"], ["two_by_16"]))
+    verdict = judge(str(bert), _saved(model, tmp_path / "fixed.onnx"))
+    assert "onnxruntime raises" in verdict["reason"]
+
+
+def test_padding_does_not_count() -> None:
+    """Only real tokens are compared."""
+    expected, found = np.zeros((1, 2, 3)), np.zeros((1, 2, 3))
+    found[0, 1] = 7
+    assert difference({"logits": expected}, {"logits": found}, np.array([[True, False]])) == 0
+    assert difference({"logits": expected}, {"logits": found}, np.array([[True, True]])) > 1
+
+
+def test_another_shape_or_no_number_never_passes() -> None:
+    """A missing row and a NaN are infinitely far away."""
+    expected = {"logits": np.zeros((2, 3))}
+    assert difference(expected, {"logits": np.zeros((1, 3))}, None) == float("inf")
+    assert difference(expected, {"logits": np.full((2, 3), np.nan)}, None) == float("inf")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Workers:
+    """Workers whose server has imported nothing."""
+    path = [str(ROOT / "scripts"), str(ROOT)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])
+    return Workers(Limits(time_s=20, memory_gb=1), preloaded=())
+
+
+def _takes_memory() -> int:
+    return len(bytearray(4 << 30))
+
+
+def _says_and_ends() -> None:
+    sys.stdout.write("said\n")
+    sys.exit(3)
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_step_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """It has no exit code."""
+    slow = Workers(Limits(time_s=1), preloaded=())
+    assert slow.run(time.sleep, tmp_path, "slow", 60).exit_code is None
+
+
+def test_a_step_that_takes_too_much_memory_fails(workers: Workers, tmp_path: Path) -> None:
+    """The limit is the step's own, and the process that started it goes on."""
+    outcome = workers.run(_takes_memory, tmp_path, "large")
+    assert outcome.exit_code == BUG
+    assert "MemoryError" in outcome.stderr
+
+
+def test_a_step_gives_back_what_it_returned_and_said(workers: Workers, tmp_path: Path) -> None:
+    """The value, or the exit code and the output."""
+    assert workers.run(len, tmp_path, "length", "four").value == 4
+    outcome = workers.run(_says_and_ends, tmp_path, "ends")
+    assert (outcome.exit_code, outcome.stdout, outcome.value) == (3, "said\n", None)
+
+
+def test_the_summary_counts_each_verdict() -> None:
+    """Percentages are of the runnable types, and a fixed axis is marked."""
+    facts = {"architecture": "X", "parameters": 1}
+    tried = {"way": "dynamo", "seconds": 1.0, "reason": "", "fixed_axes": {}}
+    page = render(
+        {
+            "fill-mask/a": {"runnable": facts, "onnxtool": {**tried, "verdict": "right"}},
+            "fill-mask/b": {
+                "runnable": facts,
+                "onnxtool": {**tried, "verdict": "right", "fixed_axes": {"batch": 1}},
+            },
+            "fill-mask/c": {
+                "runnable": facts,
+                "onnxtool": {**tried, "verdict": "wrong", "reason": "far | /a/b/c.onnx"},
+            },
+            "fill-mask/d": {"runnable": {"reason": "needs boxes"}},
+        }
+    )
+    assert "| 4 | 3 | 2 | 1 | 0 | 1 | 0 | 66.7 |" in page
+    assert "| b | right* | dynamo, batch 1 |" in page
+    assert "| far \\| c.onnx |" in page
+    assert "| d | not runnable |" in page
+
+
+@pytest.mark.slow
+def test_a_cache_is_judged_token_by_token(tmp_path: Path) -> None:
+    """Prefill and decode are right; a decode step that reads keys for values is not."""
+    folder = tmp_path / "gpt2"
+    make_checkpoint(find_task("text-generation-with-past"), "gpt2", folder)
+    with quiet():
+        export_with_transformers(str(folder), "text-generation-with-past", str(tmp_path / "model.onnx"))
+    files = {role: str(tmp_path / f"model-{role}.onnx") for role in ("prefill", "decode")}
+    verdict = judge_decoding(str(folder), files)
+    assert verdict["right"], verdict
+    assert verdict["cases"] == 5
+    model = onnx.load(files["decode"])
+    keys, values = (f"input.past_key_values.layers.0.{kind}" for kind in ("keys", "values"))
+    for node in model.graph.node:
+        node.input[:] = [{keys: values, values: keys}.get(name, name) for name in node.input]
+    onnx.save(model, files["decode"])
+    assert "differs" in judge_decoding(str(folder), files)["reason"]
+
+
+@pytest.mark.slow
+def test_the_script_tries_exports_and_judges(tmp_path: Path) -> None:
+    """The command line, from the making of a checkpoint to the page; what is known is not tried again."""
+    command = [
+        *(sys.executable, str(ROOT / "scripts" / "coverage.py"), "--tasks", "fill-mask", "--types", "bert"),
+        *("--work_dir", str(tmp_path / "work"), "--output", str(tmp_path / "coverage.md"), "--resume"),
+    ]
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    assert "fill-mask/bert: onnxtool right" in first.stderr
+    page = (tmp_path / "coverage.md").read_text("utf-8")
+    assert "| bert | right | dynamo |" in page
+    start = time.perf_counter()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert time.perf_counter() - start < 60
+    assert (tmp_path / "coverage.md").read_text("utf-8") == page
