@@ -39,8 +39,8 @@ class Signature:
         fixed: sizes of the axes that this file fixes, though the model does not.
     """
 
-    inputs: dict[str, Shape]
-    outputs: dict[str, Shape]
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, Shape]
     axes: tuple[Axis, ...] = ()
     given: dict[str, int] = field(default_factory=dict)
     fixed: dict[str, int] = field(default_factory=dict)

@@ -35,7 +35,7 @@ def test_a_name_is_all_it_takes(workshop: Workshop, tmp_path: Path) -> None:
     assert (tmp_path / "models" / "tiny-splade.onnx").is_file()
     assert (tmp_path / "models" / "tiny-splade" / "tokenizer.json").is_file()
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny-splade", "tiny-splade.onnx"]
-    assert "tracing BertForMaskedLM with dynamo" in done.stderr
+    assert "tracing BertForMaskedLM by torchscript" in done.stderr
 
 
 def test_export_and_optimize_in_one_go(workshop: Workshop, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def prover(workshop: Workshop, name: str, head: str = "none") -> Prover:
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     modality = find_modality(model, checkpoint)
     row = next((row for row in HEADS if row.name == head), None)
-    return Prover(model, modality, detect_signature(model, modality), row, Pooling())
+    return Prover(model, modality, tuple(detect_signature(model, modality).outputs), {}, row, Pooling())
 
 
 def verify_export(workshop: Workshop, path: Path, name: str, head: str = "none") -> Verification:

@@ -1,0 +1,196 @@
+"""Models of pictures, sound, translation and of two kinds of input are exported and proven as those of text are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+
+from onnxtool.errors import CheckpointError, ExportError
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.modalities.audio import AudioInputs
+from onnxtool.export.modalities.image import ImageInputs
+from onnxtool.export.modalities.sizes import usual_sizes
+from onnxtool.export.modalities.text import TextInputs, longest_text
+from onnxtool.reports import ExportReport
+from tests.infer.tiny_models import write_checkpoint
+from tests.workshop import Workshop
+
+VISION: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+TEXT: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 48,
+}  # fmt: skip
+
+
+def save(model: Any, folder: Path, *processors: Any, spread: float = 0.3) -> Path:
+    """Save `model` with weights that are large enough for errors to show."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=spread)
+    model.save_pretrained(folder)
+    for processor in processors:
+        processor.save_pretrained(folder)
+    return folder
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Put a tokenizer of a few words beside a model whose config.json is already there."""
+    config = (folder / "config.json").read_text()
+    write_checkpoint(folder, tokenizer_config={"model_max_length": 40, "tokenizer_class": "PreTrainedTokenizerFast"})
+    (folder / "config.json").write_text(config)
+    return folder
+
+
+def export(folder: Path, output: Path, **options: Any) -> ExportReport:
+    return export_model(ExportOptions(str(folder), output=output, **options))
+
+
+def shapes(report: ExportReport) -> dict[str, tuple[Any, ...]]:
+    return {tensor.name: tensor.shape for tensor in (*report.inputs, *report.outputs)}
+
+
+def image_processor(size: int = 32) -> Any:
+    return transformers.ViTImageProcessor(size={"height": size, "width": size})
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vision transformer, which takes one size of picture."""
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**VISION, num_labels=3))
+    return save(model, tmp_path_factory.mktemp("vit"), image_processor())
+
+
+def test_a_model_that_takes_one_size_of_picture_keeps_it(vit: Path, tmp_path: Path) -> None:
+    """The batch is dynamic; height and width are the model's own, which the report says."""
+    report = export(vit, tmp_path / "vit.onnx")
+    assert report.task == "image-classification"
+    assert shapes(report) == {"pixel_values": ("batch_size", 3, 32, 32), "logits": ("batch_size", 3)}
+    assert report.fixed_axes == {}
+    assert any("itself takes one size only: height 32, width 32" in note for note in report.notes)
+    assert report.verification is not None
+    assert len(report.verification.cases) >= 6
+
+
+def test_the_image_processor_lies_beside_the_file(vit: Path, tmp_path: Path) -> None:
+    """Whoever runs the file has to prepare pictures as the model learned them."""
+    export(vit, tmp_path / "vit.onnx")
+    assert json.loads((tmp_path / "vit" / "preprocessor_config.json").read_text())["size"] == {
+        "height": 32,
+        "width": 32,
+    }
+
+
+def test_a_convolutional_network_takes_pictures_of_any_size(tmp_path: Path) -> None:
+    """Height and width have names of their own, and the file gives PyTorch's answer on another size."""
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)
+    model = transformers.ResNetForImageClassification(config).eval()
+    folder = save(model, tmp_path / "resnet", image_processor())
+    report = export(folder, tmp_path / "resnet.onnx")
+    assert shapes(report)["pixel_values"] == ("batch_size", 3, "height", "width")
+    pixels = np.random.default_rng(0).standard_normal((1, 3, 48, 80)).astype(np.float32)
+    with torch.inference_mode():
+        wanted = model(pixel_values=torch.from_numpy(pixels)).logits.numpy()
+    (found,) = onnxruntime.InferenceSession(report.output).run(None, {"pixel_values": pixels})
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_an_encoder_decoder_takes_the_text_so_far(tmp_path: Path) -> None:
+    """The decoder's length is an axis of its own."""
+    config = transformers.T5Config(
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    folder = with_tokenizer(save(transformers.T5ForConditionalGeneration(config), tmp_path / "t5", spread=0.2))
+    report = export(folder, tmp_path / "t5.onnx")
+    assert report.task == "text2text-generation"
+    assert shapes(report) == {
+        "input_ids": ("batch_size", "sequence"),
+        "attention_mask": ("batch_size", "sequence"),
+        "decoder_input_ids": ("batch_size", "decoder_sequence"),
+        "logits": ("batch_size", "decoder_sequence", 40),
+    }
+
+
+def test_a_model_of_sound_takes_any_length(tmp_path: Path) -> None:
+    """The frames of the output follow the samples and are not as many, so that axis has another name."""
+    config = transformers.Wav2Vec2Config(
+        vocab_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4, feat_extract_norm="layer",
+    )  # fmt: skip
+    folder = save(transformers.Wav2Vec2ForCTC(config), tmp_path / "w", transformers.Wav2Vec2FeatureExtractor())
+    report = export(folder, tmp_path / "w.onnx")
+    assert report.task == "automatic-speech-recognition"
+    assert shapes(report)["input_values"] == ("batch_size", "num_samples")
+    assert shapes(report)["logits"] == ("batch_size", "logits_num_samples", 16)
+
+
+def test_a_dual_encoder_compares_any_number_of_texts_with_any_number_of_pictures(tmp_path: Path) -> None:
+    """Equal names stand only where sizes are equal: texts and pictures are counted apart."""
+    config = transformers.CLIPConfig(text_config=TEXT | {"eos_token_id": 3}, vision_config=VISION, projection_dim=16)
+    folder = with_tokenizer(save(transformers.CLIPModel(config), tmp_path / "clip", image_processor()))
+    report = export(folder, tmp_path / "clip.onnx")
+    assert report.task == "zero-shot-image-classification"
+    assert shapes(report)["logits_per_image"] == ("image_batch_size", "text_batch_size")
+    assert shapes(report)["input_ids"] == ("text_batch_size", "sequence")
+
+
+def test_a_model_of_pictures_without_a_processor_says_what_to_save(vit: Path, tmp_path: Path) -> None:
+    """What prepares its pictures is part of a model."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((vit / name).read_bytes())
+    with pytest.raises(CheckpointError, match="no image processor"):
+        export(folder, tmp_path / "m.onnx")
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(workshop: Workshop) -> None:
+    """Its last ids would be read from beyond the embedding."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-mlm"))
+    small = transformers.BertForMaskedLM(transformers.BertConfig(**TEXT))
+    with pytest.raises(ExportError, match=r"ids up to 30521, and BertForMaskedLM knows 40"):
+        TextInputs.of(small, tokenizer, ["input_ids"])
+
+
+def test_a_model_without_a_limit_says_so_in_more_than_one_way() -> None:
+    """Transformers writes 1e30, XLNet -1."""
+    xlnet = type("Model", (), {"config": transformers.XLNetConfig()})()
+    endless = type("Tokenizer", (), {"model_max_length": int(1e30)})()
+    assert longest_text(xlnet, endless) is None
+
+
+def test_all_cases_of_a_fixed_length_have_that_length(workshop: Workshop) -> None:
+    """And there is still padding among them, without which no mask is proven."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-mlm"))
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**TEXT | {"vocab_size": 30522}))
+    text = TextInputs.of(model, tokenizer, ["input_ids", "attention_mask"])
+    for fixed in ({"sequence": 32}, {"sequence": 32, "batch_size": 1}):
+        cases = text.cases(fixed)
+        assert {case.feeds["input_ids"].shape[1] for case in cases} == {32}
+        assert any(case.valid is not None and not case.valid.all() for case in cases)
+    assert {len(case.feeds["input_ids"]) for case in text.cases({"sequence": 32, "batch_size": 1})} == {1}
+
+
+def test_every_modality_makes_what_it_is_asked_for(vit: Path) -> None:
+    """Sizes along every axis are followed, and the same seed gives the same values."""
+    processor = transformers.AutoImageProcessor.from_pretrained(vit)
+    extractor = transformers.Wav2Vec2FeatureExtractor()
+    for modality, name, wanted in (
+        (ImageInputs.of(None, processor, ["pixel_values"]), "pixel_values", (2, 3, 32, 32)),
+        (AudioInputs.of(None, extractor, ["input_values"]), "input_values", (2, 16000)),
+    ):
+        feeds = modality.feeds(usual_sizes(modality))
+        assert feeds[name].shape == wanted
+        np.testing.assert_array_equal(feeds[name], modality.feeds(usual_sizes(modality))[name])
