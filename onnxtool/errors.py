@@ -30,6 +30,10 @@ class ExportError(OnnxtoolError):
     """The model cannot be traced, or the traced graph is not what was asked for."""
 
 
+class TargetError(OnnxtoolError):
+    """The consumer that the export is for cannot use this model, or the file is not what it expects."""
+
+
 class ModelFileError(OnnxtoolError):
     """An ONNX file is missing, malformed, or refers to data outside its folder."""
 

@@ -131,19 +131,21 @@ class Staging:
     Attributes:
         folder: where to write; nothing outside it changes before the commit.
         output: where the graph file will be.
+        root: the folder that `folder` becomes a part of: that of the graph file, or one above it.
         previous_locations: external data of the graph file that is there now, which must survive until the commit.
         obsolete: files to remove with the commit, such as companions of the model that is replaced.
     """
 
     folder: Path
     output: Path
+    root: Path
     previous_locations: tuple[str, ...] = ()
     obsolete: list[Path] = field(default_factory=list)
 
     @property
     def model_path(self) -> Path:
         """The graph file while it is staged."""
-        return self.folder / self.output.name
+        return self.folder / self.output.relative_to(self.root)
 
     @property
     def data_name(self) -> str:
@@ -153,11 +155,11 @@ class Staging:
 
 
 @contextmanager
-def staged(output: Path, *, force: bool) -> Iterator[Staging]:
+def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[Staging]:
     """Give a folder to write a model and its companions in, and move them to their place where the block succeeds.
 
-    Files lie in the folder as they will lie in the folder of `output`. The graph file is moved last. A companion
-    that is there already with the same content is no conflict.
+    Files lie in the folder as they will lie in `root`, which is the folder of `output` or one above it. The graph file
+    is moved last. A companion that is there already with the same content is no conflict.
 
     Raises:
         OutputExistsError: the output, or a companion of other content, is there and `force` is not set.
@@ -169,11 +171,13 @@ def staged(output: Path, *, force: bool) -> Iterator[Staging]:
 
     check_writable(output, force=force)
     # Named before it is made: a signal between the two must find a name to clean up.
-    folder = output.parent / f".{output.name}.{secrets.token_hex(4)}.partial"
+    root = output.parent if root is None else root
+    folder = root / f".{output.name}.{secrets.token_hex(4)}.partial"
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-        staging = Staging(folder, output, _locations_of(output))
+        staging = Staging(folder, output, root, _locations_of(output))
+        staging.model_path.parent.mkdir(parents=True, exist_ok=True)
         yield staging
         _commit(staging, force=force)
     except OSError as error:
@@ -264,7 +268,7 @@ def _commit(staging: Staging, *, force: bool) -> None:
     import filecmp
 
     check_writable(staging.output, force=force)  # somebody else may have made it meanwhile
-    parent = staging.output.parent
+    parent = staging.root
     companions = [file for file in sorted(staging.folder.rglob("*")) if file.is_file() and file != staging.model_path]
     targets = [(file, parent / file.relative_to(staging.folder)) for file in companions]
     for file, target in targets:
@@ -277,7 +281,10 @@ def _commit(staging: Staging, *, force: bool) -> None:
     # Only names that onnxtool gives: a hostile old graph may name any file as its data.
     own = re.compile(re.escape(f"{staging.output.name}.data") + r"(\.[0-9]+)?")
     superseded = [location for location in staging.previous_locations if own.fullmatch(location)]
-    for file in [*staging.obsolete, *(parent / name for name in superseded if name not in new_locations)]:
+    for file in [
+        *staging.obsolete,
+        *(staging.output.parent / name for name in superseded if name not in new_locations),
+    ]:
         with suppress(OSError):  # the new model is in place; what is left of the old one does no harm
             file.unlink()
 

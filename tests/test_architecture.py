@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("summary",),
     ("gates", "model_file"),
+    ("sentence_modules",),
     ("weights",),
     ("metadata",),
     ("wire",),
@@ -43,7 +44,10 @@ ONLY_IN = {
     "onnx_ir": {"export", "optimize", "model_file", "weights"},
 }
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
-STANDARD_LIBRARY_ONLY = ("errors", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats")
+STANDARD_LIBRARY_ONLY = (
+    *("errors", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
+    "sentence_modules",
+)
 
 
 def room_of(path: Path) -> str:

@@ -13,6 +13,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.export import DTYPES, ExportOptions, export_model
 from onnxtool.export.heads import HEAD_NAMES
+from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.export.tasks import TASK_NAMES
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
@@ -36,6 +37,14 @@ from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
     show_default=True,
     help="What the graph computes on top: the model's own outputs (auto, logits, none), or one vector a text.",
 )
+@click.option(
+    "--target",
+    type=click.Choice(TARGET_NAMES),
+    default="plain",
+    show_default=True,
+    help="What will run the model: names, layout and files are as it expects them.",
+)
+@click.option("--keep_raw", is_flag=True, help="Keep the output that the head stands on beside the head's.")
 @click.option(
     "--exporter",
     type=click.Choice(EXPORTER_NAMES),
@@ -63,6 +72,8 @@ def command(
     model_name: str,
     task: str,
     head: str,
+    target: str,
+    keep_raw: bool,
     exporter: str,
     opset: int | None,
     text: str | None,
@@ -93,6 +104,8 @@ def command(
         output=output,
         task=task,
         head=head,
+        target=target,
+        keep_raw=keep_raw,
         exporter=exporter,
         opset=opset,
         text=text,

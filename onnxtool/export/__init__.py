@@ -8,15 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import ExportError, SessionError, VerificationError
+from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.companions import Pooling, check_splade, obsolete_companions, read_pooling, write_companions
+from onnxtool.export.companions import obsolete_companions, write_companions
+from onnxtool.export.contracts import Contract, make_contract
 from onnxtool.export.heads import choose_head
 from onnxtool.export.modalities import find_modality, text_of
 from onnxtool.export.provenance import describe
 from onnxtool.export.recipes import OneCall, Recipe, WithCache
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
+from onnxtool.export.target_files import instructions, write_target_files
+from onnxtool.export.targets import PLAIN, Layout, find_target, layout
 from onnxtool.export.tasks import TASK_WITH_CACHE
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.export.ways import Way
@@ -25,6 +28,7 @@ from onnxtool.model_file import ModelFile, check_model_output, save_model, stage
 from onnxtool.reports import ExportReport, Verification
 from onnxtool.runtime.comparison import TOLERANCES, Answers, Tolerance
 from onnxtool.runtime.timing import Stopwatch
+from onnxtool.weights import write_inline
 
 __all__ = ["ExportOptions", "export_model"]
 
@@ -38,7 +42,9 @@ class ExportOptions:
     """What to export and how.
 
     Attributes:
-        output: the ONNX file; None for models/NAME.onnx.
+        output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
+        target: what will run the model, one of TARGET_NAMES.
+        keep_raw: keep the output that the head stands on beside the head's.
         text: what to trace a model of text on, beside a text of our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
         atol: replaces the tolerance of the dtype; so does `rtol`.
@@ -48,6 +54,8 @@ class ExportOptions:
     output: Path | None = None
     task: str = "auto"
     head: str = "auto"
+    target: str = "plain"
+    keep_raw: bool = False
     exporter: str = "auto"
     opset: int | None = None
     text: str | None = None
@@ -114,10 +122,11 @@ class _Job:
     """
 
     options: ExportOptions
-    output: Path
+    places: Layout
     checkpoint: Checkpoint
     models: _Models
     recipe: Recipe
+    contract: Contract | None
     task: str
     head_name: str
     tokenizer: Any
@@ -165,8 +174,14 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     """Load the model once and find out all that does not depend on the way to trace it."""
     stopwatch = Stopwatch()
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
-    output = options.output or Path("models") / f"{source.name}.onnx"
-    check_model_output(output, force=options.force)
+    target = find_target(options.target)
+    if target.name != PLAIN and (options.head != "auto" or options.keep_raw):
+        raise TargetError(
+            f"the target {target.name} decides on the head of the graph, and --head or --keep_raw was passed as well",
+            "leave --head and --keep_raw out, or pass --target plain",
+        )
+    places = layout(target, options.output, source.name)
+    check_model_output(places.graph, force=options.force)
     on_progress(f"loading {options.model_name}")
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     models = _Models(checkpoint, options)
@@ -175,18 +190,25 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
     task, head_name = checkpoint.task, "logits"
     recipe: Recipe
+    contract: Contract | None = None
     if task == TASK_WITH_CACHE:
+        if target.name != PLAIN:
+            target.use_for(task, (), pads_left=False)
         recipe = WithCache(tokenizer, max_length)
     else:
         signature = detect_signature(models.first, modality)
-        head_name, head = choose_head(options.head, signature)
+        contract = make_contract(target, checkpoint, signature, tokenizer)
+        if contract is None:
+            head_name, head = choose_head(options.head, source, signature)
+        else:
+            head_name, head, signature = contract.head_name, contract.head, contract.narrow(signature)
         task = task if head is None else head.task
-        pooling = _pooling_for(head_name, source, tokenizer)
-        recipe = OneCall.of(models.first, modality, signature, head, pooling)
+        recipe = OneCall.of(models.first, modality, signature, head, contract, keep_raw=options.keep_raw)
     stopwatch.lap("load")
     return _Job(
-        options, output, checkpoint, models, recipe, task, head_name, tokenizer, max_length, on_progress, stopwatch
-    )
+        options, places, checkpoint, models, recipe, contract, task, head_name, tokenizer, max_length, on_progress,
+        stopwatch,
+    )  # fmt: skip
 
 
 def _export_by(way: Way, job: _Job) -> ExportReport:
@@ -196,35 +218,45 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
     stopwatch.lap("load")
     job.on_progress(f"tracing {architecture} by {way.name}")
     graph = job.recipe.trace(model, way, options.opset)
-    files = job.output.parent / job.output.stem
+    places, contract = job.places, job.contract
     graph.metadata_props.update(
         describe(
             checkpoint,
             task=job.task,
             head=job.head_name,
             way=way,
-            files=files.name,
+            files=places.stamp,
             dtype=options.dtype,
             max_length=job.max_length,
         )
     )
     opset = graph.opset_imports[""]
+    batched = None
+    if contract is not None:
+        batched = contract.batched(graph)
+        contract.adapt(graph)
     stopwatch.lap("trace")
-    with staged(job.output, force=options.force) as staging:
-        job.on_progress(f"writing {job.output}")
+    with staged(places.graph, force=options.force, root=places.root) as staging:
+        job.on_progress(f"writing {places.graph}")
         path = save_model(graph, staging)
-        del graph, model
+        twin = _write_batched(contract, batched, path)
+        del graph, batched, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
-        companions = staging.folder / files.name
-        write_companions(checkpoint.source, job.tokenizer, companions, files)
-        staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, files))
+        companions = staging.folder / places.files.relative_to(places.root)
+        with_weights = contract is not None and contract.use.after is None
+        write_companions(checkpoint.source, job.tokenizer, companions, places.files, module_weights=with_weights)
+        if contract is not None:
+            write_target_files(contract, checkpoint.config, job.tokenizer, companions, job.max_length)
+        staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, places.files))
         stopwatch.lap("write")
-        verification = _verify(path, job, way) if options.verify else None
+        verification = _verify([path, *twin], job, way) if options.verify else None
+        if contract is not None:
+            contract.check(companions, path)
         stamp_step(path, "export", verification, exporter=way.exporter.name)
         file = ModelFile.open(path)
     return ExportReport(
-        output=str(job.output),
-        files=str(files),
+        output=str(places.graph),
+        files=str(places.files),
         source=checkpoint.source.model_name,
         model_type=checkpoint.config.model_type,
         architecture=checkpoint.architecture,
@@ -238,13 +270,30 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         outputs=file.structure.outputs,
         metadata=file.metadata,
         verification=verification,
-        notes=(*_loading_notes(architecture, checkpoint), *job.recipe.notes(architecture, way)),
+        notes=(
+            *_loading_notes(architecture, checkpoint),
+            *job.recipe.notes(architecture, way),
+            *instructions(contract),
+        ),
         duration_ms=stopwatch.laps_ms,
     )
 
 
-def _verify(path: Path, job: _Job, way: Way) -> Verification:
-    """Compare the file with a model that was loaded anew: running and tracing may change one for good."""
+def _write_batched(contract: Contract | None, batched: Any, path: Path) -> list[Path]:
+    """Write the second graph beside the first, where the target has one."""
+    if contract is None or batched is None:
+        return []
+    twin = contract.batched_path(path)
+    write_inline(batched, twin)
+    return [twin]
+
+
+def _verify(paths: Sequence[Path], job: _Job, way: Way) -> Verification:
+    """Compare the files with a model that was loaded anew: running and tracing may change one for good.
+
+    Returns:
+        The figures of the first.
+    """
     job.on_progress("verifying against PyTorch")
     fixed = tuple(sorted(way.fixed.items()))
     if fixed not in job.answers:
@@ -254,7 +303,8 @@ def _verify(path: Path, job: _Job, way: Way) -> Verification:
         del model
         gc.collect()  # its weights make room for onnxruntime's
     try:
-        return job.recipe.prove(path, job.answers[fixed], job.options.tolerance)
+        first, *_ = [job.recipe.prove(path, job.answers[fixed], job.options.tolerance) for path in paths]
+        return first
     finally:
         job.stopwatch.lap("verify")
 
@@ -269,21 +319,6 @@ def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]
     if checkpoint.is_pickle:
         notes.append(f"the weights came from a pickle ({checkpoint.weight_files[0].name})")
     return tuple(notes)
-
-
-def _pooling_for(head_name: str, source: Source, tokenizer: Any) -> Pooling:
-    """Return how the head pools, once the checkpoint and its tokenizer agree with it."""
-    if head_name == "splade":
-        check_splade(source)
-    if head_name != "embedding":
-        return Pooling()
-    pooling = read_pooling(source)
-    if pooling.mode == "cls" and tokenizer.padding_side == "left":
-        raise ExportError(
-            "the head embedding takes the first token, and this tokenizer pads on the left, before it",
-            "pass --head none and pool after the model",
-        )
-    return pooling
 
 
 def _sum_up(failures: Sequence[tuple[Way, _Failure]]) -> _Failure:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import CheckpointError, ProviderError
-from onnxtool.export.companions import card_tags, module_types
+from onnxtool.export.head_modules import card_tags, module_list
 from onnxtool.export.source import Source, plain_name
 from onnxtool.export.tasks import TASKS, architectures, find_task, recognize_task, task_of_architecture
 from onnxtool.runtime.quiet import quiet
@@ -82,7 +82,8 @@ class Checkpoint:
                 f'add one to it ("architectures": ["…"]), or pass --task: {candidates}',
             )
         general = task_of_architecture(config.model_type, named[0])
-        task = recognize_task(general, modules=module_types(source), tags=card_tags(source))
+        modules = [module.kind for module in module_list(source)]
+        task = recognize_task(general, modules=modules, tags=card_tags(source))
         return cls(source, config, named[0], task, allow_pickle)
 
     @property

@@ -1,9 +1,8 @@
-"""What an exported graph computes on top of the model: a table of heads, a row each.
+"""What an exported graph computes on top of the model: a table of heads, and which one a checkpoint wants.
 
-Each head is written twice: as ONNX operators, appended to any exporter's graph, and as a few lines of PyTorch taken
-from its publication, by which the exported graph is verified.
+A head is a sequence of steps (steps.py) over one output of the model.
 
-Letters of shapes: B batch, S sequence, H hidden, V vocabulary.
+Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 """
 
 from __future__ import annotations
@@ -12,123 +11,181 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from onnxtool.errors import ExportError
-from onnxtool.export.companions import Pooling
+from onnxtool.errors import CheckpointError, ExportError
+from onnxtool.export.builder import Builder
+from onnxtool.export.head_modules import card_tags, encoder_class, module_list, read_embedding, read_splade
 from onnxtool.export.signature import BATCH, Signature
+from onnxtool.export.source import Source
+from onnxtool.export.steps import Step
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from numpy.typing import NDArray
-
-# Builds the head on the graph: (builder, the model's output, the attention mask, pooling) -> the head's output.
-Build = Callable[["Builder", "ir.Value", "ir.Value", Pooling], "ir.Value"]
-# The same in PyTorch: (the model's output, the attention mask [B, S], pooling) -> the head's output.
-Reference = Callable[[Any, Any, Pooling], Any]
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head.
+    """A head with the settings and weights of its checkpoint.
 
     Attributes:
-        source: the output of the model that it stands on.
-        output: the one output of the graph with this head.
+        source: the output of the model that it stands on, float [B, S, N].
+        output: the output of the graph that it makes, float [B, W].
         task: what a model with this head is for, whatever its checkpoint says.
-        build: appends the head to a graph.
-        reference: the head in PyTorch.
+        steps: what is computed, in order.
     """
 
     name: str
     source: str
     output: str
     task: str
-    build: Build
-    reference: Reference
+    steps: tuple[Step, ...]
+
+    def reference(self, value: Any, mask: Any) -> Any:
+        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W]."""
+        import torch
+
+        with torch.inference_mode():
+            for step in self.steps:
+                value = step.reference(value, mask)
+        return value
+
+    def width(self, before: int) -> int:
+        """Return W for a model of N = `before`.
+
+        Raises:
+            CheckpointError: the modules do not fit each other or the model.
+        """
+        try:
+            for step in self.steps:
+                before = step.width(before)
+        except ValueError as error:
+            raise CheckpointError(
+                f"the modules of this checkpoint do not fit its model: {error}",
+                "the folder mixes two models; take both from one",
+            ) from None
+        return before
+
+    def check(self, signature: Signature) -> None:
+        """Refuse a model that cannot have this head.
+
+        Raises:
+            CheckpointError: the modules do not fit the model.
+            ExportError: the model lacks the output or the mask that the head stands on.
+        """
+        require_output(self.name, self.source, signature)
+        shape = signature.outputs[self.source]
+        if len(shape) != 3:
+            raise ExportError(
+                f"the head {self.name} needs {self.source} of three axes, one of them the sequence; "
+                f"this model gives {list(shape)}",
+                "pass --head auto",
+            )
+        if "attention_mask" not in tuple(signature.inputs):
+            raise ExportError(
+                f"the head {self.name} needs an attention mask; this model takes none", "pass --head auto"
+            )
+        if isinstance(shape[-1], int):
+            self.width(shape[-1])
 
 
-def _build_splade(build: Builder, logits: ir.Value, mask: ir.Value, _pooling: Pooling) -> ir.Value:
-    """Append log(1 + relu(max over real tokens)): float [B, S, V] to float [B, V].
+@dataclass(frozen=True)
+class _Row:
+    """A head before its checkpoint is known."""
 
-    The logarithm is monotonic, so it is taken once an entry after the maximum and not once a token. Padding counts
-    as 0, which relu would give it anyway.
-    """
-    real = build.op("Mul", logits, build.mask_of_rank_3(mask))
-    largest = build.op("Relu", build.reduce("ReduceMax", real))
-    return build.op("Log", build.op("Add", largest, build.number(1.0)))
-
-
-def _splade(logits: Any, mask: Any, _pooling: Pooling) -> Any:
-    """Formal et al., SPLADE v2, 2021, eq. 1 with max pooling."""
-    import torch
-
-    weights = torch.log1p(torch.relu(logits)) * mask.unsqueeze(-1)
-    return weights.max(dim=1).values
+    name: str
+    source: str
+    output: str
+    task: str
+    read: Callable[[Source], tuple[Step, ...]]
 
 
-def _build_embedding(build: Builder, hidden: ir.Value, mask: ir.Value, pooling: Pooling) -> ir.Value:
-    """Append the pooling that the checkpoint was trained with: float [B, S, H] to float [B, H]."""
-    if pooling.mode == "cls":
-        pooled = build.op("Gather", hidden, build.constant(np.array(0, dtype=np.int64)), axis=1)
-    else:
-        weights = build.mask_of_rank_3(mask)
-        total = build.reduce("ReduceSum", build.op("Mul", hidden, weights))
-        pooled = build.op("Div", total, build.op("Max", build.reduce("ReduceSum", weights), build.number(1e-9)))
-    if not pooling.normalize:
-        return pooled
-    norm = build.reduce("ReduceL2", pooled, keepdims=1)
-    return build.op("Div", pooled, build.op("Max", norm, build.number(1e-12)))
-
-
-def _embedding(hidden: Any, mask: Any, pooling: Pooling) -> Any:
-    """Reimers and Gurevych, Sentence-BERT, 2019, section 3."""
-    import torch
-
-    if pooling.mode == "cls":
-        pooled = hidden[:, 0]
-    else:
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
-    return torch.nn.functional.normalize(pooled, dim=1) if pooling.normalize else pooled
-
-
-HEADS: tuple[Head, ...] = (
-    Head("splade", "logits", "sparse", "sparse-encoding", _build_splade, _splade),
-    Head("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", _build_embedding, _embedding),
+_ROWS: tuple[_Row, ...] = (
+    _Row("splade", "logits", "sparse", "sparse-encoding", read_splade),
+    _Row("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", read_embedding),
 )
 # `logits` and `none` put nothing on the model; the first insists on logits.
-HEAD_NAMES = ("auto", "logits", *(head.name for head in HEADS), "none")
+HEAD_NAMES = ("auto", "logits", *(row.name for row in _ROWS), "none")
+
+# The tags by which model cards of sparse encoders are found.
+_SPARSE_TAGS = ("splade", "sparse-encoder")
 
 
-def choose_head(name: str, signature: Signature) -> tuple[str, Head | None]:
-    """Turn the name of a head into the one that will be exported, and its row where it adds anything.
+def recognize_head(source: Source, architecture: str) -> tuple[str, str]:
+    """Tell which head a checkpoint was trained with, and by what it is known.
+
+    Args:
+        source: the checkpoint.
+        architecture: the class that its weights are loaded into, e.g. `BertForMaskedLM`.
+
+    Returns:
+        `splade`, `embedding` or `none`, and the reason in words.
+    """
+    kinds = [module.kind for module in module_list(source)]
+    if "SpladePooling" in kinds:
+        name, why = "splade", "modules.json names SpladePooling"
+    elif "Pooling" in kinds:
+        name, why = "embedding", "modules.json names Pooling"
+    elif kinds:
+        return "none", f"modules.json names {', '.join(kinds)}, and no pooling"
+    elif not architecture.endswith("ForMaskedLM"):
+        return "none", "the checkpoint does not say how it is pooled"
+    else:
+        if encoder_class(source) == "SparseEncoder":
+            return "splade", "config_sentence_transformers.json names SparseEncoder"
+        tags = [tag for tag in _SPARSE_TAGS if tag in card_tags(source)]
+        if not tags:
+            return "none", "neither modules.json nor the model card's tags speak of pooling"
+        return "splade", f"the model card's tags name {' and '.join(tags)}"
+    try:
+        read_head(name, source)
+    except CheckpointError as error:
+        return "none", error.message
+    return name, why
+
+
+def read_head(name: str, source: Source) -> Head | None:
+    """Read the settings and weights of the head called `name`; None for the names that put nothing on the model.
 
     Raises:
-        ExportError: the model does not have the output that the head stands on.
+        CheckpointError: the checkpoint does not say how it pools, or has modules that no head computes.
+    """
+    row = next((row for row in _ROWS if row.name == name), None)
+    if row is None:
+        return None
+    return Head(row.name, row.source, row.output, row.task, row.read(source))
+
+
+def choose_head(name: str, source: Source, signature: Signature) -> tuple[str, Head | None]:
+    """Turn the name of a head into the one that is exported, and the head itself where it adds anything.
+
+    Raises:
+        CheckpointError: the checkpoint does not say how it pools, or its modules do not fit its model.
+        ExportError: the model does not have what the head stands on.
     """
     if name == "auto":
-        return ("logits" if "logits" in signature.outputs else "none"), None
-    row = next((head for head in HEADS if head.name == name), None)
-    needed = row.source if row is not None else "logits" if name == "logits" else ""
-    if needed and needed not in signature.outputs:
+        name = "logits" if "logits" in signature.outputs else "none"
+    if name == "logits":
+        require_output(name, "logits", signature)
+    head = read_head(name, source)
+    if head is not None:
+        head.check(signature)
+    return name, head
+
+
+def require_output(head: str, output: str, signature: Signature) -> None:
+    """Refuse a model without the output that a head stands on.
+
+    Raises:
+        ExportError: it does not have it.
+    """
+    if output not in signature.outputs:
         raise ExportError(
-            f"the head {name} needs the output {needed}; this model gives {', '.join(signature.outputs)}",
+            f"the head {head} needs the output {output}; this model gives {', '.join(signature.outputs)}",
             "pass --head auto, or a --task whose architecture has it",
         )
-    if row is not None and len(signature.outputs[row.source]) != 3:
-        raise ExportError(
-            f"the head {name} needs {row.source} of three axes, one of them the sequence; "
-            f"this model gives {list(signature.outputs[row.source])}",
-            "pass --head auto",
-        )
-    if row is not None and "attention_mask" not in signature.inputs:
-        raise ExportError(f"the head {name} needs an attention mask; this model takes none", "pass --head auto")
-    return name, row
 
 
-def append_head(model: ir.Model, head: Head, pooling: Pooling) -> None:
-    """Put `head` on the graph, in place of its outputs."""
+def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
+    """Put `head` on the graph, in place of its outputs, or before the one that it stands on with `keep_raw`."""
     import onnx_ir as ir
     import onnx_ir.passes.common as common
 
@@ -137,51 +194,15 @@ def append_head(model: ir.Model, head: Head, pooling: Pooling) -> None:
     mask = next(value for value in graph.inputs if value.name == "attention_mask")
     if source.dtype is None:
         raise ExportError("the exporter did not type the output that the head stands on", "try the other --exporter")
-    output = head.build(Builder(graph, source.dtype), source, mask, pooling)
+    build = Builder(graph, source.dtype)
+    output = source
+    for step in head.steps:
+        output = step.build(build, output, mask)
+    if build.dtype != source.dtype:
+        output = build.cast(output, source.dtype)
     output.name = head.output
     output.dtype = source.dtype
-    output.shape = ir.Shape([BATCH, source.shape[-1] if source.shape is not None else None])
-    graph.outputs[:] = [output]
+    before = source.shape[-1] if source.shape is not None else None
+    output.shape = ir.Shape([BATCH, head.width(before) if isinstance(before, int) else None])
+    graph.outputs[:] = [output, source] if keep_raw else [output]
     common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler
-
-
-class Builder:
-    """Appends operators to a graph; numbers are of the dtype of the model's output, equal constants are one."""
-
-    def __init__(self, graph: ir.Graph, dtype: ir.DataType) -> None:
-        from onnx_ir import tape
-
-        self._tape = tape.Tape(graph)
-        self._dtype = dtype
-        self._opset = graph.opset_imports[""]
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        """Append one node of one output."""
-        return self._tape.op(op_type, inputs, attributes=attributes)
-
-    def constant(self, array: NDArray[Any]) -> ir.Value:
-        """Return an initializer that holds `array`."""
-        import onnx_ir as ir
-
-        key = (str(array.dtype), array.shape, array.tobytes())
-        if key not in self._constants:
-            name = f"onnxtool.head.constant_{len(self._constants)}"
-            self._constants[key] = self._tape.initializer(ir.tensor(array, name=name))
-        return self._constants[key]
-
-    def number(self, value: float) -> ir.Value:
-        """Return a scalar; one too small for the dtype becomes its smallest normal number, never 0."""
-        dtype = self._dtype.numpy()
-        return self.constant(np.array(max(value, float(np.finfo(dtype).tiny)), dtype=dtype))
-
-    def mask_of_rank_3(self, mask: ir.Value) -> ir.Value:
-        """Return an integer mask [B, S] as float [B, S, 1]."""
-        last = self.constant(np.array([-1], dtype=np.int64))
-        return self.op("Unsqueeze", self.op("Cast", mask, to=self._dtype.value), last)
-
-    def reduce(self, op_type: str, value: ir.Value, *, keepdims: int = 0) -> ir.Value:
-        """Reduce over axis 1. The axes are an input from opset 13 on for ReduceSum, from 18 on for the others."""
-        if op_type == "ReduceSum" or self._opset >= 18:
-            return self.op(op_type, value, self.constant(np.array([1], dtype=np.int64)), keepdims=keepdims)
-        return self.op(op_type, value, axes=[1], keepdims=keepdims)

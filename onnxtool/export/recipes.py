@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onnxtool.export.cached_decoding import PROMPTS, trace_with_cache
-from onnxtool.export.companions import Pooling
+from onnxtool.export.contracts import Contract
 from onnxtool.export.generation import GenerationProver, prove_generation
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads import Head, append_head
@@ -63,21 +63,27 @@ class OneCall:
     Attributes:
         default_attention: what transformers chooses for this model.
         signature: with every axis dynamic that the model leaves open.
+        keep_raw: whether the output that the head stands on stays beside it.
+        contract: what the target makes of the graph; None where it takes it as it is.
         pictures_left_out: whether the model takes pictures as well as the text that the file takes.
     """
 
     modality: Modality
     signature: Signature
     head: Head | None
-    pooling: Pooling
+    keep_raw: bool
+    contract: Contract | None
     default_attention: str | None
     pictures_left_out: bool
 
     @classmethod
-    def of(cls, model: Any, modality: Modality, signature: Signature, head: Head | None, pooling: Pooling) -> OneCall:
+    def of(
+        cls, model: Any, modality: Modality, signature: Signature, head: Head | None, contract: Contract | None, *,
+        keep_raw: bool,
+    ) -> OneCall:  # fmt: skip
         """Find out about a loaded model what no way changes."""
         pictures_left_out = bool(getattr(modality, "without_pictures", False))
-        return cls(modality, signature, head, pooling, attention_of(model), pictures_left_out)
+        return cls(modality, signature, head, keep_raw, contract, attention_of(model), pictures_left_out)
 
     def ways(self, exporter: str) -> Iterator[Way]:
         """List the ways; those that fix axes stand last."""
@@ -85,22 +91,25 @@ class OneCall:
 
     def trace(self, model: Any, way: Way, opset: int | None) -> ir.Model:
         """Trace the model on a sample of its modality, name everything, and put the head on."""
-        signature = detect_signature(model, self.modality, way.fixed) if way.fixed else self.signature
+        signature = self.signature
+        if way.fixed:
+            signature = detect_signature(model, self.modality, way.fixed)
+            signature = signature if self.contract is None else self.contract.narrow(signature)
         sample = to_tensors(model, self.modality.sample(signature.sizes))
         graph = trace(way.exporter, model, sample, signature, opset)
         tidy(graph, signature)
         if self.head is not None:
-            append_head(graph, self.head, self.pooling)
+            append_head(graph, self.head, keep_raw=self.keep_raw)
         return graph
 
     def ask(self, model: Any, way: Way) -> Answers:
         """Run the model on all cases of its modality that fit the fixed axes."""
         sizes = {**self.signature.given, **way.fixed}
-        return Prover(model, self.modality, tuple(self.signature.outputs), sizes, self.head, self.pooling).ask()
+        return Prover(model, self.modality, tuple(self.signature.outputs), sizes, self.head, self.keep_raw).ask()
 
     def prove(self, path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
         """Compare all outputs."""
-        return prove(path, answers, tolerance)
+        return prove(path, answers, tolerance, self.contract)
 
     def notes(self, architecture: str, way: Way) -> tuple[str, ...]:
         """Say which axes are fixed, and by whom, and which inputs are not there."""

@@ -10,12 +10,13 @@ import os
 import socket
 import urllib.request
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.errors import CheckpointError
 from onnxtool.reports import Json
+from onnxtool.sentence_modules import stays_inside
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,7 @@ class Source:
 
 def plain_name(name: str) -> str:
     """Return a path inside the checkpoint, or refuse one that leaves it."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name:
+    if not stays_inside(name):
         raise CheckpointError(f"the checkpoint refers to {name!r}, outside its folder", "do not trust this checkpoint")
     return name
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import ExportError
-from onnxtool.export.companions import Pooling
+from onnxtool.export.contracts import Contract
 from onnxtool.export.heads import Head
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import run_torch_tensors, to_numpy
@@ -39,7 +39,7 @@ class Prover:
     outputs: tuple[str, ...]
     fixed: Mapping[str, int]
     head: Head | None
-    pooling: Pooling
+    keep_raw: bool = False
 
     def ask(self) -> Answers:
         """Run the model on what the file will be run on: several sizes and masks, and real content.
@@ -65,23 +65,23 @@ class Prover:
         tensors = run_torch_tensors(self.model, feeds)
         if self.head is not None:
             mask = torch.from_numpy(feeds["attention_mask"]).to(self.model.device)
-            with torch.inference_mode():
-                tensors = {self.head.output: self.head.reference(tensors[self.head.source], mask, self.pooling)}
+            raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
+            tensors = {self.head.output: self.head.reference(tensors[self.head.source], mask), **raw}
         return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
 
 
-def prove(path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
-    """Compare the file at `path` with what the PyTorch model answered.
+def prove(path: Path, answers: Answers, tolerance: Tolerance, contract: Contract | None = None) -> Verification:
+    """Compare the file at `path` with what the PyTorch model answered; with a `contract`, run as its target runs it.
 
     Raises:
         VerificationError: an output differs by more than `tolerance`.
     """
-    session = open_session(path, provider="cpu", frugal=True)
+    run_file = contract.runner(path) if contract else open_session(path, provider="cpu", frugal=True).run
     dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
 
     def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         # Floats go in as the file takes them: half precision where the model is.
-        return session.run(
+        return run_file(
             {
                 name: array.astype(dtypes.get(name, "float32")) if np.issubdtype(array.dtype, np.floating) else array
                 for name, array in feeds.items()

@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.metadata import FILES_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json
+from onnxtool.sentence_modules import Module, max_sequence_length, read_modules, read_settings
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -49,28 +50,23 @@ class CheckpointFolder:
         return content
 
     @cached_property
-    def modules(self) -> tuple[tuple[str, str], ...]:
-        """Type and folder of each module of a sentence-transformers checkpoint, in order; empty for any other."""
-        name = "modules.json"
-        content = self._load(name)
-        if content is None:
-            return ()
-        if not isinstance(content, list):
-            raise self._malformed(name, "not a list of modules")
-        found = []
-        for module in content:
-            kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-            if not isinstance(kind, str) or not isinstance(folder, str) or not _stays_inside(folder):
-                raise self._malformed(name, f"a module without a type, or with a path outside the folder: {module}")
-            found.append((kind.rpartition(".")[2], folder))
-        return tuple(found)
+    def modules(self) -> tuple[Module, ...]:
+        """Modules of a sentence-transformers checkpoint, in order; empty for any other.
+
+        Raises:
+            InputError: modules.json is malformed.
+        """
+        return read_modules(self._load, self._malformed)
+
+    @cached_property
+    def max_sequence_length(self) -> tuple[int, str] | None:
+        """How many tokens sentence-transformers cuts a text to, and the file that says so; None where none does."""
+        return max_sequence_length(self._load, self._malformed)
 
     def module_config(self, kind: str) -> dict[str, Json] | None:
         """Return the configuration of the first module of type `kind`, or None where there is no such module."""
-        for found, folder in self.modules:
-            if found == kind:
-                return self.read(f"{folder}/config.json")
-        return None
+        module = next((module for module in self.modules if module.kind == kind), None)
+        return None if module is None else read_settings(module, self._load, self._malformed)
 
     def _load(self, name: str) -> Json:
         try:
@@ -129,12 +125,6 @@ def _plain_name(model: ModelFile, name: str) -> str:
             "do not trust this file, or pass --model_name",
         )
     return name
-
-
-def _stays_inside(folder: str) -> bool:
-    """Whether a path from modules.json, POSIX or hostile, stays below the folder of the file."""
-    pure = PurePosixPath(folder)
-    return not (pure.is_absolute() or PureWindowsPath(folder).drive or ".." in pure.parts or "\\" in folder)
 
 
 def _named_folder(model_name: str) -> CheckpointFolder:

@@ -93,9 +93,10 @@ def _stamped_limit(model: ModelFile) -> Limit | None:
 
 
 def _embedding_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
-    tokens = _integer(folder.read("sentence_bert_config.json"), "max_seq_length")
-    if tokens and task == "sentence-similarity":
-        yield Limit(tokens, "max_seq_length of sentence_bert_config.json")
+    stated = folder.max_sequence_length
+    if stated is not None and task == "sentence-similarity":
+        tokens, file = stated
+        yield Limit(tokens, f"max_seq_length of {file}")
 
 
 def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limit]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
+from onnxtool.sentence_modules import pooling_modes as stated_modes
 
 Floats = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
@@ -54,15 +55,14 @@ def _sum(states: Floats, mask: Mask) -> Floats:
     return np.asarray(np.einsum("bsh,bs->bh", states, mask.astype(states.dtype)))
 
 
-# sentence-transformers' Pooling: its name of a mode, the flag of older configurations, and what it does. Several
-# modes are concatenated in this order.
-POOLINGS: dict[str, tuple[str, Callable[[Floats, Mask], Floats]]] = {
-    "cls": ("pooling_mode_cls_token", _first),
-    "max": ("pooling_mode_max_tokens", _maximum),
-    "mean": ("pooling_mode_mean_tokens", _mean),
-    "mean_sqrt_len_tokens": ("pooling_mode_mean_sqrt_len_tokens", _mean_by_root),
-    "weightedmean": ("pooling_mode_weightedmean_tokens", _weighted_mean),
-    "lasttoken": ("pooling_mode_lasttoken", _last),
+# The modes of sentence-transformers' Pooling.
+POOLINGS: dict[str, Callable[[Floats, Mask], Floats]] = {
+    "cls": _first,
+    "max": _maximum,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_by_root,
+    "weightedmean": _weighted_mean,
+    "lasttoken": _last,
 }
 
 
@@ -72,15 +72,11 @@ def pooling_modes(config: dict[str, Json]) -> tuple[str, ...]:
     Raises:
         InputError: a mode is unknown.
     """
-    stated = config.get("pooling_mode")
-    if stated is None:
-        modes: list[Json] = [name for name, (flag, _) in POOLINGS.items() if config.get(flag) is True]
-    else:
-        modes = stated if isinstance(stated, list) else [stated]
+    modes = stated_modes(config)
     for mode in modes:
         if mode not in POOLINGS:
             raise InputError(f"unknown pooling mode {mode!r}", f"onnxtool knows {', '.join(POOLINGS)}")
-    return tuple(str(mode) for mode in modes) or ("mean",)
+    return modes
 
 
 def pool(states: Floats, mask: Mask, modes: tuple[str, ...]) -> Floats:
@@ -90,7 +86,7 @@ def pool(states: Floats, mask: Mask, modes: tuple[str, ...]) -> Floats:
         float32 [B, H], or [B, M * H] for M modes.
     """
     states = states.astype(np.float32, copy=False)
-    return np.concatenate([POOLINGS[mode][1](states, mask) for mode in modes], axis=1).astype(np.float32)
+    return np.concatenate([POOLINGS[mode](states, mask) for mode in modes], axis=1).astype(np.float32)
 
 
 def maximum_of_tokens(values: Floats, mask: Mask) -> Floats:

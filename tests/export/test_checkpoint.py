@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.companions import Pooling, check_splade, read_pooling
+from onnxtool.export.head_modules import module_list, read_embedding
 from onnxtool.export.source import Source
+from onnxtool.export.steps import Normalize, Pool
 from tests.workshop import Workshop
 
 
@@ -223,36 +224,15 @@ def test_the_hash_tells_two_checkpoints_of_one_name_apart(folder: Path) -> None:
 
 def test_pooling_is_read_from_sentence_transformers_files(minilm: Path) -> None:
     """MiniLM takes the mean and normalizes."""
-    assert read_pooling(Source.find(str(minilm))) == Pooling("mean", normalize=True)
+    assert read_embedding(Source.find(str(minilm))) == (Pool(("mean",)), Normalize())
 
 
 def test_a_pooling_folder_outside_the_checkpoint_is_refused(folder: Path) -> None:
     """A checkpoint is untrusted input."""
     modules = [{"type": "sentence_transformers.models.Pooling", "path": "../elsewhere"}]
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(CheckpointError, match="outside its folder"):
-        read_pooling(Source.find(str(folder)))
-
-
-def test_a_pooling_that_no_graph_of_ours_does_is_refused(folder: Path) -> None:
-    """A dense layer after the pooling would be missing from the vector."""
-    modules = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(CheckpointError, match="Dense"):
-        read_pooling(Source.find(str(folder)))
-
-
-def test_a_sparse_encoder_that_sums_its_terms_is_no_splade_head(folder: Path) -> None:
-    """The graph would give other weights than the checkpoint was trained for."""
-    modules = [{"type": "sentence_transformers.sparse_encoder.models.SpladePooling", "path": "1_SpladePooling"}]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_SpladePooling").mkdir()
-    config = folder / "1_SpladePooling" / "config.json"
-    config.write_text(json.dumps({"pooling_strategy": "max", "activation_function": "relu"}))
-    check_splade(Source.find(str(folder)))
-    config.write_text(json.dumps({"pooling_strategy": "sum", "activation_function": "relu"}))
-    with pytest.raises(CheckpointError, match="by sum of relu"):
-        check_splade(Source.find(str(folder)))
+    with pytest.raises(CheckpointError, match="outside the folder"):
+        module_list(Source.find(str(folder)))
 
 
 def test_a_device_that_torch_cannot_use_is_an_error(folder: Path) -> None:
@@ -286,7 +266,7 @@ def test_a_revision_of_a_folder_is_refused(folder: Path) -> None:
 def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(folder: Path) -> None:
     """The mean would be a guess, and the proof would share it."""
     with pytest.raises(CheckpointError, match="does not say how it pools"):
-        read_pooling(Source.find(str(folder)))
+        read_embedding(Source.find(str(folder)))
 
 
 def test_layers_that_the_config_does_not_count_are_not_left_out(folder: Path) -> None:

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import VerificationError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.companions import Pooling
-from onnxtool.export.heads import HEADS
+from onnxtool.export.heads import read_head
 from onnxtool.export.modalities import find_modality
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
@@ -28,8 +27,9 @@ def prover(workshop: Workshop, name: str, head: str = "none") -> Prover:
     checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     modality = find_modality(model, checkpoint)
-    row = next((row for row in HEADS if row.name == head), None)
-    return Prover(model, modality, tuple(detect_signature(model, modality).outputs), {}, row, Pooling())
+    signature = detect_signature(model, modality)
+    row = read_head(head, checkpoint.source)
+    return Prover(model, modality, tuple(signature.outputs), signature.sizes, row)
 
 
 def verify_export(workshop: Workshop, path: Path, name: str, head: str = "none") -> Verification:

@@ -1,0 +1,80 @@
+"""Append operators to a traced graph: what heads are built with.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+
+class Builder:
+    """Appends operators to a graph, and computes in `dtype`; equal constants are one initializer.
+
+    A model of half precision is pooled in float32, as sentence-transformers does: sums over tokens overflow float16.
+
+    Attributes:
+        dtype: float32, or float64 where the model is of that.
+        opset: that of the graph; some operators changed.
+    """
+
+    def __init__(self, graph: ir.Graph, dtype: ir.DataType) -> None:
+        import onnx_ir as ir
+        from onnx_ir import tape
+
+        self._tape = tape.Tape(graph)
+        self._graph = graph
+        self.dtype = dtype if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        self.opset: int = graph.opset_imports[""]
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def op(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int] | float) -> ir.Value:
+        """Append one node of one output."""
+        return self._tape.op(op_type, inputs, attributes=attributes)
+
+    def constant(self, array: NDArray[Any], name: str = "") -> ir.Value:
+        """Return an initializer that holds `array`; what it is called where it has no name of its own is ours."""
+        import onnx_ir as ir
+
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self._constants:
+            name = name or f"onnxtool.head.constant_{len(self._graph.initializers)}"
+            self._constants[key] = self._tape.initializer(ir.tensor(array, name=name))
+        return self._constants[key]
+
+    def weight(self, array: NDArray[Any], name: str) -> ir.Value:
+        """Return a trained weight as an initializer of the dtype that is computed in."""
+        return self.constant(array.astype(self.dtype.numpy()), name)
+
+    def number(self, value: float) -> ir.Value:
+        """Return a scalar."""
+        return self.constant(np.array(value, dtype=self.dtype.numpy()))
+
+    def integers(self, *values: int) -> ir.Value:
+        """Return a list of axes or sizes: int64 [N]."""
+        return self.constant(np.array(values, dtype=np.int64))
+
+    def cast(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
+        """Cast to `dtype`, or to the one that is computed in."""
+        return self.op("Cast", value, to=(self.dtype if dtype is None else dtype).value)
+
+    def as_weights(self, mask: ir.Value) -> ir.Value:
+        """Return [B, S] as [B, S, 1], to be multiplied with something for each token."""
+        return self.op("Unsqueeze", mask, self.integers(-1))
+
+    def reduce(self, op_type: str, value: ir.Value, *, axis: int = 1, keepdims: int = 0) -> ir.Value:
+        """Reduce over one axis. The axes are an input from opset 13 on for ReduceSum, from 18 on for the others."""
+        if op_type == "ReduceSum" or self.opset >= 18:
+            return self.op(op_type, value, self.integers(axis), keepdims=keepdims)
+        return self.op(op_type, value, axes=[axis], keepdims=keepdims)
+
+    def pick(self, states: ir.Value, scores: ir.Value) -> ir.Value:
+        """Take, for each text, the state of the first token of the highest score: [B, S, H] by [B, S] to [B, H]."""
+        places = self.op("ArgMax", scores, axis=1, keepdims=1)
+        return self.op("GatherND", states, places, batch_dims=1)

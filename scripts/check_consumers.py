@@ -1,0 +1,261 @@
+"""Export models for every target, load each result in its real consumer, and compare the answers with PyTorch.
+
+Each consumer runs in an environment of its own, installed below --work_dir from the pins in scripts/consumers/ (PyPI,
+npm; node must be there). Vespa and text-embeddings-inference are no packages: what their source does is done in
+onnxruntime, and the table says so. Exit code 1 where an answer differs.
+
+Run `python scripts/check_consumers.py --work_dir models/consumers`, with --target for some consumers only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from consumer_models import build_model
+from consumer_reference import reference
+
+SCRIPTS = Path(__file__).resolve().parent
+CONSUMERS = SCRIPTS / "consumers"
+COSINE = 0.99999
+# How near to a half a scaled weight is on the boundary of two integers: float32 noise of 1e-5, times 256 / 5.
+ROUNDING = 5e-4
+_WORDS = """the model of sparse retrieval weighs terms query document search engine index it's (see) [2] ?! 12345 B-52
+e-mail unbelievably antidisestablishmentarianism"""
+_EXPORT = (sys.executable, "-m", "onnxtool", "export", "--quiet", "--force")
+# Anserini's quantization of weights: SpladePlusPlusEncoder.java and SparseEncoder.java.
+WEIGHT_RANGE, QUANT_RANGE, DROPPED = np.float32(5), np.float32(256), (0, 101, 102)
+
+Vector = dict[int, float] | list[float]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One model for one consumer.
+
+    Attributes:
+        target: as --target names it.
+        model: one of MODELS.
+        script: what runs the consumer, in scripts/consumers/.
+        settings: what the script is told of the model, as the note of the export says.
+        options: what the export is told beside the target.
+        simulated: whether it is the consumer's source that runs, and not the consumer.
+    """
+
+    target: str
+    model: str
+    script: str
+    settings: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    simulated: bool = False
+
+
+def _checks() -> tuple[Check, ...]:
+    torchscript = ("--exporter", "torchscript")
+    anserini = "run_anserini.py"
+    st, fastembed, js = "run_sentence_transformers.py", "run_fastembed.py", "run_transformers_js.mjs"
+    return (
+        Check("anserini", "splade", anserini),
+        Check("anserini", "splade", anserini, options=torchscript),
+        Check("anserini", "splade", anserini, ("batched",)),
+        Check("anserini", "splade-distil", anserini),
+        Check("sentence-transformers", "minilm", st, ("dense", "onnx")),
+        Check("sentence-transformers", "mean-dense", st, ("dense", "onnx")),
+        Check("sentence-transformers", "lasttoken", st, ("dense", "onnx")),
+        Check("sentence-transformers", "splade", st, ("sparse", "onnx")),
+        Check("fastembed", "minilm", fastembed, ("dense", "MEAN", "normalize")),
+        Check("fastembed", "cls", fastembed, ("dense", "CLS", "")),
+        Check("fastembed", "lasttoken", fastembed, ("dense", "LAST_TOKEN", "normalize")),
+        Check("fastembed", "mean-dense", fastembed, ("dense", "DISABLED", "")),
+        Check("fastembed", "splade", fastembed, ("sparse",)),
+        Check("transformers.js", "minilm", js, ("dense", "mean", "normalize")),
+        Check("transformers.js", "cls", js, ("dense", "cls", "")),
+        Check("transformers.js", "mean-dense", js, ("dense", "none", "")),
+        Check("transformers.js", "splade", js, ("sparse",)),
+        Check("vespa", "minilm", "run_vespa.py", ("dense", "mean", "last_hidden_state", "normalize"), simulated=True),
+        Check("vespa", "mean-dense", "run_vespa.py", ("dense", "none", "sentence_embedding", ""), simulated=True),
+        Check("vespa", "splade", "run_vespa.py", ("sparse",), simulated=True),
+        Check("vespa", "splade-distil", "run_vespa.py", ("sparse",), simulated=True),
+        Check("tei", "minilm", "run_tei.py", simulated=True),
+        Check("tei", "lasttoken", "run_tei.py", simulated=True),
+        Check("tei", "mean-dense", "run_tei.py", ("mean",), simulated=True),
+        Check("tei", "distil", "run_tei.py", simulated=True),
+    )
+
+
+def make_texts(count: int) -> list[str]:
+    """Make up texts of 1 to 60 words, some of them cut into pieces by the tokenizer."""
+    words = [*_WORDS.split(), "naïve", "Café", "日本", "Straße"]
+    source = random.Random(0)  # noqa: S311  nothing secret
+    texts = ["what is AI?", "How do I reset my password?", "The train to Berlin leaves at noon."]
+    texts += [" ".join(source.choices(words, k=source.randint(1, 60))) for _ in range(count - len(texts))]
+    return texts[:count]
+
+
+def main() -> int:
+    """Run the checks that were asked for and print their table."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--work_dir", type=Path, required=True, help="where environments, models and exports are put")
+    targets = sorted({check.target for check in _checks()})
+    parser.add_argument("--target", action="append", choices=targets, help="check this one; may be given several times")
+    parser.add_argument("--texts", type=int, default=200, help="how many texts to encode")
+    arguments = parser.parse_args()
+    work_dir: Path = arguments.work_dir.resolve()
+    texts = work_dir / "texts.json"
+    work_dir.mkdir(parents=True, exist_ok=True)
+    texts.write_text(json.dumps(make_texts(arguments.texts)), encoding="utf-8")
+    rows, passed = [], True
+    for check in _checks():
+        if arguments.target and check.target not in arguments.target:
+            continue
+        print(f"checking {check.model} in {check.target}", file=sys.stderr, flush=True)
+        try:
+            held, figures = run_check(check, work_dir, texts)
+        except subprocess.CalledProcessError as error:
+            held, figures = False, (str(error.stderr).strip().splitlines() or [str(error)])[-1]
+        passed = passed and held
+        consumer = f"{check.target}{' (its source, in onnxruntime)' if check.simulated else ''}"
+        how = " ".join((*check.settings, *check.options))
+        rows.append((consumer, check.model, " ".join(how.split()), figures, "yes" if held else "NO"))
+    _print_table(("consumer", "model", "as", "figures", "passed"), rows)
+    return 0 if passed else 1
+
+
+def run_check(check: Check, work_dir: Path, texts: Path) -> tuple[bool, str]:
+    """Export, encode `texts` in the consumer and in PyTorch, and say whether they agree, with figures.
+
+    Raises:
+        subprocess.CalledProcessError: the export or the consumer failed.
+    """
+    checkpoint = build_model(check.model, work_dir / "checkpoints")
+    folder = work_dir / "exports" / "-".join((check.target, *check.options[1:])) / check.model
+    if not folder.is_dir():
+        _run(
+            [
+                *_EXPORT,
+                "--target",
+                check.target,
+                *check.options,
+                "--model_name",
+                str(checkpoint),
+                "--output",
+                str(folder),
+            ]
+        )
+    answers = work_dir / "answers.json"
+    answers.unlink(missing_ok=True)
+    command = [*_interpreter(check, work_dir), str(folder), str(texts), str(answers), *check.settings]
+    _run(command)
+    found = [_as_terms(row) for row in json.loads(answers.read_text(encoding="utf-8"))]
+    wanted = reference(checkpoint, json.loads(texts.read_text(encoding="utf-8")))
+    return _compare_integers(found, wanted) if check.target == "anserini" else _compare_cosines(found, wanted)
+
+
+def _as_terms(row: Any) -> Vector:
+    return {int(term): weight for term, weight in row.items()} if isinstance(row, dict) else row
+
+
+def quantize(weights: Vector) -> dict[int, int]:
+    """Return Anserini's integer weights: Math.round(weight / 5 * 256) in float32, for all terms but three."""
+    pairs = weights.items() if isinstance(weights, dict) else enumerate(weights)
+    return {
+        term: int(np.floor(np.float64(np.float32(weight) / WEIGHT_RANGE * QUANT_RANGE) + 0.5))
+        for term, weight in pairs
+        if weight > 0 and term not in DROPPED
+    }
+
+
+def _compare_integers(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple[bool, str]:
+    """Compare integer weights, which have to be equal.
+
+    A weight of PyTorch's that lies on the boundary between two integers, as far as float32 can tell, rounds either way
+    in PyTorch too, by its number of threads; these are counted apart.
+    """
+    equal = terms = boundary = wrong = 0
+    for row, reference_row in zip(found, wanted, strict=True):
+        ours, theirs = quantize(row), quantize(reference_row)
+        equal += ours == theirs
+        terms += len(theirs)
+        for term in {*ours, *theirs}:
+            if ours.get(term) != theirs.get(term):
+                scaled = reference_row[term] / float(WEIGHT_RANGE) * float(QUANT_RANGE)
+                at_boundary = term in ours and term in theirs and abs(scaled % 1 - 0.5) < ROUNDING
+                boundary, wrong = boundary + at_boundary, wrong + (not at_boundary)
+    figures = f"{equal} of {len(found)} texts with equal integers; of {terms} terms {wrong} differ"
+    return wrong == 0 and terms > 0, f"{figures}, {boundary} at a rounding boundary"
+
+
+def _compare_cosines(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple[bool, str]:
+    cosines = [_cosine(a, b) for a, b in zip(found, wanted, strict=True)]
+    lowest = min(cosines)
+    return lowest >= COSINE, f"{len(cosines)} texts, lowest cosine {lowest:.8f}"
+
+
+def _cosine(found: Vector, wanted: Vector) -> float:
+    if isinstance(found, dict):
+        dense = np.zeros(len(wanted))
+        dense[list(found)] = list(found.values())
+    else:
+        dense = np.asarray(found, dtype=np.float64)
+    other = np.asarray(wanted, dtype=np.float64)
+    return float(dense @ other / (np.linalg.norm(dense) * np.linalg.norm(other)))
+
+
+def _interpreter(check: Check, work_dir: Path) -> list[str]:
+    """Return the command that runs the consumer's script, after installing what it needs."""
+    script = CONSUMERS / check.script
+    if script.suffix == ".mjs":
+        home = work_dir / "node"
+        home.mkdir(exist_ok=True)
+        if not _is_installed(CONSUMERS / "package.json", home):
+            shutil.copyfile(CONSUMERS / "package.json", home / "package.json")
+            _run(["npm", "install", "--no-audit", "--no-fund"], cwd=home, ONNXRUNTIME_NODE_INSTALL_CUDA="skip")
+            _mark_installed(CONSUMERS / "package.json", home)
+        shutil.copyfile(script, home / script.name)  # node looks for packages beside the script
+        return ["node", str(home / script.name)]
+    if check.simulated:
+        return [sys.executable, str(script)]
+    home = work_dir / "environments" / check.target
+    pins = CONSUMERS / f"{check.target}.txt"
+    if not _is_installed(pins, home):
+        print(f"installing {pins.name}", file=sys.stderr, flush=True)
+        _run([sys.executable, "-m", "venv", "--clear", str(home)])
+        _run([str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--requirement", str(pins)])
+        _mark_installed(pins, home)
+    return [str(home / "bin" / "python"), str(script)]
+
+
+def _is_installed(pins: Path, home: Path) -> bool:
+    mark = home / ".installed"
+    return mark.is_file() and mark.read_bytes() == pins.read_bytes()
+
+
+def _mark_installed(pins: Path, home: Path) -> None:
+    (home / ".installed").write_bytes(pins.read_bytes())
+
+
+def _run(command: Sequence[str], *, cwd: Path | None = None, **variables: str) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
+    subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What PyTorch says of texts, computed from the published formulas and from the checkpoint's files, text by text."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+def reference(checkpoint: Path, texts: list[str]) -> list[list[float]]:
+    """Return a vector for each text, in float32: of the vocabulary for a sparse encoder."""
+    return _reference(checkpoint, tuple(texts))
+
+
+@cache
+def _reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
+    import torch
+    import transformers
+
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    settings = json.loads((checkpoint / "sentence_bert_config.json").read_text(encoding="utf-8"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = getattr(transformers, config["architectures"][0]).from_pretrained(checkpoint).eval()
+    vectors = []
+    for text in texts:
+        tokens = tokenizer(text, truncation=True, max_length=settings["max_seq_length"], return_tensors="pt")
+        with torch.inference_mode():
+            outputs = model(**tokens)
+            if "logits" in outputs:
+                vector = torch.log1p(torch.relu(outputs.logits[0])).amax(dim=0)  # SPLADE v2, arXiv:2109.10086
+            else:
+                vector = _embed(outputs.last_hidden_state[0], checkpoint)
+        vectors.append(vector.tolist())
+    return vectors
+
+
+def _embed(states: Any, checkpoint: Path) -> Any:
+    """Apply the modules of the checkpoint to the states of one text without padding: float32 [S, H] to [W]."""
+    import torch
+    from safetensors.torch import load_file
+
+    vector = states
+    for module in json.loads((checkpoint / "modules.json").read_text(encoding="utf-8"))[1:]:
+        kind, folder = module["type"].rsplit(".", 1)[-1], checkpoint / module["path"]
+        if kind == "Pooling":
+            flags = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            if flags.get("pooling_mode_cls_token"):
+                vector = states[0]
+            elif flags.get("pooling_mode_lasttoken"):
+                vector = states[-1]
+            else:
+                vector = states.mean(dim=0)
+        elif kind == "Dense":
+            weights = load_file(folder / "model.safetensors")
+            vector = torch.tanh(weights["linear.weight"] @ vector + weights["linear.bias"])
+        elif kind == "Normalize":
+            vector = vector / vector.norm()
+    return vector

@@ -1,0 +1,189 @@
+"""A target's contract: chosen by what a checkpoint is, put on the graph, and refused where it cannot be met."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from transformers import AutoTokenizer
+
+from onnxtool.errors import TargetError
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.steps import Dense, Normalize, Pool, Splade
+from onnxtool.export.target_files import check_tokenizer
+from onnxtool.export.targets import TARGET_NAMES, TARGETS, find_target, layout
+from onnxtool.model_file import ModelFile
+from tests.workshop import Workshop
+
+MEAN, CLS, MAX = Pool(("mean",)), Pool(("cls",)), Pool(("max",))
+DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "steps", "output"),
+    [
+        ("anserini", "sparse-encoding", (Splade(),), "output_idx"),
+        ("anserini", "fill-mask", (Splade("sum"),), "output_idx"),
+        ("sentence-transformers", "sentence-similarity", (MAX, DENSE), "last_hidden_state"),
+        ("sentence-transformers", "sparse-encoding", (Splade("sum"),), "logits"),
+        ("fastembed", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
+        ("fastembed", "sentence-similarity", (MAX,), "sentence_embedding"),
+        ("fastembed", "sentence-similarity", (MEAN, DENSE), "sentence_embedding"),
+        ("fastembed", "sparse-encoding", (Splade(),), "logits"),
+        ("vespa", "sentence-similarity", (CLS,), "last_hidden_state"),
+        ("vespa", "sentence-similarity", (Pool(("lasttoken",)),), "sentence_embedding"),
+        ("tei", "sentence-similarity", (Pool(("lasttoken",)),), "last_hidden_state"),
+        ("tei", "text-classification", (), "logits"),
+        ("transformers.js", "token-classification", (), "logits"),
+    ],
+)
+def test_what_a_consumer_cannot_compute_is_in_the_graph(
+    target: str, task: str, steps: tuple[Any, ...], output: str
+) -> None:
+    """And what it can is left to it."""
+    assert find_target(target).use_for(task, steps, pads_left=False).outputs[0].name == output
+
+
+@pytest.mark.parametrize("target", ["fastembed", "vespa", "tei", "transformers.js"])
+def test_the_first_token_behind_padding_is_pooled_in_the_graph(target: str) -> None:
+    """These take the first place, which is padding where a tokenizer pads on the left."""
+    row = find_target(target)
+    assert row.use_for("sentence-similarity", (CLS,), pads_left=False).head == "none"
+    assert row.use_for("sentence-similarity", (CLS,), pads_left=True).head == "embedding"
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "steps", "message"),
+    [
+        ("anserini", "sentence-similarity", (MEAN,), "Anserini takes sparse encoders; this model's task is"),
+        ("tei", "sparse-encoding", (Splade(),), "takes text encoders, text classifiers"),
+        ("tei", "text-generation", (), "this model's task is text-generation"),
+        ("vespa", "sparse-encoding", (Splade("sum"),), "needs the sum of log"),
+        ("fastembed", "sparse-encoding", (Splade("max", "log1p_relu"),), "would give other answers there"),
+    ],
+)
+def test_a_contract_that_cannot_be_met_says_what_to_do(
+    target: str, task: str, steps: tuple[Any, ...], message: str
+) -> None:
+    """With a way out."""
+    with pytest.raises(TargetError, match=message) as caught:
+        find_target(target).use_for(task, steps, pads_left=False)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
+    """So that it can be staged and moved as one."""
+    output = tmp_path / ("x.onnx" if target.name == "plain" else "x")
+    places = layout(target, output, "name")
+    assert places.graph.is_relative_to(places.root)
+    assert places.files.is_relative_to(places.root)
+    assert places.graph.suffix == ".onnx"
+
+
+def test_a_file_for_a_consumer_of_folders_is_refused(tmp_path: Path) -> None:
+    """The hint names the folder."""
+    with pytest.raises(TargetError, match=r"reads a folder with model\.onnx in it") as caught:
+        layout(find_target("fastembed"), tmp_path / "x.onnx", "name")
+    assert str(tmp_path / "x") in caught.value.hint
+
+
+def test_anserini_refuses_tokenizers_that_it_does_not_have(minilm: Path) -> None:
+    """It reads WordPiece vocabularies, lower-cases, and drops three ids by number."""
+    check_tokenizer(find_target("anserini"), AutoTokenizer.from_pretrained(minilm))
+    cased = AutoTokenizer.from_pretrained(minilm)
+    cased.backend_tokenizer.normalizer = None
+    with pytest.raises(TargetError, match="lower-cases every text"):
+        check_tokenizer(find_target("anserini"), cased)
+
+    class Shifted:
+        backend_tokenizer = cased.backend_tokenizer
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}
+
+    with pytest.raises(TargetError, match=r"in this vocabulary \[CLS\] is token 1"):
+        check_tokenizer(find_target("anserini"), Shifted())
+
+
+def test_a_byte_level_tokenizer_is_no_wordpiece() -> None:
+    """Anserini could not read its vocabulary; fastembed needs a token to pad with."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    with pytest.raises(TargetError, match="WordPiece"):
+        check_tokenizer(find_target("anserini"), tokenizer)
+    with pytest.raises(TargetError, match="no padding token"):
+        check_tokenizer(find_target("fastembed"), tokenizer)
+
+
+def exported(checkpoint: Path, target: str, folder: Path) -> Path:
+    """Export for a target into `folder`/m and return that folder."""
+    export_model(ExportOptions(str(checkpoint), target=target, output=folder / "m"))
+    return folder / "m"
+
+
+def test_anserini_gets_terms_in_two_graphs_and_a_vocabulary(workshop: Workshop, tmp_path: Path) -> None:
+    """One text a time as its Java code asks; many at once, each term with its text, beside it."""
+    checkpoint = workshop.checkpoint("tiny-splade")
+    folder = exported(checkpoint, "anserini", tmp_path)
+    single, many = folder / "tiny-splade-optimized.onnx", folder / "tiny-splade-batched.onnx"
+    structure = ModelFile.open(single).structure
+    assert [(i.name, i.dtype, i.shape) for i in structure.inputs] == [
+        (name, "int64", (1, "sequence")) for name in ("input_ids", "token_type_ids", "attention_mask")
+    ]
+    assert [(o.name, o.dtype) for o in structure.outputs] == [("output_idx", "int64"), ("output_weights", "float32")]
+    assert structure.ir_version <= 9
+    lines = (folder / "tiny-splade-vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert [lines[0], lines[101], lines[102]] == ["[PAD]", "[CLS]", "[SEP]"]
+
+    ids = np.array([[101, 7592, 2088, 102], [101, 2024, 102, 0]])
+    mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+    feeds = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": mask}
+    texts, terms, weights = onnxruntime.InferenceSession(many).run(None, feeds)
+    assert set(texts) == {0, 1}
+    session = onnxruntime.InferenceSession(single)
+    for row, length in enumerate((4, 3)):
+        one = {name: array[row : row + 1, :length] for name, array in feeds.items()}
+        alone, alone_weights = session.run(None, one)
+        assert (alone_weights > 0).all()
+        assert (np.diff(alone) > 0).all()
+        dense = np.zeros((2, len(lines)))
+        dense[0, alone] = alone_weights
+        dense[1, terms[texts == row]] = weights[texts == row]
+        np.testing.assert_allclose(dense[0], dense[1], atol=1e-4)  # float32 of two shapes
+
+
+def test_tei_gets_the_flags_that_it_reads(minilm: Path, tmp_path: Path) -> None:
+    """Newer sentence-transformers write one name in place of flags."""
+    import shutil
+
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(minilm, checkpoint)
+    (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 384, "pooling_mode": "mean"}')
+    folder = exported(checkpoint, "tei", tmp_path)
+    assert [o.name for o in ModelFile.open(folder / "model.onnx").structure.outputs] == ["last_hidden_state"]
+    flags = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert flags["pooling_mode_mean_tokens"] is True
+    assert flags["pooling_mode_cls_token"] is False
+
+
+def test_a_head_besides_a_target_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    """The target decides on it."""
+    options = ExportOptions(str(workshop.checkpoint("tiny-splade")), target="vespa", output=tmp_path / "m")
+    with pytest.raises(TargetError, match="decides on the head"):
+        export_model(dataclasses.replace(options, head="splade"))
+    assert not (tmp_path / "m").exists()
+
+
+def test_every_target_is_checked_against_its_consumer() -> None:
+    """A row needs a line in scripts/check_consumers.py."""
+    from check_consumers import _checks  # in scripts/, which the workshop puts on the path
+
+    assert {check.target for check in _checks()} == set(TARGET_NAMES) - {"plain"}
