@@ -37,10 +37,10 @@ ONLY_IN = {
     "torch": {"export"},
     "transformers": {"export"},
     "onnxoptimizer": {"optimize"},
-    "onnxscript": {"optimize"},
+    "onnxscript": {"export", "optimize"},
     "tokenizers": {"infer"},
     "onnxruntime": {"runtime", "optimize"},
-    "onnx": {"optimize", "runtime", "weights"},
+    "onnx": {"export", "optimize", "runtime", "weights"},
     "onnx_ir": {"export", "optimize", "model_file", "weights"},
 }
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")

@@ -26,7 +26,7 @@ class Workshop:
         with self._lock:
             return make_model(name, self.folder / "checkpoints")
 
-    def exported(self, name: str, *, exporter: str = "dynamo", head: str = "auto") -> Path:
+    def exported(self, name: str, *, exporter: str = "dynamo", head: str = "none") -> Path:
         """Return an export of that checkpoint, which must not be changed, with its tokenizer beside it."""
         from onnxtool.export import ExportOptions, export_model
 

@@ -118,6 +118,7 @@ class _Job:
     Attributes:
         tokenizer: that of a model of text; None for others.
         max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
+        reasons: what was decided for the user, and why.
         answers: what PyTorch said, by the sizes of the fixed axes.
     """
 
@@ -131,6 +132,7 @@ class _Job:
     head_name: str
     tokenizer: Any
     max_length: int | None
+    reasons: tuple[str, ...]
     on_progress: Callable[[str], None]
     stopwatch: Stopwatch
     answers: dict[tuple[tuple[str, int], ...], Answers] = field(default_factory=dict)
@@ -188,7 +190,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     modality = find_modality(models.first, checkpoint, text=options.text)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
-    task, head_name = checkpoint.task, "logits"
+    task, head_name, why = checkpoint.task, "logits", ""
     recipe: Recipe
     contract: Contract | None = None
     if task == TASK_WITH_CACHE:
@@ -199,15 +201,17 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         signature = detect_signature(models.first, modality)
         contract = make_contract(target, checkpoint, signature, tokenizer)
         if contract is None:
-            head_name, head = choose_head(options.head, source, signature)
+            choice = choose_head(options.head, checkpoint, signature)
+            head_name, head, why = choice.name, choice.head, choice.why
         else:
             head_name, head, signature = contract.head_name, contract.head, contract.narrow(signature)
         task = task if head is None else head.task
         recipe = OneCall.of(models.first, modality, signature, head, contract, keep_raw=options.keep_raw)
     stopwatch.lap("load")
+    reasons = (why,) if why else ()
     return _Job(
-        options, places, checkpoint, models, recipe, contract, task, head_name, tokenizer, max_length, on_progress,
-        stopwatch,
+        options, places, checkpoint, models, recipe, contract, task, head_name, tokenizer, max_length, reasons,
+        on_progress, stopwatch,
     )  # fmt: skip
 
 
@@ -271,6 +275,7 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         metadata=file.metadata,
         verification=verification,
         notes=(
+            *job.reasons,
             *_loading_notes(architecture, checkpoint),
             *job.recipe.notes(architecture, way),
             *instructions(contract),

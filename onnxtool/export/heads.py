@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.builder import Builder
+from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.head_modules import card_tags, encoder_class, module_list, read_embedding, read_splade
 from onnxtool.export.signature import BATCH, Signature
 from onnxtool.export.source import Source
@@ -154,21 +155,45 @@ def read_head(name: str, source: Source) -> Head | None:
     return Head(row.name, row.source, row.output, row.task, row.read(source))
 
 
-def choose_head(name: str, source: Source, signature: Signature) -> tuple[str, Head | None]:
-    """Turn the name of a head into the one that is exported, and the head itself where it adds anything.
+@dataclass(frozen=True)
+class Choice:
+    """The head that is exported.
+
+    Attributes:
+        name: one of HEAD_NAMES, and not `auto`.
+        head: what it adds to the graph; None for the model's own outputs.
+        why: what a user who did not choose it should know; empty where one chose, or there is nothing to say.
+    """
+
+    name: str
+    head: Head | None
+    why: str = ""
+
+
+def choose_head(name: str, checkpoint: Checkpoint, signature: Signature) -> Choice:
+    """Decide on the head: the one with that name, or, for `auto`, the one that the checkpoint was trained with.
 
     Raises:
         CheckpointError: the checkpoint does not say how it pools, or its modules do not fit its model.
         ExportError: the model does not have what the head stands on.
     """
+    source = checkpoint.source
     if name == "auto":
-        name = "logits" if "logits" in signature.outputs else "none"
+        # A --task of another kind asks for what the model gives for that.
+        pooled = checkpoint.task in ("sparse-encoding", "sentence-similarity")
+        name, why = recognize_head(source, checkpoint.architecture) if pooled else ("none", "")
+        head = read_head(name, source)
+        if head is not None:
+            head.check(signature)
+            return Choice(name, head, f"head {name}: {why}; --head none leaves the model's own outputs")
+        why = f"no head was put on: {why}" if pooled else ""
+        return Choice("logits" if "logits" in signature.outputs else "none", None, why)
     if name == "logits":
         require_output(name, "logits", signature)
     head = read_head(name, source)
     if head is not None:
         head.check(signature)
-    return name, head
+    return Choice(name, head)
 
 
 def require_output(head: str, output: str, signature: Signature) -> None:
