@@ -27,6 +27,7 @@ from onnxtool.export.decoding_step import (
 )
 from onnxtool.export.graph import name_nodes, renamed, strip
 from onnxtool.export.token_loop import loop_over_tokens
+from onnxtool.export.tracing import teach_complex_indexing
 from onnxtool.reports import Dimension
 from onnxtool.runtime.quiet import quiet
 
@@ -85,6 +86,7 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
     from transformers.exporters.exporter_dynamo import get_auto_dynamic_shapes
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
+    teach_complex_indexing()
     arguments = copy.deepcopy(step.arguments)
     tensors = {name: value for name, value in arguments.items() if name not in _FLAGS}
     leaves = iter(step.axes.values())

@@ -18,7 +18,7 @@ from typing import Any
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.head_modules import card_tags, module_list
 from onnxtool.export.source import Source, plain_name
-from onnxtool.export.tasks import TASKS, architectures, find_task, recognize_task, task_of_architecture
+from onnxtool.export.tasks import TASKS, architectures, find_task, recognize_task, serves, task_of_architecture
 from onnxtool.runtime.quiet import quiet
 
 _VOCABULARIES = (
@@ -149,7 +149,7 @@ class Checkpoint:
         from transformers import AutoTokenizer
 
         # transformers makes up an empty vocabulary for a checkpoint without one.
-        if not any(self.source.fetch(name) for name in _VOCABULARIES):
+        if not any(self.source.fetch(name) for name in _VOCABULARIES) and not self._needs_no_vocabulary():
             raise CheckpointError(
                 f"{self.source.model_name} has no tokenizer ({', '.join(_VOCABULARIES[:2])}, …)",
                 "save it beside the model with tokenizer.save_pretrained(...); models of text need one",
@@ -159,6 +159,16 @@ class Checkpoint:
                 return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
         except Exception as error:  # damaged files fail in each tokenizer's own way, in Rust as well
             raise self.source.unreadable(error) from error
+
+    def _needs_no_vocabulary(self) -> bool:
+        """Whether the tokenizer works on characters or bytes (CANINE, Perceiver, ByT5), of which there is no list."""
+        import transformers
+        from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+        settings = self.source.read_json("tokenizer_config.json")
+        named = settings.get("tokenizer_class") if isinstance(settings, dict) else None
+        cls = getattr(transformers, str(named or TOKENIZER_MAPPING_NAMES.get(self.config.model_type)), None)
+        return isinstance(cls, type) and getattr(cls, "vocab_files_names", None) == {}
 
     def load_image_processor(self) -> Any:
         """Load what prepares pictures.
@@ -309,13 +319,16 @@ def _find_class(architecture: str, config: Any, source: Source) -> Any:
 
 def _architecture_for(config: Any, task: str, source: Source) -> str:
     """Return the class for `task`: the one that config.json names where it serves it, else transformers' own."""
-    names = architectures(find_task(task), config.model_type)
+    row = find_task(task)
+    names = architectures(row, config.model_type)
+    own = [name for name in getattr(config, "architectures", None) or () if name in names or serves(name, row)]
+    if own:
+        return str(own[0])
     if not names:
         raise CheckpointError(
             f"{config.model_type} has no architecture for the task {task}", f"pass one of: {_candidates(config)}"
         )
-    named = [name for name in getattr(config, "architectures", None) or () if name in names]
-    return str((named or names)[0])
+    return names[0]
 
 
 def _candidates(config: Any) -> str:

@@ -76,6 +76,17 @@ def architectures(task: Task, model_type: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def serves(architecture: str, task: Task) -> bool:
+    """Whether an architecture is for a task, whatever its model type: parts of larger models have their own."""
+    import transformers
+
+    for auto_class in task.auto_classes:
+        for names in getattr(transformers, auto_class)._model_mapping._model_mapping.values():  # noqa: SLF001  as above
+            if architecture in ((names,) if isinstance(names, str) else names):
+                return True
+    return False
+
+
 def recognize_task(general: str, *, modules: Collection[str], tags: Collection[str]) -> str:
     """Tell what a checkpoint is for.
 

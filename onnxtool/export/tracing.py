@@ -5,6 +5,7 @@ The one module that knows the quirks of these two. Tested with torch 2.13 and tr
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
     from torch.export import Dim
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
+    teach_complex_indexing()
     axes = {
         name: {axis: Dim.DYNAMIC for axis, size in enumerate(signature.inputs[name]) if isinstance(size, str)}
         for name in sample
@@ -83,6 +85,25 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
     graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
     _forget_graphs()
     return graph
+
+
+@functools.cache
+def teach_complex_indexing() -> None:
+    """Let transformers' ONNX exporter take an index of a complex tensor apart, as it does with its other operators.
+
+    Llama 4 keeps its rotary embeddings as complex numbers, which ONNX does not have. Tested with transformers 5.23.
+    """
+    import torch
+    from transformers.exporters.utils import register_patch
+
+    @register_patch("onnx", "torch.Tensor.__getitem__")  # type: ignore[untyped-decorator]  # transformers has no types
+    def apart(original: Any) -> Any:
+        def index(tensor: Any, position: Any) -> Any:
+            if not torch.is_complex(tensor):
+                return original(tensor, position)
+            return torch.complex(original(tensor.real, position), original(tensor.imag, position))
+
+        return index
 
 
 def _forget_graphs() -> None:
