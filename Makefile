@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test_lowest lint bench clean
+.PHONY: help setup demo test test_lowest lint bench coverage consumers clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,6 +36,12 @@ lint: $(READY) ## Check style and types.
 
 bench: $(READY) ## Measure the figures of the README on this machine.
 	$(BIN)/python scripts/bench_pipeline.py
+
+coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, and write docs/coverage.md; takes hours.
+	$(BIN)/python scripts/coverage.py --peers --resume
+
+consumers: $(READY) ## Load exports for every target in their real consumers, and compare the answers with PyTorch's.
+	$(BIN)/python scripts/check_consumers.py --work_dir models/consumers
 
 clean: ## Remove what the demo and the benchmarks made.
 	rm -rf models/*.onnx models/*.onnx.data models/*/

@@ -280,7 +280,7 @@ def test_the_script_tries_exports_and_judges(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert "fill-mask/bert: onnxtool right" in first.stderr
     page = (tmp_path / "coverage.md").read_text("utf-8")
-    assert "| bert | right | dynamo |" in page
+    assert "| bert | right | torchscript" in page
     start = time.perf_counter()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert time.perf_counter() - start < 60

@@ -96,20 +96,27 @@ def renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | 
 
 
 def name_nodes(graph: ir.Graph) -> None:
-    """Call a node by the module that made it, `encoder.layer.0/MatMul`, so that differences and profiles are readable.
-
-    dynamo keeps that scope in the node's metadata; TorchScript names its nodes so already.
-    """
+    """Call a node by the module that made it, `encoder.layer.0/MatMul`: differences and profiles become readable."""
     seen: dict[str, int] = {}
     for node in graph:
-        scopes = node.metadata_props.get(_SCOPES_KEY)
-        if scopes is None:
+        module = _module_of(node)
+        if module is None:
             continue
-        # The list ends with the name of the operator's own FX node; what precedes it are modules, outermost first.
-        modules = [str(scope) for scope in ast.literal_eval(scopes)][:-1]
-        name = "/".join(part for part in ((modules or [""])[-1], node.op_type) if part)
+        name = "/".join(part for part in (module, node.op_type) if part)
         seen[name] = seen.get(name, -1) + 1
         node.name = f"{name}_{seen[name]}" if seen[name] else name
+
+
+def _module_of(node: ir.Node) -> str | None:
+    """Return the path of the module that made a node, empty for the model itself; None where nothing tells."""
+    scopes = node.metadata_props.get(_SCOPES_KEY)
+    if scopes is not None:
+        # dynamo's list ends with the name of the operator's own FX node; before it are modules, outermost first.
+        modules = [str(scope) for scope in ast.literal_eval(scopes)][:-1]
+        return (modules or [""])[-1]
+    if (node.name or "").startswith("/"):  # TorchScript's: /model/encoder/layer.0/MatMul_3
+        return ".".join(str(node.name).split("/")[2:-1])
+    return None
 
 
 def strip(model: ir.Model) -> None:

@@ -27,9 +27,25 @@ from tests.workshop import Workshop
 
 @pytest.fixture(scope="module")
 def report(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
-    """An export of the SPLADE-shaped model with default options."""
+    """An export of the SPLADE-shaped model as it is, without its head."""
     output = tmp_path_factory.mktemp("export") / "tiny-splade.onnx"
-    return export_model(ExportOptions(str(workshop.checkpoint("tiny-splade")), output=output))
+    return export_model(ExportOptions(str(workshop.checkpoint("tiny-splade")), output=output, head="logits"))
+
+
+def test_the_head_that_a_checkpoint_was_trained_with_is_put_on(workshop: Workshop, tmp_path: Path) -> None:
+    """Its card's tags say SPLADE; the report says that this was the reason, and how to leave it out."""
+    report = export_model(ExportOptions(str(workshop.checkpoint("tiny-splade")), output=tmp_path / "m.onnx"))
+    assert [(tensor.name, tensor.shape) for tensor in report.outputs] == [("sparse", ("batch_size", 30522))]
+    assert report.head == "splade"
+    assert any("tags name splade" in note and "--head none" in note for note in report.notes)
+
+
+def test_a_task_that_is_asked_for_comes_without_a_head(workshop: Workshop, tmp_path: Path) -> None:
+    """Whoever wants the masked language model of a SPLADE checkpoint gets its logits."""
+    report = export_model(
+        ExportOptions(str(workshop.checkpoint("tiny-splade")), output=tmp_path / "m.onnx", task="fill-mask")
+    )
+    assert [tensor.name for tensor in report.outputs] == ["logits"]
 
 
 def test_the_outputs_of_a_splade_checkpoint_are_logits(report: ExportReport) -> None:
