@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import CheckpointError, ProviderError
-from onnxtool.export.head_modules import card_tags, module_list
+from onnxtool.export.heads.checkpoint_modules import card_tags, module_list
 from onnxtool.export.source import Source, plain_name
 from onnxtool.export.tasks import TASKS, architectures, find_task, recognize_task, serves, task_of_architecture
 from onnxtool.runtime.quiet import quiet

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from onnxtool.export.head_modules import MODULE_WEIGHTS, module_list
+from onnxtool.export.heads.checkpoint_modules import MODULE_WEIGHTS, module_list
 from onnxtool.export.source import Source
 from onnxtool.sentence_modules import ENCODER_NAME, MODULES_NAME, TRANSFORMER_NAMES
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from onnxtool.export.cached_decoding import PROMPTS, trace_with_cache
-from onnxtool.export.contracts import Contract
-from onnxtool.export.generation import GenerationProver, prove_generation
+from onnxtool.export.decoding.proof import GenerationProver, prove_generation
+from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads import Head, append_head
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
+from onnxtool.export.targets.contracts import Contract
 from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import Prover, prove
 from onnxtool.export.ways import Way, attention_of, ways_to_trace

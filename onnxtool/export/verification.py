@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import ExportError
-from onnxtool.export.contracts import Contract
 from onnxtool.export.heads import Head
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import run_torch_tensors, to_numpy
+from onnxtool.export.targets.contracts import Contract
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Answers, Tolerance, ask, require_passed, verify

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.head_modules import module_list, read_embedding
+from onnxtool.export.heads.checkpoint_modules import module_list, read_embedding
+from onnxtool.export.heads.steps import Normalize, Pool
 from onnxtool.export.source import Source
-from onnxtool.export.steps import Normalize, Pool
 from tests.workshop import Workshop
 
 

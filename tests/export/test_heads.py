@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads import Head, append_head, read_head, recognize_head, require_output
+from onnxtool.export.heads.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.export.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
 from onnxtool.sentence_modules import POOLING_FLAGS
 
 # Rows without padding, padded on the right, on the left, and of a single token.

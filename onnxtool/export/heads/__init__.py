@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.builder import Builder
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.head_modules import card_tags, encoder_class, module_list, read_embedding, read_splade
+from onnxtool.export.heads.builder import Builder
+from onnxtool.export.heads.checkpoint_modules import card_tags, encoder_class, module_list, read_embedding, read_splade
+from onnxtool.export.heads.steps import Step
 from onnxtool.export.signature import BATCH, Signature
 from onnxtool.export.source import Source
-from onnxtool.export.steps import Step
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import TargetError
 from onnxtool.export.companions import is_wordpiece, wordpiece_vocabulary
-from onnxtool.export.steps import Normalize, Pool
+from onnxtool.export.heads.steps import Normalize, Pool
 from onnxtool.export.targets import DENSE, SPARSE, Target
 from onnxtool.reports import Json
 from onnxtool.sentence_modules import POOLING_FLAGS
 
 if TYPE_CHECKING:
-    from onnxtool.export.contracts import Contract
+    from onnxtool.export.targets.contracts import Contract
 
 # Anserini looks tokens up by name in vocab.txt and drops these ids by number.
 _ANSERINI_IDS = {"[PAD]": 0, "[CLS]": 101, "[SEP]": 102}

@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ExportError, VerificationError
-from onnxtool.export.cached_decoding import trace_with_cache
-from onnxtool.export.decoding_step import cache_name, plain_generation, present_name
-from onnxtool.export.generation import GenerationProver, empty_cache, generate, prove_generation
+from onnxtool.export.decoding.proof import GenerationProver, empty_cache, generate, prove_generation
+from onnxtool.export.decoding.step import cache_name, plain_generation, present_name
+from onnxtool.export.decoding.tracing import trace_with_cache
 from onnxtool.runtime.comparison import TOLERANCES, Answers
 from onnxtool.runtime.session import open_session
 from tests.infer.tiny_models import write_checkpoint

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
-    from onnxtool.export.builder import Builder
+    from onnxtool.export.heads.builder import Builder
 
 _TINY = 1e-9  # what sums of weights are divided by at least
 _SHORTEST = 1e-12  # the same for lengths of vectors

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtool.errors import TargetError
+from onnxtool.export.heads.steps import Normalize, Pool, Splade, Step
 from onnxtool.export.signature import BATCH, SEQUENCE
-from onnxtool.export.steps import Normalize, Pool, Splade, Step
 from onnxtool.reports import TensorInfo
 
 PLAIN = "plain"
@@ -54,7 +54,7 @@ class Use:
     Attributes:
         kind: of SPARSE, DENSE, SCORES, TAGS.
         outputs: what it reads of the graph: these, in this order, and no others.
-        head: what the graph computes for it, as in heads.py.
+        head: what the graph computes for it, as in heads/
         after: the steps that it can compute on the outputs itself; None for all that sentence-transformers knows.
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ExportError
-from onnxtool.export.decoding_step import (
+from onnxtool.export.decoding.step import (
     BATCH,
     IDS,
     LOGITS,
@@ -25,8 +25,8 @@ from onnxtool.export.decoding_step import (
     present_name,
     reason_of,
 )
+from onnxtool.export.decoding.token_loop import loop_over_tokens
 from onnxtool.export.graph import name_nodes, renamed, strip
-from onnxtool.export.token_loop import loop_over_tokens
 from onnxtool.export.tracing import teach_complex_indexing
 from onnxtool.reports import Dimension
 from onnxtool.runtime.quiet import quiet

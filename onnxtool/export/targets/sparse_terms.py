@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.export.builder import Builder
+from onnxtool.export.heads.builder import Builder
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import ExportError
-from onnxtool.export.decoding_step import (
+from onnxtool.export.decoding.step import (
     BATCH,
     IDS,
     LOGITS,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import CheckpointError
+from onnxtool.export.heads.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
 from onnxtool.export.source import Source
-from onnxtool.export.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
 from onnxtool.reports import Json
 from onnxtool.sentence_modules import (
     POOLING_FLAGS,
