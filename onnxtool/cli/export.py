@@ -12,8 +12,8 @@ from onnxtool.cli.options import output_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.export import DTYPES, ExportOptions, export_model
-from onnxtool.export.heads import HEAD_NAMES
-from onnxtool.export.targets import TARGET_NAMES
+from onnxtool.export.heads.choice import HEAD_NAMES
+from onnxtool.export.targets.table import TARGET_NAMES
 from onnxtool.export.tasks import TASK_NAMES
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo

@@ -11,15 +11,15 @@ from typing import Any
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.companions import obsolete_companions, write_companions
-from onnxtool.export.heads import choose_head
-from onnxtool.export.modalities import find_modality, text_of
+from onnxtool.export.heads.choice import choose_head
+from onnxtool.export.modalities.finding import find_modality, text_of
 from onnxtool.export.provenance import describe
 from onnxtool.export.recipes import OneCall, Recipe, WithCache
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
-from onnxtool.export.targets import PLAIN, Layout, find_target, layout
 from onnxtool.export.targets.contracts import Contract, make_contract
 from onnxtool.export.targets.files import instructions, write_target_files
+from onnxtool.export.targets.table import PLAIN, Layout, find_target, layout
 from onnxtool.export.tasks import TASK_WITH_CACHE
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.export.ways import Way

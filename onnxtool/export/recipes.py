@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from onnxtool.export.decoding.proof import GenerationProver, prove_generation
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.graph import tidy
-from onnxtool.export.heads import Head, append_head
+from onnxtool.export.heads.choice import Head, append_head
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
 from onnxtool.export.targets.contracts import Contract

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import ExportError
-from onnxtool.export.heads import Head
+from onnxtool.export.heads.choice import Head
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import run_torch_tensors, to_numpy
 from onnxtool.export.targets.contracts import Contract

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from onnxtool.export.tracing import EXPORTERS
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import ExportReport
 from tests.workshop import Workshop
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +154,29 @@ def test_nodes_are_called_by_the_module_that_made_them(report: ExportReport) -> 
     assert len(set(names)) == len(names)
 
 
-def test_the_same_export_is_the_same_file(report: ExportReport, workshop: Workshop, tmp_path: Path) -> None:
-    """No time, no path and no random number goes into it."""
-    again = tmp_path / "tiny-splade.onnx"
-    export_model(ExportOptions(str(workshop.checkpoint("tiny-splade")), output=again))
-    assert again.read_bytes() == Path(report.output).read_bytes()
+EXPORT_ELSEWHERE = """
+import sys
+from pathlib import Path
+from onnxtool.export import ExportOptions, export_model
+export_model(ExportOptions(sys.argv[1], output=Path("tiny-mlm.onnx"), exporter=sys.argv[2], force=True))
+"""
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_the_same_export_is_the_same_file(workshop: Workshop, tmp_path: Path, exporter: str) -> None:
+    """No time, no path and no order of a process's own goes into it: two processes, two folders, two hash seeds."""
+    files = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        subprocess.run(
+            [sys.executable, "-c", EXPORT_ELSEWHERE, str(workshop.checkpoint("tiny-mlm")), exporter],
+            cwd=folder,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            check=True,
+        )
+        files.append((folder / "tiny-mlm.onnx").read_bytes())
+    assert files[0] == files[1]
 
 
 def test_a_date_is_stamped_only_where_it_is_given(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.heads import Head, append_head, read_head, recognize_head, require_output
+from onnxtool.export.heads.choice import Head, append_head, read_head, recognize_head, require_output
 from onnxtool.export.heads.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source

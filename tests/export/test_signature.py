@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.modalities import find_modality
+from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.heads.steps import Dense, Normalize, Pool, Splade
-from onnxtool.export.targets import TARGET_NAMES, TARGETS, find_target, layout
 from onnxtool.export.targets.files import check_tokenizer
+from onnxtool.export.targets.table import TARGET_NAMES, TARGETS, find_target, layout
 from onnxtool.model_file import ModelFile
 from tests.workshop import Workshop
 

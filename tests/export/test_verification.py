@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import VerificationError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.heads import read_head
-from onnxtool.export.modalities import find_modality
+from onnxtool.export.heads.choice import read_head
+from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.verification import Prover, prove

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import OnnxtoolError, TargetError
-from onnxtool.export.heads import Head, read_head
 from onnxtool.export.heads.checkpoint_modules import max_tokens, module_list
+from onnxtool.export.heads.choice import Head, read_head
 from onnxtool.export.heads.steps import Step
 from onnxtool.export.signature import BATCH, SEQUENCE, Signature
 from onnxtool.export.source import Source
-from onnxtool.export.targets import DENSE, KINDS, OTHER, PLAIN, SPARSE, Target, Use
 from onnxtool.export.targets.files import check_tokenizer
 from onnxtool.export.targets.sparse_terms import TERM_OUTPUT, append_terms, as_vectors
+from onnxtool.export.targets.table import DENSE, KINDS, OTHER, PLAIN, SPARSE, Target, Use
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session

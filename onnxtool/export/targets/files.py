@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.errors import TargetError
 from onnxtool.export.companions import is_wordpiece, wordpiece_vocabulary
 from onnxtool.export.heads.steps import Normalize, Pool
-from onnxtool.export.targets import DENSE, SPARSE, Target
+from onnxtool.export.targets.table import DENSE, SPARSE, Target
 from onnxtool.reports import Json
 from onnxtool.sentence_modules import POOLING_FLAGS
 

@@ -1,0 +1,79 @@
+"""What goes into a model, told from the parameters of its forward: a module for each modality."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from onnxtool.errors import ExportError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.modalities.audio import AudioInputs
+from onnxtool.export.modalities.combined import SideBySide, WithDecoder
+from onnxtool.export.modalities.image import ImageInputs
+from onnxtool.export.modalities.sizes import Modality
+from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
+
+__all__ = ["find_modality", "text_of"]
+
+_DUAL_TASKS = ("zero-shot-image-classification",)
+# For these, a model that may see pictures as well is exported as one of text.
+_TEXT_TASKS = ("fill-mask", "text-classification", "token-classification", "feature-extraction", "text-generation")
+_SOUNDS = ("input_values", "input_features")
+# Encoder-decoders that answer at once shift their decoder's input out of the encoder's.
+_NOT_GENERATING = ("Classification", "QuestionAnswering")
+
+
+def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None) -> Modality:
+    """Return what `model` takes, with the tokenizer or processor of its checkpoint to make it.
+
+    Args:
+        model: a transformers model.
+        checkpoint: where it came from.
+        text: what to trace a model of text on, beside a text of our own.
+
+    Raises:
+        CheckpointError: the checkpoint lacks the tokenizer or processor that this takes.
+        ExportError: the processor does not fit the model, or the model takes something that onnxtool does not know.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    accepted = tuple(parameters)
+    if "pixel_values" in accepted and "input_ids" in accepted:
+        return _text_and_images(model, checkpoint, accepted, text)
+    modality: Modality
+    if "pixel_values" in accepted:
+        modality = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
+    elif any(name in accepted for name in _SOUNDS):
+        modality = AudioInputs.of(model, checkpoint.load_feature_extractor(), accepted)
+    else:
+        modality = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
+    config = getattr(model, "config", None)
+    generates = not any(part in checkpoint.architecture for part in _NOT_GENERATING)
+    if getattr(config, "is_encoder_decoder", False) and generates and "decoder_input_ids" in accepted:
+        start = getattr(config, "decoder_start_token_id", None)
+        return WithDecoder(modality, vocabulary_size(model) or FEW_IDS, start if isinstance(start, int) else 0)
+    return modality
+
+
+def text_of(modality: Modality) -> TextInputs | None:
+    """Return the part of a modality that is text; None where there is none."""
+    if isinstance(modality, WithDecoder):
+        return text_of(modality.encoder)
+    if isinstance(modality, SideBySide):
+        return next((text for part in modality.parts if (text := text_of(part)) is not None), None)
+    return modality if isinstance(modality, TextInputs) else None
+
+
+def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...], text: str | None) -> Modality:
+    # A dual encoder projects both into one space; models that read pictures among words need them placed by hand.
+    dual = checkpoint.task in _DUAL_TASKS or "logit_scale" in dict(model.named_parameters(recurse=False))
+    if not dual and checkpoint.task not in _TEXT_TASKS:
+        raise ExportError(
+            f"{type(model).__name__} takes pictures among the words of a text (input_ids and pixel_values)",
+            f"pass the --task of its text part ({', '.join(_TEXT_TASKS)}), or save a part of it alone",
+        )
+    texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
+    if not dual:
+        return replace(texts, without_pictures=True)
+    images = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
+    return SideBySide((replace(texts, batch_axis="text_batch_size"), replace(images, batch_axis="image_batch_size")))
