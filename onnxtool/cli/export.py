@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import click
 
-from onnxtool.cli.options import output_options, progress, report_options
+from onnxtool.cli.options import NameChoice, output_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.export import DTYPES, ExportOptions, export_model
 from onnxtool.export.heads.choice import HEAD_NAMES
-from onnxtool.export.targets.table import TARGET_NAMES
+from onnxtool.export.targets.table import PLAIN, TARGET_NAMES
 from onnxtool.export.tasks import TASK_NAMES
 from onnxtool.export.tracing import EXPORTER_NAMES
-from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
+from onnxtool.reports import ExportReport, TensorInfo
 
 
 @click.command(
@@ -25,21 +26,22 @@ from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
 @click.option("--model_name", required=True, metavar="ID_OR_DIR", help="An id on the hub, or a folder.")
 @click.option(
     "--task",
-    type=click.Choice(("auto", *TASK_NAMES)),
+    type=NameChoice(("auto", *TASK_NAMES)),
+    metavar="TASK",
     default="auto",
     show_default=True,
-    help="What the model is for; auto goes by the architecture in config.json, modules.json and model card.",
+    help=f"What the model is for: {', '.join(TASK_NAMES)}. auto goes by config.json, modules.json and card.",
 )
 @click.option(
     "--head",
     type=click.Choice(HEAD_NAMES),
     default="auto",
     show_default=True,
-    help="What the graph computes on top: the model's own outputs (auto, logits, none), or one vector a text.",
+    help="What the graph computes on top: nothing (none, logits) or a vector a text; auto is as the model was trained.",
 )
 @click.option(
     "--target",
-    type=click.Choice(TARGET_NAMES),
+    type=NameChoice(TARGET_NAMES),
     default="plain",
     show_default=True,
     help="What will run the model: names, layout and files are as it expects them.",
@@ -66,7 +68,7 @@ from onnxtool.reports import ExportReport, OptimizeReport, TensorInfo
 @click.option("--rtol", type=click.FloatRange(min=0), help="Allowed error relative to the largest value of an output.")
 @click.option("--optimize", is_flag=True, help="Run `onnxtool optimize` on the file straight after.")
 @click.option("--stats", is_flag=True, help="Print the summary of the graph as well.")
-@output_options("The ONNX file; without it, models/NAME.onnx, with NAME the last part of the id.")
+@output_options("The ONNX file, or the folder for a --target; without it, models/NAME.onnx, or models/NAME/.")
 @report_options
 def command(
     model_name: str,
@@ -99,6 +101,10 @@ def command(
     The architecture is the one that config.json names, the outputs and dynamic axes are found by running it, and the
     file is compared with PyTorch on several shapes, masks and texts before it is kept.
     """
+    if optimize and target != PLAIN:
+        raise click.UsageError(
+            f"--optimize would leave a second graph where {target} reads one; run onnxtool optimize with --output"
+        )
     options = ExportOptions(
         model_name=model_name,
         output=output,
@@ -132,22 +138,20 @@ def command(
             optimized = optimize_model(
                 OptimizeOptions(Path(report.output), force=force, verify=verify), on_progress=on_progress
             )
-    document: object = report if optimized is None else {"export": report, "optimize": optimized}
-    emit(document, _all_blocks(report, optimized, stats=stats), format_name)
-
-
-def _all_blocks(report: ExportReport, optimized: OptimizeReport | None, *, stats: bool) -> list[Block]:
     blocks = export_blocks(report)
+    document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
     if stats:
         from onnxtool.cli.stats import summary_blocks
         from onnxtool.summary import summarize_model
 
-        blocks += summary_blocks(summarize_model(Path(report.output)), "Exported ONNX model summary")
+        document["stats"] = summary = summarize_model(Path(report.output))
+        blocks += summary_blocks(summary, "Exported ONNX model summary")
     if optimized is not None:
         from onnxtool.cli.optimize import optimize_blocks
 
+        document["optimize"] = optimized
         blocks += optimize_blocks(optimized, stats=stats)
-    return blocks
+    emit(document, blocks, format_name)
 
 
 def export_blocks(report: ExportReport) -> list[Block]:

@@ -46,6 +46,14 @@ class PathType(click.Path):
         super().__init__(path_type=Path)
 
 
+class NameChoice(click.Choice[str]):
+    """One of several names, shown as they are written; the hyphens in them are no option's."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """List the names as the help shows them."""
+        return f"[{'|'.join(map(str, self.choices))}]"
+
+
 class CountList(click.ParamType[tuple[int, ...]]):
     """A comma-separated list of positive integers, e.g. `1,8,32`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.companions import obsolete_companions, write_companions
-from onnxtool.export.heads.choice import choose_head
+from onnxtool.export.heads.choice import Head, choose_head
 from onnxtool.export.modalities.finding import find_modality, text_of
+from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.provenance import describe
 from onnxtool.export.recipes import OneCall, Recipe, WithCache
 from onnxtool.export.signature import detect_signature
@@ -26,58 +29,13 @@ from onnxtool.export.ways import Way
 from onnxtool.metadata import stamp_step
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.reports import ExportReport, Verification
-from onnxtool.runtime.comparison import TOLERANCES, Answers, Tolerance
+from onnxtool.runtime.comparison import Answers
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.weights import write_inline
 
-__all__ = ["ExportOptions", "export_model"]
-
-DTYPES = {"float32": "fp32", "float16": "fp16"}
+__all__ = ["DTYPES", "ExportOptions", "export_model"]
 
 _Failure = ExportError | VerificationError | SessionError
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What to export and how.
-
-    Attributes:
-        output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
-        target: what will run the model, one of TARGET_NAMES.
-        keep_raw: keep the output that the head stands on beside the head's.
-        text: what to trace a model of text on, beside a text of our own.
-        require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
-        atol: replaces the tolerance of the dtype; so does `rtol`.
-    """
-
-    model_name: str
-    output: Path | None = None
-    task: str = "auto"
-    head: str = "auto"
-    target: str = "plain"
-    keep_raw: bool = False
-    exporter: str = "auto"
-    opset: int | None = None
-    text: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    allow_missing_weights: bool = False
-    allow_pickle: bool = False
-    require_dynamic: bool = False
-    dtype: str = "float32"
-    device: str = "cpu"
-    verify: bool = True
-    atol: float | None = None
-    rtol: float | None = None
-    force: bool = False
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """The tolerance of the dtype, with what the user replaced."""
-        base = TOLERANCES[DTYPES[self.dtype]]
-        return Tolerance(
-            base.atol if self.atol is None else self.atol, base.rtol if self.rtol is None else self.rtol, base.cosine
-        )
 
 
 class _Models:
@@ -109,6 +67,20 @@ class _Models:
             attention=attention,
             allow_missing_weights=self._options.allow_missing_weights,
         )
+
+
+def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: TextInputs | None) -> None:
+    """Refuse options that would do nothing.
+
+    Raises:
+        ExportError: one of them was passed.
+    """
+    if task == TASK_WITH_CACHE and options.head not in ("auto", "logits", "none"):
+        raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
+    if options.keep_raw and head is None:
+        raise ExportError("--keep_raw keeps what a head stands on, and there is no head", "leave --keep_raw out")
+    if options.text is not None and text is None:
+        raise ExportError("--text was passed for a model that takes no text", "leave --text out")
 
 
 @dataclass(frozen=True)
@@ -155,7 +127,7 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
         raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
     job = _prepare(options, on_progress)
     failures: list[tuple[Way, _Failure]] = []
-    for way in job.recipe.ways(options.exporter):
+    for way in job.recipe.ways(options.exporter, proven=options.verify):
         if way.fixed and options.require_dynamic:
             continue
         try:
@@ -163,7 +135,7 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
         except (ExportError, VerificationError, SessionError) as error:
             failures.append((way, error))
         else:
-            reasons = dict.fromkeys(failure.message for _, failure in failures)
+            reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
             return replace(report, notes=(*report.notes, *(f"{reason}; used {way.name} instead" for reason in reasons)))
     if not failures:
         raise ExportError(
@@ -190,7 +162,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     modality = find_modality(models.first, checkpoint, text=options.text)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
-    task, head_name, why = checkpoint.task, "logits", ""
+    task, head_name, head, why = checkpoint.task, "logits", None, ""
     recipe: Recipe
     contract: Contract | None = None
     if task == TASK_WITH_CACHE:
@@ -207,6 +179,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             head_name, head, signature = contract.head_name, contract.head, contract.narrow(signature)
         task = task if head is None else head.task
         recipe = OneCall.of(models.first, modality, signature, head, contract, keep_raw=options.keep_raw)
+    _refuse_unused(options, checkpoint.task, head, text)
     stopwatch.lap("load")
     reasons = (why,) if why else ()
     return _Job(
@@ -232,6 +205,7 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
             files=places.stamp,
             dtype=options.dtype,
             max_length=job.max_length,
+            choices=options.choices,
         )
     )
     opset = graph.opset_imports[""]
@@ -253,11 +227,12 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
             write_target_files(contract, checkpoint.config, job.tokenizer, companions, job.max_length)
         staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, places.files))
         stopwatch.lap("write")
-        verification = _verify([path, *twin], job, way) if options.verify else None
+        verifications = [_verify(file, job, way) if options.verify else None for file in (path, *twin)]
         if contract is not None:
             contract.check(companions, path)
-        stamp_step(path, "export", verification, exporter=way.exporter.name)
-        file = ModelFile.open(path)
+        for file, figures in zip((path, *twin), verifications, strict=True):
+            stamp_step(file, "export", figures, exporter=way.exporter.name)
+        exported = ModelFile.open(path)
     return ExportReport(
         output=str(places.graph),
         files=str(places.files),
@@ -270,10 +245,10 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         attention=way.attention or "",
         fixed_axes=dict(way.fixed),
         opset=opset,
-        inputs=file.structure.inputs,
-        outputs=file.structure.outputs,
-        metadata=file.metadata,
-        verification=verification,
+        inputs=exported.structure.inputs,
+        outputs=exported.structure.outputs,
+        metadata=exported.metadata,
+        verification=verifications[0],
         notes=(
             *job.reasons,
             *_loading_notes(architecture, checkpoint),
@@ -293,12 +268,8 @@ def _write_batched(contract: Contract | None, batched: Any, path: Path) -> list[
     return [twin]
 
 
-def _verify(paths: Sequence[Path], job: _Job, way: Way) -> Verification:
-    """Compare the files with a model that was loaded anew: running and tracing may change one for good.
-
-    Returns:
-        The figures of the first.
-    """
+def _verify(path: Path, job: _Job, way: Way) -> Verification:
+    """Compare the file with a model that was loaded anew: running and tracing may change one for good."""
     job.on_progress("verifying against PyTorch")
     fixed = tuple(sorted(way.fixed.items()))
     if fixed not in job.answers:
@@ -308,8 +279,7 @@ def _verify(paths: Sequence[Path], job: _Job, way: Way) -> Verification:
         del model
         gc.collect()  # its weights make room for onnxruntime's
     try:
-        first, *_ = [job.recipe.prove(path, job.answers[fixed], job.options.tolerance) for path in paths]
-        return first
+        return job.recipe.prove(path, job.answers[fixed], job.options.tolerance)
     finally:
         job.stopwatch.lap("verify")
 
@@ -326,10 +296,16 @@ def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]
     return tuple(notes)
 
 
+def _without_staging(message: str) -> str:
+    """Leave out the folder in which a file was staged, which is another one each time and gone when this is read."""
+    return re.sub(r"\S*\.partial/", "", message)
+
+
 def _sum_up(failures: Sequence[tuple[Way, _Failure]]) -> _Failure:
     """Return the one error, the first one where all are of figures, or one that tells all of several."""
     errors = [error for _, error in failures]
     if len(errors) == 1 or all(isinstance(error, VerificationError) for error in errors):
+        errors[0].message = _without_staging(errors[0].message)
         return errors[0]
-    reasons = "\n".join(f"  {way.name}: {error.message}" for way, error in failures)
+    reasons = "\n".join(f"  {way.name}: {_without_staging(error.message)}" for way, error in failures)
     return ExportError(f"no way to trace it gives a file that follows the model:\n{reasons}", errors[0].hint)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +13,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.ways import Way
 from onnxtool.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
+from onnxtool.reports import Json
 
 _PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -23,7 +26,15 @@ _FIGURES = {
 
 
 def describe(
-    checkpoint: Checkpoint, *, task: str, head: str, way: Way, files: str, dtype: str, max_length: int | None
+    checkpoint: Checkpoint,
+    *,
+    task: str,
+    head: str,
+    way: Way,
+    files: str,
+    dtype: str,
+    max_length: int | None,
+    choices: Mapping[str, Json],
 ) -> dict[str, str]:
     """Return the metadata of an export. The same export with the same packages has the same, whenever and wherever.
 
@@ -35,6 +46,7 @@ def describe(
         files: the folder beside the graph that holds tokenizer and configuration.
         dtype: that of the weights.
         max_length: the most tokens a text may have; None where the model does not bound it.
+        choices: what a user chose otherwise than by default.
     """
     config = checkpoint.config
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -57,6 +69,7 @@ def describe(
         DTYPE_KEY: dtype,
         FILES_KEY: files,
         MAX_LENGTH_KEY: "" if max_length is None else str(max_length),
+        "onnxtool.options": json.dumps(choices, sort_keys=True) if choices else "",
         "onnxtool.versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
         "onnxtool.date": _date(),
     }

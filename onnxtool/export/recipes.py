@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Recipe(Protocol):
     """How one kind of file is made."""
 
-    def ways(self, exporter: str) -> Iterator[Way]:
-        """List the ways to trace it with `exporter`, the most useful file first."""
+    def ways(self, exporter: str, *, proven: bool) -> Iterator[Way]:
+        """List the ways to trace it with `exporter`, the most useful file first; `proven` where it will be."""
         ...
 
     def trace(self, model: Any, way: Way, opset: int | None) -> ir.Model:
@@ -85,9 +85,9 @@ class OneCall:
         pictures_left_out = bool(getattr(modality, "without_pictures", False))
         return cls(modality, signature, head, keep_raw, contract, attention_of(model), pictures_left_out)
 
-    def ways(self, exporter: str) -> Iterator[Way]:
+    def ways(self, exporter: str, *, proven: bool) -> Iterator[Way]:
         """List the ways; those that fix axes stand last."""
-        return ways_to_trace(exporter, self.signature.axes, self.default_attention)
+        return ways_to_trace(exporter, self.signature.axes, self.default_attention, proven=proven)
 
     def trace(self, model: Any, way: Way, opset: int | None) -> ir.Model:
         """Trace the model on a sample of its modality, name everything, and put the head on."""
@@ -129,7 +129,7 @@ class WithCache:
     tokenizer: Any
     longest: int | None
 
-    def ways(self, exporter: str) -> Iterator[Way]:
+    def ways(self, exporter: str, *, proven: bool) -> Iterator[Way]:
         """List the ways; TorchScript traces no caches."""
         dynamo = next(row for row in EXPORTERS if row.name == "dynamo")
         for prompts in PROMPTS if exporter in ("auto", dynamo.name) else ():

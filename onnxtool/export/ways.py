@@ -34,7 +34,9 @@ class Way:
         return f"{self.exporter.name}{attention}{fixed}{prompts}"
 
 
-def ways_to_trace(exporter: str, axes: Iterable[Axis], default_attention: str | None) -> Iterator[Way]:
+def ways_to_trace(
+    exporter: str, axes: Iterable[Axis], default_attention: str | None, *, proven: bool = True
+) -> Iterator[Way]:
     """List the ways to trace a model, the most useful file first.
 
     All axes are dynamic in the first ways; then what fixes the lengths, which a user can pad to; then what fixes the
@@ -48,10 +50,11 @@ def ways_to_trace(exporter: str, axes: Iterable[Axis], default_attention: str | 
         exporter: a name of EXPORTER_NAMES; `auto` for all of them.
         axes: the dynamic axes of the model's inputs.
         default_attention: what transformers chooses, which need not be tried twice.
+        proven: whether the file will be proven; else dynamo, which guards what it assumes, comes first.
     """
     axes = tuple(axes)
     chosen = [row for row in EXPORTERS if exporter in ("auto", row.name)]
-    if all(axis.proven for axis in axes if axis.may_fail):
+    if proven and all(axis.proven for axis in axes if axis.may_fail):
         chosen.sort(key=lambda row: row.name != "torchscript")
     contents = {axis.name: axis.fixed_size for axis in axes if axis.may_fail}
     batches = {axis.name: axis.fixed_size for axis in axes if not axis.may_fail}

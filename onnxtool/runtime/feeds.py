@@ -92,12 +92,14 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     return (
         FeedShape.full(1, longest, f"a long text, {longest} tokens"),
         FeedShape.full(1, min(8, longest), "one row"),
-        FeedShape.full(4, min(16, longest), "several rows"),
+        FeedShape.full(6, min(16, longest), "several rows"),
         FeedShape.full(2, 1, "a single token"),
         FeedShape.full(3, min(37, longest), "an odd length"),
         _ragged("ragged, padded right", (1.0, 0.6, 0.35, 0.1), min(23, longest), "right"),
         _ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"),
         _ragged("ragged, one long row", (0.05, 1.0, 0.5), min(61, longest), "right"),
+        # Where windows and blocks of sparse attention begin, masks and rows have to hold as well.
+        _ragged("ragged, long rows", (1.0, 0.55), min(320, longest), "right"),
     )
 
 

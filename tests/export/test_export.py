@@ -271,6 +271,36 @@ def test_where_one_exporter_fails_the_next_is_used_and_said(
         export_model(replace(options, output=tmp_path / "n.onnx", exporter="torchscript"))
 
 
+def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path: Path) -> None:
+    """An option that is ignored lets its user believe that it was not."""
+    options = ExportOptions(str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", keep_raw=True)
+    with pytest.raises(ExportError, match="--keep_raw.*no head"):
+        export_model(options)
+
+
+def test_what_was_chosen_is_in_the_metadata(workshop: Workshop, tmp_path: Path) -> None:
+    """Only what differs from the defaults, so that the defaults stay short."""
+    options = ExportOptions(
+        str(workshop.checkpoint("tiny-splade")), output=tmp_path / "m.onnx", keep_raw=True, text="a text", atol=2e-4
+    )
+    report = export_model(options)
+    assert json.loads(report.metadata["onnxtool.options"]) == {"atol": 2e-4, "keep_raw": True, "text": "a text"}
+    assert [tensor.name for tensor in report.outputs] == ["sparse", "logits"]
+
+
+def test_notes_name_no_folder_that_is_gone(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are staged under a random name, which would make every report another one."""
+
+    def fail(*_arguments: Any) -> Any:
+        raise RuntimeError(f"cannot run {tmp_path}/.m.onnx.0123abcd.partial/m.onnx")
+
+    rows = tuple(replace(row, trace=fail) if row.name == "torchscript" else row for row in EXPORTERS)
+    monkeypatch.setattr(onnxtool.export.ways, "EXPORTERS", rows)
+    report = export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx"))
+    (note,) = report.notes
+    assert "cannot run m.onnx" in note
+
+
 def test_an_opset_that_was_not_written_is_an_error(workshop: Workshop, tmp_path: Path) -> None:
     """Dynamo answers opset 14 with opset 18."""
     options = ExportOptions(

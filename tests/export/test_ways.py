@@ -28,6 +28,11 @@ def test_dynamo_comes_first_where_sizes_have_no_bound() -> None:
     ]
 
 
+def test_without_a_proof_dynamo_comes_first() -> None:
+    """Nothing would show what TorchScript baked in."""
+    assert next(ways_to_trace("auto", (BATCH, SHORT), "sdpa", proven=False)).name == "dynamo"
+
+
 def test_fixed_axes_come_last_and_the_batch_after_all() -> None:
     """A fixed length costs padding, a fixed batch more."""
     assert names("dynamo", BATCH, SHORT) == [

@@ -10,7 +10,7 @@ import numpy as np
 from onnxtool.export.modalities.sizes import BATCH, DECODER_SEQUENCE, Axis, Feeds, Modality, Sizes
 from onnxtool.runtime.comparison import Case
 
-_LENGTHS = (5, 1, 9, 2, 7)  # of the decoder's input over the cases; 1 is the first step of generation
+_LONGEST = 64
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,18 @@ class WithDecoder:
     Attributes:
         vocabulary_size: how many ids the decoder knows.
         start_id: what every text begins with.
+        longest: the most tokens that the decoder takes; None for no limit.
     """
 
     encoder: Modality
     vocabulary_size: int
     start_id: int
+    longest: int | None
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         """Those of the encoder, and the decoder's length."""
-        return (*self.encoder.axes, Axis(DECODER_SEQUENCE, 5, 6))
+        return (*self.encoder.axes, Axis(DECODER_SEQUENCE, 5, 6, when_fixed=1 << (self._long.bit_length() - 1)))
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
         """Make random inputs for both."""
@@ -45,12 +47,25 @@ class WithDecoder:
             replace(
                 case,
                 feeds=self._add(
-                    dict(case.feeds), fixed.get(DECODER_SEQUENCE, _LENGTHS[seed % len(_LENGTHS)]), seed=seed
+                    dict(case.feeds), fixed.get(DECODER_SEQUENCE, self._lengths[seed % len(self._lengths)]), seed=seed
                 ),
-                valid=None if _hides(case) else case.valid,
+                valid=None if self._hides(case) else case.valid,
             )
             for seed, case in enumerate(self.encoder.cases(fixed))
         ]
+
+    @property
+    def _long(self) -> int:
+        return min(self.longest or _LONGEST, _LONGEST)
+
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        """Return the lengths of the decoder's input over the cases; 1 is the first step of generation."""
+        return (5, 1, 9, self._long, 2, 7)
+
+    def _hides(self, case: Case) -> bool:
+        """Whether a mask over the encoder's tokens would be taken for one over the decoder's."""
+        return case.valid is not None and case.valid.shape[1] in self._lengths
 
     def _add(self, feeds: Feeds, length: int, seed: int) -> Feeds:
         batch = len(next(iter(feeds.values())))
@@ -92,11 +107,6 @@ class SideBySide:
                 )
             )
         return cases
-
-
-def _hides(case: Case) -> bool:
-    """Whether a mask over the encoder's tokens would be taken for one over the decoder's."""
-    return case.valid is not None and case.valid.shape[1] in _LENGTHS
 
 
 def _merge(parts: Iterable[Feeds]) -> Feeds:

@@ -19,6 +19,7 @@ __all__ = ["find_modality", "text_of"]
 _DUAL_TASKS = ("zero-shot-image-classification",)
 # For these, a model that may see pictures as well is exported as one of text.
 _TEXT_TASKS = ("fill-mask", "text-classification", "token-classification", "feature-extraction", "text-generation")
+_DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
 _SOUNDS = ("input_values", "input_features")
 # Encoder-decoders that answer at once shift their decoder's input out of the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
@@ -51,7 +52,9 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     generates = not any(part in checkpoint.architecture for part in _NOT_GENERATING)
     if getattr(config, "is_encoder_decoder", False) and generates and "decoder_input_ids" in accepted:
         start = getattr(config, "decoder_start_token_id", None)
-        return WithDecoder(modality, vocabulary_size(model) or FEW_IDS, start if isinstance(start, int) else 0)
+        longest = [size for name in _DECODER_LIMITS if isinstance(size := getattr(config, name, None), int)]
+        ids = vocabulary_size(model) or FEW_IDS
+        return WithDecoder(modality, ids, start if isinstance(start, int) else 0, min(longest, default=None))
     return modality
 
 
