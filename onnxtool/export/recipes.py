@@ -105,7 +105,7 @@ class OneCall:
     def ask(self, model: Any, way: Way) -> Answers:
         """Run the model on all cases of its modality that fit the fixed axes."""
         sizes = {**self.signature.given, **way.fixed}
-        return Prover(model, self.modality, tuple(self.signature.outputs), sizes, self.head, self.keep_raw).ask()
+        return Prover(model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw).ask()
 
     def prove(self, path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
         """Compare all outputs."""

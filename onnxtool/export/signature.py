@@ -19,7 +19,7 @@ from onnxtool.reports import Dimension
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BATCH", "SEQUENCE", "Signature", "detect_signature", "run_torch", "run_torch_tensors", "to_numpy"]
+__all__ = ["BATCH", "SEQUENCE", "Signature", "detect_signature", "run_torch_tensors", "to_numpy"]
 
 Shape = tuple[Dimension, ...]
 
@@ -117,15 +117,6 @@ def _dimension(name: str, size: int, moved: Mapping[Axis, int]) -> Dimension:
         return movers[0].name
     # A window, a product, …: dynamic, but none of the inputs' own.
     return "_".join([name, *(axis.name for axis in movers)])
-
-
-def run_torch(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a transformers model on numpy arrays and return its tensors as numpy arrays, float32 at least.
-
-    Raises:
-        ExportError: the model does not run on these inputs.
-    """
-    return {name: to_numpy(tensor) for name, tensor in run_torch_tensors(model, feeds).items()}
 
 
 def run_torch_tensors(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:

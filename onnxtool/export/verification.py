@@ -12,7 +12,7 @@ import numpy as np
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
 from onnxtool.export.modalities.sizes import Modality
-from onnxtool.export.signature import run_torch_tensors, to_numpy
+from onnxtool.export.signature import SEQUENCE, Shape, run_torch_tensors, to_numpy
 from onnxtool.export.targets.contracts import Contract
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Verification
@@ -30,13 +30,13 @@ class Prover:
     """The PyTorch model that an exported file has to agree with, and how to call it.
 
     Attributes:
-        outputs: the names of those that the file has, before a head.
+        outputs: those that the file has, before a head, with their shapes.
         fixed: the sizes of the axes that are not dynamic.
     """
 
     model: Any
     modality: Modality
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, Shape]
     fixed: Mapping[str, int]
     head: Head | None
     keep_raw: bool = False
@@ -50,7 +50,8 @@ class Prover:
             ExportError: too few cases remain to prove anything.
         """
         cases = self.modality.cases(self.fixed)
-        answers = ask(self.run, cases, name="PyTorch", refusal=ExportError)
+        sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
+        answers = ask(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
         if len(answers.cases) < _FEWEST_CASES:
             raise ExportError(
                 f"PyTorch itself does not run on {', '.join(answers.refused)}; {len(answers.cases)} cases prove little",

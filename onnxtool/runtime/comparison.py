@@ -119,6 +119,8 @@ class Answers:
             case that shows it clearly, else in the one that shows it best; None without a case that has padding.
         padding_effect: how far its outputs on real tokens move where other ids stand in the padding.
         refused: descriptions of the cases that the reference itself does not run on, which are left out.
+        sequences: the outputs whose first axes are B and S, of which padding is left out; None for all that have the
+            shape of it, which a classifier with as many labels as tokens has as well.
     """
 
     reference: str
@@ -127,10 +129,20 @@ class Answers:
     mask_effect: float | None
     padding_effect: float | None = None
     refused: tuple[str, ...] = ()
+    sequences: frozenset[str] | None = None
+
+    def valid(self, case: Case, output: str) -> NDArray[np.bool_] | None:
+        """Return where an output means something in a case; None for everywhere."""
+        return case.valid if self.sequences is None or output in self.sequences else None
 
 
 def ask(
-    reference: Runner, cases: Sequence[Case], *, name: str, refusal: type[OnnxtoolError] | tuple[()] = ()
+    reference: Runner,
+    cases: Sequence[Case],
+    *,
+    name: str,
+    refusal: type[OnnxtoolError] | tuple[()] = (),
+    sequences: frozenset[str] | None = None,
 ) -> Answers:
     """Run the reference called `name` on every case.
 
@@ -138,6 +150,7 @@ def ask(
         reference: runs a case's feeds.
         cases: what to run it on.
         name: what reports call it.
+        sequences: the outputs whose first axes are B and S; see Answers.
         refusal: the error with which it refuses a case, such as a single token where it halves its sequence.
     """
     asked: list[Case] = []
@@ -149,9 +162,10 @@ def ask(
             asked.append(case)
         except refusal:
             refused.append(case.description)
-    mask_effect = _mask_effect(reference, asked, outputs)
-    padding_effect = _padding_effect(asked, outputs)
-    return Answers(name, tuple(asked), tuple(outputs), mask_effect, padding_effect, tuple(refused))
+    answers = Answers(name, tuple(asked), tuple(outputs), None, None, tuple(refused), sequences)
+    return replace(
+        answers, mask_effect=_mask_effect(reference, answers), padding_effect=_padding_effect(answers, outputs)
+    )
 
 
 def verify(candidate: Runner, answers: Answers, tolerance: Tolerance) -> Verification:
@@ -164,7 +178,7 @@ def verify(candidate: Runner, answers: Answers, tolerance: Tolerance) -> Verific
             outputs, failure = candidate(case.feeds), ""
         except SessionError as error:  # a graph that is fixed to one size runs on that size only
             outputs, failure = {}, error.message
-        results.append(replace(_compare(case, outputs, wanted, tolerance), failure=failure))
+        results.append(replace(_compare(case, outputs, wanted, answers, tolerance), failure=failure))
         found.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
     return Verification(
         passed=bool(results) and all(result.passed for result in results),
@@ -176,16 +190,20 @@ def verify(candidate: Runner, answers: Answers, tolerance: Tolerance) -> Verific
         reference=answers.reference,
         cases=tuple(results),
         mask_effect=answers.mask_effect,
-        padding_effect=_padding_effect(answers.cases, found),
+        padding_effect=_padding_effect(answers, found),
         refused=answers.refused,
     )
 
 
 def _compare(
-    case: Case, outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], tolerance: Tolerance
+    case: Case,
+    outputs: Mapping[str, NDArray[Any]],
+    wanted: Mapping[str, NDArray[Any]],
+    answers: Answers,
+    tolerance: Tolerance,
 ) -> VerificationCase:
     errors = {
-        name: measure(outputs[name], reference, case.valid) if name in outputs else _INCOMPARABLE
+        name: measure(outputs[name], reference, answers.valid(case, name)) if name in outputs else _INCOMPARABLE
         for name, reference in wanted.items()
     }
     worst = max(errors, key=lambda name: (not errors[name].within(tolerance), errors[name].max_abs_error))
@@ -199,17 +217,15 @@ def _compare(
     )
 
 
-def _mask_effect(
-    reference: Runner, cases: Sequence[Case], outputs: Sequence[Mapping[str, NDArray[Any]]]
-) -> float | None:
+def _mask_effect(reference: Runner, answers: Answers) -> float | None:
     """Return how far the reference's outputs move on real tokens where the padding is attended to as well."""
     effect: float | None = None
-    for case, wanted in zip(cases, outputs, strict=True):
+    for case, wanted in zip(answers.cases, answers.outputs, strict=True):
         if case.valid is None or case.valid.all():
             continue
         masks = [name for name, array in case.feeds.items() if "mask" in name and array.ndim == 2]
         unmasked = reference({**case.feeds, **{name: np.ones_like(case.feeds[name]) for name in masks}})
-        errors = [measure(unmasked[name], wanted[name], case.valid) for name in wanted]
+        errors = [measure(unmasked[name], wanted[name], answers.valid(case, name)) for name in wanted]
         effect = max(effect or 0.0, *(error.max_abs_error for error in errors))
         # A causal model shows its mask under padding on the left only, so one case may not be enough.
         if any(error.max_abs_error > _CLEARLY * error.scale for error in errors):
@@ -217,12 +233,12 @@ def _mask_effect(
     return effect
 
 
-def _padding_effect(cases: Sequence[Case], outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
+def _padding_effect(answers: Answers, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
     """Return how far the outputs on real tokens move where only the padding differs; None without such a case."""
-    by_description = {case.description: answer for case, answer in zip(cases, outputs, strict=True)}
+    by_description = {case.description: answer for case, answer in zip(answers.cases, outputs, strict=True)}
     effects = [
-        measure(answer[name], other[name], case.valid).max_abs_error
-        for case, answer in zip(cases, outputs, strict=True)
+        measure(answer[name], other[name], answers.valid(case, name)).max_abs_error
+        for case, answer in zip(answers.cases, outputs, strict=True)
         if case.like in by_description
         for other in [by_description[case.like]]
         for name in answer.keys() & other.keys()

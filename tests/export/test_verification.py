@@ -29,7 +29,7 @@ def prover(workshop: Workshop, name: str, head: str = "none") -> Prover:
     modality = find_modality(model, checkpoint)
     signature = detect_signature(model, modality)
     row = read_head(head, checkpoint.source)
-    return Prover(model, modality, tuple(signature.outputs), signature.sizes, row)
+    return Prover(model, modality, signature.outputs, signature.sizes, row)
 
 
 def verify_export(workshop: Workshop, path: Path, name: str, head: str = "none") -> Verification:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import onnxtool.runtime.comparison as comparison
 from onnxtool.errors import VerificationError
-from onnxtool.runtime.comparison import Case, OutputError, Tolerance, ask, measure, require_passed, verify
+from onnxtool.runtime.comparison import TOLERANCES, Case, OutputError, Tolerance, ask, measure, require_passed, verify
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -188,3 +188,17 @@ def test_a_passed_verification_raises_nothing() -> None:
     same = {"logits": states}
     for tolerance in comparison.TOLERANCES.values():
         require_passed(verify(lambda _: same, ask(lambda _: same, [_case()], name="x"), tolerance), "")
+
+
+def test_padding_is_left_out_of_sequences_only() -> None:
+    """A classifier with as many labels as there are tokens has logits of the shape of the mask."""
+    mask = np.array([[True, True, False]])
+    case = Case("ragged", {"input_ids": np.zeros((1, 3), np.int64), "attention_mask": mask.astype(np.int64)}, mask)
+    right, wrong = np.zeros((1, 3), np.float32), np.array([[0, 0, 9]], np.float32)
+
+    def verified(sequences: frozenset[str] | None) -> bool:
+        answers = ask(lambda _feeds: {"logits": right}, [case], name="reference", sequences=sequences)
+        return verify(lambda _feeds: {"logits": wrong}, answers, TOLERANCES["fp32"]).passed
+
+    assert verified(frozenset({"logits"}))
+    assert not verified(frozenset())

@@ -49,7 +49,6 @@ class WithDecoder:
                 feeds=self._add(
                     dict(case.feeds), fixed.get(DECODER_SEQUENCE, self._lengths[seed % len(self._lengths)]), seed=seed
                 ),
-                valid=None if self._hides(case) else case.valid,
             )
             for seed, case in enumerate(self.encoder.cases(fixed))
         ]
@@ -62,10 +61,6 @@ class WithDecoder:
     def _lengths(self) -> tuple[int, ...]:
         """Return the lengths of the decoder's input over the cases; 1 is the first step of generation."""
         return (5, 1, 9, self._long, 2, 7)
-
-    def _hides(self, case: Case) -> bool:
-        """Whether a mask over the encoder's tokens would be taken for one over the decoder's."""
-        return case.valid is not None and case.valid.shape[1] in self._lengths
 
     def _add(self, feeds: Feeds, length: int, seed: int) -> Feeds:
         batch = len(next(iter(feeds.values())))
