@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ExportError, VerificationError
-from onnxtool.export.decoding.proof import GenerationProver, empty_cache, generate, prove_generation
+from onnxtool.export.decoding.proof import GenerationProver, generate, prove_generation
 from onnxtool.export.decoding.step import cache_name, plain_generation, present_name
 from onnxtool.export.decoding.tracing import trace_with_cache
 from onnxtool.runtime.comparison import TOLERANCES, Answers
@@ -146,6 +146,8 @@ def test_it_generates_what_pytorch_generates(way: str, request: pytest.FixtureRe
     assert verification.max_abs_error < 1e-4
     descriptions = {case.description for case in verification.cases}
     assert {"a long prompt, 87 tokens", "a prompt of one token", "ragged, padded left"} <= descriptions
+    # A chat goes on where it was: several tokens onto a cache.
+    assert {"ragged, padded left, in two pieces", "ragged, four long rows, in two pieces"} <= descriptions
     assert ("real text" in descriptions) == (way == "parallel")
     # Weights by which padding shows: the mask is worth a check.
     assert verification.mask_effect is not None
@@ -154,40 +156,29 @@ def test_it_generates_what_pytorch_generates(way: str, request: pytest.FixtureRe
 
 @pytest.mark.parametrize("way", ["parallel", "looping"])
 def test_the_tokens_are_those_of_generate(way: str, request: pytest.FixtureRequest) -> None:
-    """The graph chooses for itself here, for more tokens than verification looks at."""
+    """The graph chooses for itself here, for more tokens than verification looks at, and however a prompt is cut."""
     import torch
 
+    pieces: tuple[tuple[int, ...], ...] = ((), (7, 4), (3, 1, 5, 2))
     exported: Exported = request.getfixturevalue(way)
     ids = np.random.default_rng(7).integers(1, 100, (3, 11))
     mask = (np.arange(11)[None, :] >= np.array([[0], [4], [10]])).astype(np.int64)
-    _, tokens = generate(open_session(exported.path, provider="cpu"), ids, mask, new_tokens=20)
+    session = open_session(exported.path, provider="cpu")
     with torch.inference_mode(), plain_generation(exported.model):
         wanted = exported.model.generate(
             torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=20
         )
-    assert tokens.tolist() == wanted[:, 11:].tolist()
-
-
-@pytest.mark.parametrize("way", ["parallel", "looping"])
-def test_a_prompt_in_two_parts_is_the_same_prompt(way: str, request: pytest.FixtureRequest) -> None:
-    """A cache takes several tokens as well as one: a chat goes on where it was."""
-    exported: Exported = request.getfixturevalue(way)
-    session = open_session(exported.path, provider="cpu")
-    ids = np.random.default_rng(8).integers(1, 100, (2, 12))
-    mask = np.ones_like(ids)
-    whole = session.run({"input_ids": ids, "attention_mask": mask, **empty_cache(session, 2)})
-    first = session.run({"input_ids": ids[:, :7], "attention_mask": mask[:, :7], **empty_cache(session, 2)})
-    cache = {name: first[present_name(name)] for name in empty_cache(session, 2)}
-    second = session.run({"input_ids": ids[:, 7:], "attention_mask": mask, **cache})
-    # Rounding alone, of sums in another order.
-    np.testing.assert_allclose(second["logits"], whole["logits"][:, 7:], atol=1e-4, rtol=0)
+    for given in pieces:
+        _, tokens = generate(session, ids, mask, new_tokens=20, pieces=given)
+        assert tokens.tolist() == wanted[:, 11:].tolist()
 
 
 def test_a_sliding_window_slides(folder: Path) -> None:
     """Past the window too, though the cache keeps all tokens."""
     exported = export(gemma3, "parallel", folder / "gemma3.onnx")
     verification = prove_generation(exported.path, exported.answers, TOLERANCES["fp32"])
-    assert f"past the window of {WINDOW}" in {case.description for case in verification.cases}
+    descriptions = {case.description for case in verification.cases}
+    assert {f"past the window of {WINDOW}", f"past the window of {WINDOW}, in two pieces"} <= descriptions
 
 
 def test_keys_and_values_grow_in_the_loop_as_well(folder: Path) -> None:
@@ -320,6 +311,28 @@ def round_the_logits(model: onnx.ModelProto) -> None:
     model.graph.node.extend([half, helper.make_node("Cast", ["planted_half"], ["logits"], to=TensorProto.FLOAT)])
 
 
+def spoil_where(model: onnx.ModelProto, rows: int, tokens: int, past: int) -> None:
+    """Add a half to all logits where there are more rows, tokens and past tokens than these."""
+    node = next(node for node in model.graph.node if "logits" in node.output)
+    node.output[list(node.output).index("logits")] = "planted_right"
+    bounds = constant(model, np.array([rows, tokens, past]))
+    half = constant(model, np.array(0.5, np.float32))
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", ["input_ids"], ["planted_given"]),
+            helper.make_node("Shape", ["attention_mask"], ["planted_total"], start=1),
+            helper.make_node("Shape", ["input_ids"], ["planted_tokens"], start=1),
+            helper.make_node("Sub", ["planted_total", "planted_tokens"], ["planted_past"]),
+            helper.make_node("Concat", ["planted_given", "planted_past"], ["planted_sizes"], axis=0),
+            helper.make_node("Greater", ["planted_sizes", bounds], ["planted_more"]),
+            helper.make_node("Cast", ["planted_more"], ["planted_as_numbers"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceMin", ["planted_as_numbers"], ["planted_met"], keepdims=0),
+            helper.make_node("Mul", ["planted_met", half], ["planted_error"]),
+            helper.make_node("Add", ["planted_right", "planted_error"], ["logits"]),
+        ]
+    )
+
+
 PLANTED = (
     ignore_the_mask,
     invert_the_mask,
@@ -359,3 +372,29 @@ def test_a_state_that_padding_changes_is_caught(looping: Exported, tmp_path: Pat
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="ragged"):
         prove_generation(tmp_path / "broken.onnx", looping.answers, TOLERANCES["fp32"])
+
+
+@pytest.mark.parametrize("way", ["parallel", "looping"])
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ({"rows": 0, "tokens": 1, "past": 0}, "in two pieces"),
+        ({"rows": 3, "tokens": 0, "past": -1}, "four long rows"),
+        ({"rows": 1, "tokens": 0, "past": 70}, "four long rows"),
+    ],
+    ids=["several tokens onto a cache", "more than three rows", "a long past of several rows"],
+)
+def test_an_error_for_some_sizes_is_caught(
+    way: str, sizes: dict[str, int], found: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Prompts that go on, batches and long pasts are sizes that are run, and the cases without them still pass."""
+    exported: Exported = request.getfixturevalue(way)
+    model = onnx.load(exported.path)
+    spoil_where(model, **sizes)
+    onnx.save(model, tmp_path / "broken.onnx")
+    with pytest.raises(VerificationError) as raised:
+        prove_generation(tmp_path / "broken.onnx", exported.answers, TOLERANCES["fp32"])
+    assert raised.value.verification is not None
+    failed = [case.description for case in raised.value.verification.cases if not case.passed]
+    assert failed
+    assert all(found in description for description in failed)

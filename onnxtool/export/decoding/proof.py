@@ -5,7 +5,7 @@ Letters of shapes: B batch, S tokens of a prompt, N generated tokens, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +14,18 @@ import numpy as np
 
 from onnxtool.errors import ExportError
 from onnxtool.export.decoding.step import (
-    BATCH,
     IDS,
     LOGITS,
     MASK,
     PAST,
     WITHOUT_CACHE,
     count_positions,
+    embedding_rows,
     plain_generation,
     present_name,
     takes_positions,
-    vocabulary_size,
 )
+from onnxtool.export.modalities.sizes import BATCH
 from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.quiet import quiet
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 NEW_TOKENS = 9
 # What `generate` chose, by which the candidate breaks its ties; see `_choose`.
 GENERATED = "generated"
+# How many tokens of the prompt each call takes, where it is more than one call.
+PIECES = "pieces"
 
 # Logits of a long prompt would fill the memory; those of its end depend on all of it.
 _COMPARED_PROMPT = 64
@@ -127,26 +129,39 @@ class GenerationProver:
             for name, value in config.to_dict().items():
                 if name.endswith(("_token_id", "_token_index")) and value is not None:
                     special.update(value if isinstance(value, list) else [value])
-        return np.array([token for token in range(vocabulary_size(self.model)) if token not in special])
+        return np.array([token for token in range(embedding_rows(self.model)) if token not in special])
 
 
 def prove_generation(path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
     """Let the file at `path` generate from the same prompts, from its own choices and its own cache, and compare.
 
+    Prompts with padding are given once as a whole and once in two pieces, the second onto the cache of the first, as
+    a chat goes on; the model's answer to the whole prompt holds for both.
+
     Raises:
         VerificationError: logits differ by more than `tolerance` at any step, which they do after another token.
     """
     session = open_session(path, provider="cpu")
-    cases = [
-        replace(case, feeds={**case.feeds, GENERATED: outputs[LOGITS][:, -NEW_TOKENS:].argmax(-1)})
-        for case, outputs in zip(answers.cases, answers.outputs, strict=True)
-    ]
+    cases: list[Case] = []
+    wanted: list[Mapping[str, NDArray[Any]]] = []
+    for case, outputs in zip(answers.cases, answers.outputs, strict=True):
+        generated = outputs[LOGITS][:, -NEW_TOKENS:].argmax(-1)
+        given = [replace(case, feeds={**case.feeds, GENERATED: generated}), *_in_pieces(case, generated)]
+        cases += given
+        wanted += [outputs] * len(given)
 
     def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        logits, _ = generate(session, feeds[IDS], feeds[MASK], expected=feeds[GENERATED], tolerance=tolerance)
+        logits, _ = generate(
+            session,
+            feeds[IDS],
+            feeds[MASK],
+            pieces=feeds.get(PIECES, ()),
+            expected=feeds[GENERATED],
+            tolerance=tolerance,
+        )
         return {LOGITS: logits[:, -(min(feeds[IDS].shape[1], _COMPARED_PROMPT) + NEW_TOKENS - 1) :]}
 
-    verification = verify(run, replace(answers, cases=tuple(cases)), tolerance)
+    verification = verify(run, replace(answers, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
     require_passed(verification, "--no_verify keeps the file, wrong as it is")
     return verification
 
@@ -157,6 +172,7 @@ def generate(
     mask: NDArray[np.int64],
     *,
     new_tokens: int = NEW_TOKENS,
+    pieces: Iterable[int] = (),
     expected: NDArray[np.int64] | None = None,
     tolerance: Tolerance | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -167,6 +183,7 @@ def generate(
         ids: int64 [B, S], padded on the left.
         mask: int64 [B, S].
         new_tokens: N.
+        pieces: how many tokens of the prompt each call takes, S together; empty for a single call.
         expected: int64 [B, N], taken in place of another token whose logit is the same within `tolerance`.
         tolerance: what counts as a tie.
 
@@ -174,16 +191,20 @@ def generate(
         Logits float [B, S + N - 1, V] and the tokens chosen, int64 [B, N].
     """
     cache = empty_cache(session, len(ids))
-    logits, chosen = [], []
-    given = ids
-    for step in range(new_tokens):
-        outputs = session.run({IDS: given, MASK: mask, **cache})
+    logits: list[NDArray[Any]] = []
+    chosen: list[NDArray[np.int64]] = []
+    mask = np.concatenate([mask, np.ones((len(ids), new_tokens), dtype=np.int64)], axis=1)
+    ends = np.cumsum([*pieces] or [ids.shape[1]])
+    start = 0
+    for end in (*ends, *(ends[-1] + np.arange(1, new_tokens))):
+        given = ids[:, start:end] if start < ids.shape[1] else chosen[-1][:, None]
+        outputs = session.run({IDS: given, MASK: mask[:, :end], **cache})
         logits.append(outputs[LOGITS])
         cache = {name: outputs[present_name(name)] for name in cache}
-        wanted = None if expected is None else expected[:, step]
-        chosen.append(_choose(outputs[LOGITS][:, -1], wanted, tolerance))
-        given = chosen[-1][:, None]
-        mask = np.concatenate([mask, np.ones_like(given)], axis=1)
+        if end >= ids.shape[1]:
+            wanted = None if expected is None else expected[:, len(chosen)]
+            chosen.append(_choose(outputs[LOGITS][:, -1], wanted, tolerance))
+        start = end
     return np.concatenate(logits, axis=1), np.stack(chosen, axis=1)
 
 
@@ -217,10 +238,24 @@ def _prompts(longest: int, window: int | None) -> Iterator[tuple[str, tuple[int,
     yield "several prompts of one token", (1, 1, 1)
     yield "several prompts", (16, 16, 16)
     yield "ragged, padded left", (23, 14, 1)
-    yield "ragged, one long row", (5, 61, 30)
+    # Each half, and all that is generated, past 64 tokens.
+    yield "ragged, four long rows", (5, 144, 61, 110)
     if window is not None:
         yield f"up to the window of {window}", (window - 4,)
         yield f"past the window of {window}", (window + 3, window - 2, 2)
+
+
+def _in_pieces(case: Case, generated: NDArray[np.int64]) -> Iterator[Case]:
+    """Yield a case with padding once more, in two calls: onto the cache of the first, several tokens at once.
+
+    For some rows the first half is nothing but padding.
+    """
+    length = case.feeds[MASK].shape[1]
+    if length < 3 or case.feeds[MASK].all():
+        return
+    pieces = np.array([length // 2, length - length // 2])
+    feeds = {**case.feeds, GENERATED: generated, PIECES: pieces}
+    yield replace(case, description=f"{case.description}, in two pieces", feeds=feeds)
 
 
 def _left_padded(lengths: list[int]) -> NDArray[np.int64]:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxtool.errors import ExportError
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.reports import Dimension
 from onnxtool.runtime.quiet import quiet
 
-BATCH, SEQUENCE, PAST = "batch_size", "sequence", "past_sequence"
+PAST = "past_sequence"
 IDS, MASK, LOGITS = "input_ids", "attention_mask", "logits"
 WITHOUT_CACHE = "export it with --task text-generation, which is without a cache"
 
@@ -108,8 +109,8 @@ def takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def vocabulary_size(model: Any) -> int:
-    """Return V, the rows of the embedding."""
+def embedding_rows(model: Any) -> int:
+    """Return how many ids the model takes, which may be more than its tokenizer has."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
@@ -130,7 +131,9 @@ def plain_generation(model: Any) -> Iterator[None]:
 def cache_name(path: str) -> str:
     """Name a tensor of a cache: `past_key_values.0.key` for `past_key_values.layers.0.keys`, `past_conv.0` for a state.
 
-    These are the names that optimum and Transformers.js know.
+    Keys and values are called what optimum-onnx 0.1 and Transformers.js 4.3 call them. Of states, Transformers.js knows
+    `past_conv` and `past_recurrent`, for architectures that it lists, and says `past_ssm` where this says
+    `past_recurrent` of a Mamba layer; `past_state` is a name of our own (`getCacheNames` in its src/configs.js).
     """
     root, *parts = (part for part in path.split(".") if part != "layers")
     if root not in _CACHES:
@@ -158,7 +161,7 @@ def _capture(model: Any, batch: int, length: int, *, parallel: bool) -> dict[str
     from transformers.exporters.utils import decompose_prefill_decode
 
     rows, columns = torch.arange(batch)[:, None], torch.arange(length)[None, :]
-    ids = 11 + (columns + 7 * rows) % (vocabulary_size(model) - 11)
+    ids = 11 + (columns + 7 * rows) % (embedding_rows(model) - 11)
     # Padding on the left, where generation has it; without any, `generate` drops the mask, and the graph has none.
     mask = (columns > rows % 2).long()
     sample = {IDS: ids.to(model.device), MASK: mask.to(model.device)}

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtool.export.decoding.step import IDS, LOGITS, MASK
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-_IDS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
 
 
 def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]], *, batch: str, past: str) -> ir.Model:
@@ -41,7 +40,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
     import onnx_ir as ir
 
     outer = _Nodes("tokens", {})
-    ids, mask = (_value(name, ir.DataType.INT64) for name in (_IDS, _MASK))
+    ids, mask = (_value(name, ir.DataType.INT64) for name in (IDS, MASK))
     taken = {str(value.name): value for value in step.graph.inputs}
     given = {name: _value(name, taken[name].dtype) for name in cache}
     length, total = (
@@ -64,7 +63,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
     stacked = loop.outputs[-1]  # [S, B, V]
     stacked.name, stacked.type = "tokens/logits", logits.type
     result = outer("Transpose", stacked, perm=[1, 0, 2])
-    result.name, result.type = _LOGITS, logits.type
+    result.name, result.type = LOGITS, logits.type
     result.shape = None if logits.shape is None else ir.Shape([None, None, logits.shape[-1]])
     for value in (logits, *presents):
         value.name = f"step/{value.name}"
@@ -105,7 +104,7 @@ def _body(
     after = nodes("Add", here, one)
     token = nodes("Slice", ids, first, nodes("Add", first, one), axis)
     real = nodes("Cast", nodes("Slice", mask, here, after, axis), to=ir.DataType.BOOL.value)  # [B, 1]
-    for name, value in {_IDS: token, _MASK: nodes("Slice", mask, zero, after, axis), **carried}.items():
+    for name, value in {IDS: token, MASK: nodes("Slice", mask, zero, after, axis), **carried}.items():
         if name in taken:
             taken[name].replace_all_uses_with(value, replace_graph_outputs=True)
     logits, *presents = step.graph.outputs

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ExportError
 from onnxtool.export.decoding.step import (
-    BATCH,
     IDS,
     LOGITS,
     MASK,
     PAST,
-    SEQUENCE,
     WITHOUT_CACHE,
     Step,
     cache_name,
@@ -27,6 +25,7 @@ from onnxtool.export.decoding.step import (
 )
 from onnxtool.export.decoding.token_loop import loop_over_tokens
 from onnxtool.export.graph import name_nodes, renamed, strip
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.tracing import teach_complex_indexing
 from onnxtool.reports import Dimension
 from onnxtool.runtime.quiet import quiet
