@@ -5,30 +5,22 @@ Weights are safetensors unless a user allows a pickle, which can run code.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import pickle
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import CheckpointError, ProviderError
-from onnxtool.export.heads.checkpoint_modules import card_tags, module_list
+from onnxtool.export.configuration import architecture_for, candidates, find_class, load_config
+from onnxtool.export.heads.checkpoint_modules import MODULE_WEIGHTS, card_tags, module_list
+from onnxtool.export.layers import surplus_layers
 from onnxtool.export.source import Source, plain_name
-from onnxtool.export.tasks import TASKS, architectures, find_task, recognize_task, serves, task_of_architecture
+from onnxtool.export.tasks import recognize_task, task_of_architecture
+from onnxtool.export.vocabularies import has_vocabulary, missing_packages
 from onnxtool.runtime.quiet import quiet
 
-_VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-)
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
@@ -65,7 +57,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the configuration cannot be read, or names no architecture that transformers has.
         """
-        config = _load_config(source)
+        config = load_config(source)
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             raise CheckpointError(
@@ -73,13 +65,12 @@ class Checkpoint:
                 'write it as "architectures": ["BertForMaskedLM"], with the class that the weights are of',
             )
         if task != "auto":
-            architecture = _architecture_for(config, task, source)
+            architecture = architecture_for(config, task)
             return cls(source, config, architecture, task, allow_pickle)
         if not named:
-            candidates = _candidates(config)
             raise CheckpointError(
                 f"config.json of {source.model_name} names no architecture",
-                f'add one to it ("architectures": ["…"]), or pass --task: {candidates}',
+                f'add one to it ("architectures": ["…"]), or pass --task: {candidates(config)}',
             )
         general = task_of_architecture(config.model_type, named[0])
         modules = [module.kind for module in module_list(source)]
@@ -134,11 +125,19 @@ class Checkpoint:
     @cached_property
     def weights_sha256(self) -> str:
         """One hash over all weight files, which tells two checkpoints of one name apart."""
-        digest = hashlib.sha256()
-        for path in self.weight_files:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        return _sha256(self.weight_files)
+
+    @cached_property
+    def module_weights_sha256(self) -> str:
+        """One hash over the weights of the modules of sentence-transformers (Dense); empty where there are none.
+
+        Raises:
+            CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
+        """
+        modules = [module for module in module_list(self.source) if module.folder]
+        found = [self.source.fetch(module.file(MODULE_WEIGHTS)) for module in modules]
+        files = [path for path in found if path is not None]
+        return _sha256(files) if files else ""
 
     def load_tokenizer(self) -> Any:
         """Load the tokenizer.
@@ -149,26 +148,23 @@ class Checkpoint:
         from transformers import AutoTokenizer
 
         # transformers makes up an empty vocabulary for a checkpoint without one.
-        if not any(self.source.fetch(name) for name in _VOCABULARIES) and not self._needs_no_vocabulary():
+        if not has_vocabulary(self.source, self.config.model_type):
             raise CheckpointError(
-                f"{self.source.model_name} has no tokenizer ({', '.join(_VOCABULARIES[:2])}, …)",
+                f"{self.source.model_name} has no tokenizer (tokenizer.json, vocab.txt, …)",
                 "save it beside the model with tokenizer.save_pretrained(...); models of text need one",
             )
         try:
             with quiet():
                 return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
         except Exception as error:  # damaged files fail in each tokenizer's own way, in Rust as well
+            missing = missing_packages(self.source, self.config.model_type)
+            if missing:
+                raise CheckpointError(
+                    f"the tokenizer of {self.source.model_name} is a SentencePiece model, "
+                    f"which cannot be read without {' and '.join(missing)}",
+                    f"pip install {' '.join(missing)}; or save it as tokenizer.json where they are installed",
+                ) from error
             raise self.source.unreadable(error) from error
-
-    def _needs_no_vocabulary(self) -> bool:
-        """Whether the tokenizer works on characters or bytes (CANINE, Perceiver, ByT5), of which there is no list."""
-        import transformers
-        from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
-
-        settings = self.source.read_json("tokenizer_config.json")
-        named = settings.get("tokenizer_class") if isinstance(settings, dict) else None
-        cls = getattr(transformers, str(named or TOKENIZER_MAPPING_NAMES.get(self.config.model_type)), None)
-        return isinstance(cls, type) and getattr(cls, "vocab_files_names", None) == {}
 
     def load_image_processor(self) -> Any:
         """Load what prepares pictures.
@@ -205,7 +201,7 @@ class Checkpoint:
                 f"{' '.join(str(error).split())[:200]}",
                 "pip install 'onnxtool[images]' for pictures",
             ) from error
-        except (OSError, ValueError) as error:
+        except Exception as error:  # each class checks its settings in its own way, or not at all
             raise self.source.unreadable(error) from error
 
     def load_model(self, *, dtype: str, device: str, attention: str | None, allow_missing_weights: bool = False) -> Any:
@@ -222,28 +218,28 @@ class Checkpoint:
             ProviderError: torch cannot use the device.
         """
         import torch
-        from safetensors import SafetensorError
 
         is_pickle = self.is_pickle  # raises with a better message than transformers does
-        model_class = _find_class(self.architecture, self.config, self.source)
+        model_class = find_class(self.architecture, self.config, self.source)
+        torch_dtype = getattr(torch, dtype)
         torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
         try:
             with quiet():
                 model, info = model_class.from_pretrained(
                     self.source.model_name,
                     config=self.config,
-                    dtype=getattr(torch, dtype),
+                    dtype=torch_dtype,
                     use_safetensors=not is_pickle,  # of a pickle, torch loads tensors alone (weights_only)
                     ignore_mismatched_sizes=True,  # told apart below, by name and shape
                     output_loading_info=True,
                     **({"attn_implementation": attention} if attention else {}),
                     **self.source.arguments,
                 )
-        except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError) as error:
+        except Exception as error:  # a config of wrong values fails wherever the architecture first uses one
             raise self.source.unreadable(error) from error
         self.initialized[:] = sorted(info["missing_keys"])
         self.unused[:] = sorted(info["unexpected_keys"])
-        self._check_loading(info, set(model.state_dict()), allow_missing_weights=allow_missing_weights)
+        self._check_loading(info, model, allow_missing_weights=allow_missing_weights)
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False  # caches are no output of an encoder, and none that a user asked for
         try:
@@ -253,9 +249,9 @@ class Checkpoint:
                 f"PyTorch cannot use the device {device!r}: {(str(error).splitlines() or [''])[0]}", "pass --device cpu"
             ) from error
 
-    def _check_loading(self, info: dict[str, Any], names: set[str], *, allow_missing_weights: bool) -> None:
+    def _check_loading(self, info: dict[str, Any], model: Any, *, allow_missing_weights: bool) -> None:
         # A head that another task used may be left over; a layer like those of the model may not.
-        surplus = sorted(name for name in info["unexpected_keys"] if re.sub(r"\.\d+\.", ".0.", name, count=1) in names)
+        surplus = surplus_layers(model, self.unused)
         if surplus:
             raise CheckpointError(
                 f"{self.source.model_name} has weights of more layers than config.json counts: {some(surplus)}",
@@ -277,64 +273,13 @@ class Checkpoint:
             )
 
 
-def _load_config(source: Source) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(source.model_name, **source.arguments)
-    except ValueError as error:
-        content = source.read_json("config.json")
-        model_type = content.get("model_type") if isinstance(content, dict) else None
-        if model_type is not None and model_type in CONFIG_MAPPING_NAMES:
-            raise source.unreadable(error) from error
-        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
-        raise CheckpointError(
-            f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
-            (f"did you mean {', '.join(near)}? " if near else "")
-            + "a newer transformers may know it; a model with code of its own needs --trust_remote_code",
-        ) from error
-    except (OSError, ImportError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise source.unreadable(error) from error
-
-
-def _find_class(architecture: str, config: Any, source: Source) -> Any:
-    import transformers
-
-    if source.trust_remote_code:
-        for auto_class, reference in (getattr(config, "auto_map", None) or {}).items():
-            if str(reference).rsplit(".", 1)[-1] == architecture:
-                return getattr(transformers, auto_class)
-    model_class = getattr(transformers, architecture, None)
-    if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
-        raise CheckpointError(
-            f"transformers {transformers.__version__} has no architecture {architecture!r} "
-            f"(config.json of {source.model_name})",
-            f"pass --task: {_candidates(config)}; a model with code of its own needs --trust_remote_code",
-        )
-    return model_class
-
-
-def _architecture_for(config: Any, task: str, source: Source) -> str:
-    """Return the class for `task`: the one that config.json names where it serves it, else transformers' own."""
-    row = find_task(task)
-    names = architectures(row, config.model_type)
-    own = [name for name in getattr(config, "architectures", None) or () if name in names or serves(name, row)]
-    if own:
-        return str(own[0])
-    if not names:
-        raise CheckpointError(
-            f"{config.model_type} has no architecture for the task {task}", f"pass one of: {_candidates(config)}"
-        )
-    return names[0]
-
-
-def _candidates(config: Any) -> str:
-    """List the tasks that a configuration could be used for, with their classes."""
-    found = [(task.name, architectures(task, config.model_type)) for task in TASKS]
-    return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
+def _sha256(files: Iterable[Path]) -> str:
+    """Hash the hashes of several files, in their order."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def some(names: Sequence[str]) -> str:

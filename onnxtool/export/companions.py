@@ -11,21 +11,18 @@ from typing import Any
 
 from onnxtool.export.heads.checkpoint_modules import MODULE_WEIGHTS, module_list
 from onnxtool.export.source import Source
+from onnxtool.export.vocabularies import all_files, files_of, own_files
 from onnxtool.sentence_modules import ENCODER_NAME, MODULES_NAME, TRANSFORMER_NAMES
 
-# What a consumer may need beside the graph. Only those that a checkpoint has are copied.
+# What a consumer may need beside the graph and beside the files that the tokenizer's class names. Only those that a
+# checkpoint has are copied.
 COMPANIONS = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
+    "chat_template.jinja",
     "preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",
@@ -46,7 +43,8 @@ def write_companions(
     checkpoint has none. A checkpoint that is exported beside itself (`existing` is its own folder) keeps its files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*COMPANIONS, *module_files(source, weights=module_weights)):
+    names = (*COMPANIONS, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
+    for name in dict.fromkeys(names):
         found = source.fetch(name)
         if found is not None and not _is_same_file(found, existing / name):
             target = folder / name
@@ -65,13 +63,22 @@ def write_companions(
 def obsolete_companions(source: Source, folder: Path, existing: Path) -> list[Path]:
     """Return the companions in `existing` that a replaced model left and that `folder` does not replace.
 
-    None where `existing` is the checkpoint itself.
+    Empty where `existing` is the checkpoint itself.
     """
     if not existing.is_dir() or (source.is_local and existing.samefile(source.model_name)):
         return []
     before = Source(str(existing), None, trust_remote_code=False, local_only=True)
-    names = [*COMPANIONS, *module_files(before, weights=True)]
+    names = dict.fromkeys((*COMPANIONS, *all_files(), *module_files(before, weights=True)))
     return [existing / name for name in names if (existing / name).is_file() and not (folder / name).exists()]
+
+
+def _tokenizer_files(source: Source, tokenizer: Any) -> tuple[str, ...]:
+    """Return what the loaded tokenizer is read from, and the class that the checkpoint names for it."""
+    if tokenizer is None:
+        return ()
+    config = source.read_json("config.json")
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    return (*files_of(tokenizer), *own_files(source, str(model_type)))
 
 
 def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:

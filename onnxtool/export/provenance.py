@@ -58,6 +58,7 @@ def describe(
         "onnxtool.source": source.name if source.is_local else source.model_name,
         "onnxtool.revision": checkpoint.revision,
         "onnxtool.weights_sha256": checkpoint.weights_sha256,
+        "onnxtool.module_weights_sha256": checkpoint.module_weights_sha256 if head == "embedding" else "",
         "onnxtool.architecture": checkpoint.architecture,
         "onnxtool.random_weights": ", ".join(checkpoint.initialized),
         TASK_KEY: task,

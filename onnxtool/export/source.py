@@ -124,8 +124,7 @@ class Source:
 
     def unreadable(self, error: Exception) -> CheckpointError:
         """Turn an error of transformers or the hub into ours."""
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if not self.is_local and self.local_only:
+        if not self.is_local and self.local_only and isinstance(error, OSError):
             return CheckpointError(
                 f"cannot reach the hub for {self.model_name}, and it is not in the local cache",
                 "without a network, pass a folder: --model_name path/to/checkpoint",
@@ -135,7 +134,16 @@ class Source:
             if self.is_local
             else ("check the id and --revision; for a gated or private model, log in with `hf auth login`")
         )
-        return CheckpointError(f"cannot load {self.model_name}: {reason}", hint)
+        return CheckpointError(f"cannot load {self.model_name}: {reason(error)}", hint)
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of what an error says, with its type where that alone says nothing, as a KeyError's."""
+    kind = type(error).__name__
+    text = (str(error).strip().splitlines() or [""])[0]
+    if not text:
+        return kind
+    return f"{kind}: {text}" if isinstance(error, LookupError) or " " not in text else text
 
 
 def plain_name(name: str) -> str:

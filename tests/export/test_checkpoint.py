@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from onnxtool.errors import CheckpointError, ProviderError
@@ -274,3 +276,127 @@ def test_layers_that_the_config_does_not_count_are_not_left_out(folder: Path) ->
     change_config(folder, lambda config: config.update(num_hidden_layers=1))
     with pytest.raises(CheckpointError, match=r"more layers than config\.json counts: .*layer\.1"):
         load(folder)
+
+
+def saved(model: Any, folder: Path) -> Path:
+    """Save a model with the little that loading it takes."""
+    model.save_pretrained(folder)
+    return folder
+
+
+def load_saved(folder: Path, **options: Any) -> tuple[Checkpoint, Any]:
+    checkpoint = Checkpoint.open(Source.find(str(folder)), **options)
+    return checkpoint, checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+
+
+T5_SIZES: dict[str, Any] = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+BERT_SIZES: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
+
+
+def test_layers_that_stand_deeper_in_the_names_are_counted_too(tmp_path: Path) -> None:
+    """A vision model counts layers within stages: the first number of a name is the stage's."""
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], num_labels=3)
+    folder = saved(transformers.ResNetForImageClassification(config), tmp_path / "resnet")
+    change_config(folder, lambda config: config.update(depths=[1, 1]))
+    with pytest.raises(CheckpointError, match=r"more layers than config\.json counts: .*stages\.1\.layers\.1"):
+        load_saved(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "layer"),
+    [
+        (lambda: transformers.BertModel(transformers.BertConfig(**BERT_SIZES)), "num_hidden_layers", "encoder.layer.0"),
+        (
+            lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5_SIZES)),
+            "num_decoder_layers",
+            "decoder.block.0",
+        ),
+    ],
+    ids=["bert", "t5"],
+)
+def test_a_config_that_counts_no_layers_leaves_none_out(
+    tmp_path: Path, model: Callable[[], Any], field: str, layer: str
+) -> None:
+    """There is no other layer then whose name would be alike."""
+    folder = saved(model(), tmp_path / "model")
+    change_config(folder, lambda config: config.update({field: 0}))
+    with pytest.raises(CheckpointError, match=rf"more layers than config\.json counts: .*{layer}"):
+        load_saved(folder)
+
+
+def test_what_another_head_leaves_over_is_no_layer(tmp_path: Path) -> None:
+    """The decoder beside an encoder, and what BERT was trained with beside its masked language model."""
+    t5 = saved(transformers.T5ForConditionalGeneration(transformers.T5Config(**T5_SIZES)), tmp_path / "t5")
+    change_config(t5, lambda config: config.update(architectures=["T5EncoderModel"]))
+    _, encoder = load_saved(t5)
+    assert type(encoder).__name__ == "T5EncoderModel"
+    bert = saved(transformers.BertForPreTraining(transformers.BertConfig(**BERT_SIZES)), tmp_path / "bert")
+    checkpoint, _ = load_saved(bert, task="fill-mask")
+    assert "cls.seq_relationship.weight" in checkpoint.unused
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("BertTokenizer", "BertTokenizer, which config.json .* is no model"),
+        ("AutoModel", "AutoModel, which config.json .* is no model"),
+        ("PreTrainedModel", "PreTrainedModel, which config.json .* is no model"),
+        ("BertPreTrainedModel", "BertPreTrainedModel, which config.json .* is no model"),
+        ("GPT2Model", "is one of bert, and names GPT2Model, which is a model of gpt2"),
+    ],
+)
+def test_an_architecture_that_is_no_model_of_this_config_is_said_so(
+    folder: Path, architecture: str, message: str
+) -> None:
+    """Transformers has a class of this name, and it cannot hold the weights."""
+    change_config(folder, lambda config: config.update(architectures=[architecture]))
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"hidden_act": "foo"}, "KeyError: 'foo'"), ({"num_attention_heads": 0}, "modulo|division|by zero")],
+)
+def test_values_that_the_architecture_cannot_use_are_no_traceback(
+    folder: Path, change: dict[str, Any], message: str
+) -> None:
+    """It fails wherever one is first used, and the text of a KeyError alone says nothing."""
+    change_config(folder, lambda config: config.update(change))
+    with pytest.raises(CheckpointError, match=f"cannot load .*({message})"):
+        load(folder)
+
+
+def test_an_error_whose_text_says_nothing_is_called_by_its_type(folder: Path) -> None:
+    """KeyError: 'foo' instead of 'foo'; a sentence stands alone."""
+    source = Source.find(str(folder))
+    assert source.unreadable(KeyError("foo")).message.endswith(": KeyError: 'foo'")
+    assert source.unreadable(ValueError()).message.endswith(": ValueError")
+    assert source.unreadable(OSError("no such file")).message.endswith(f"{folder}: no such file")
+
+
+def test_the_hash_of_module_weights_follows_them_and_no_others(folder: Path) -> None:
+    """A Dense layer decides the vectors as much as the transformer does."""
+
+    def digest() -> str:
+        return Checkpoint.open(Source.find(str(folder))).module_weights_sha256
+
+    assert digest() == ""
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert digest() == ""
+    (folder / "2_Dense").mkdir()
+    before_weights = Checkpoint.open(Source.find(str(folder))).weights_sha256
+    found = []
+    for value in (1.0, 2.0):
+        save_file({"linear.weight": torch.full((2, 2), value)}, folder / "2_Dense" / "model.safetensors")
+        found.append(digest())
+    content = (folder / "2_Dense" / "model.safetensors").read_bytes()
+    assert found[1] == hashlib.sha256(hashlib.sha256(content).digest()).hexdigest() != found[0]
+    assert Checkpoint.open(Source.find(str(folder))).weights_sha256 == before_weights

@@ -15,10 +15,12 @@ import transformers
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.audio import AudioInputs
+from onnxtool.export.modalities.combined import WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import usual_sizes
 from onnxtool.export.modalities.text import TextInputs, longest_text
 from onnxtool.reports import ExportReport
+from onnxtool.runtime.comparison import Case
 from tests.infer.tiny_models import write_checkpoint
 from tests.workshop import Workshop
 
@@ -120,6 +122,20 @@ def test_an_encoder_decoder_takes_the_text_so_far(tmp_path: Path) -> None:
         "decoder_input_ids": ("batch_size", "decoder_sequence"),
         "logits": ("batch_size", "decoder_sequence", 40),
     }
+
+
+def test_texts_of_a_decoder_reach_from_one_token_to_many() -> None:
+    """A mask over the future, or positions that end early, show on a long text only."""
+
+    class Encoder:
+        axes = ()
+
+        def cases(self, _fixed: Any) -> list[Case]:
+            return [Case(str(row), {"input_ids": np.zeros((2, 8), np.int64)}, None) for row in range(6)]
+
+    modality: Any = WithDecoder(Encoder(), 40, 0, longest=48)  # type: ignore[arg-type]  # all that it needs
+    assert {case.feeds["decoder_input_ids"].shape[1] for case in modality.cases({})} == {1, 2, 5, 7, 9, 48}
+    assert {case.feeds["decoder_input_ids"].shape[1] for case in modality.cases({"decoder_sequence": 32})} == {32}
 
 
 def test_a_model_of_sound_takes_any_length(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.errors import ExportError
+from onnxtool.errors import CheckpointError, ExportError
+from onnxtool.export.modalities.processing import PROCESSOR_FILE, prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, NUM_FRAMES, NUM_SAMPLES, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
 
@@ -40,6 +41,7 @@ class AudioInputs:
         """Find out what the extractor gives and the model takes; `accepted` are the parameters of its forward.
 
         Raises:
+            CheckpointError: the extractor does not run.
             ExportError: they agree on no input.
         """
         offered, longer = (_prepare(extractor, [_sound(extractor, length)]) for length in (_SECONDS, _OTHER_SECONDS))
@@ -98,7 +100,7 @@ class AudioInputs:
             feeds = self._fill(list(shares[: fixed.get(BATCH, len(shares))]), sizes, seed)
             cases.append(Case(description, feeds, None))
         quiet = self._fill([1.0] * fixed.get(BATCH, 2), usual | dict(fixed), seed=9)
-        cases.append(Case("almost silent", {name: _scaled(array, 0.01) for name, array in quiet.items()}, None))
+        cases.append(Case("almost silent", scaled(quiet, 0.01), None))
         for seconds in (_SECONDS, _OTHER_SECONDS):
             real = _prepare(self.extractor, [_sound(self.extractor, seconds)] * fixed.get(BATCH, 2))
             feeds = {name: real[name] for name in self.prepared}
@@ -126,20 +128,21 @@ class AudioInputs:
         return feeds
 
 
-def _scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    return (array * factor).astype(array.dtype) if np.issubdtype(array.dtype, np.floating) else array
-
-
 def _prepare(extractor: Any, sounds: list[NDArray[np.float32]]) -> Feeds:
-    import torch
-
-    prepared = extractor(sounds, sampling_rate=_rate(extractor), return_tensors="pt")
-    arrays = {name: value.numpy() for name, value in prepared.items() if isinstance(value, torch.Tensor)}
-    return {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
+    rate = _rate(extractor)
+    return prepare(lambda: extractor(sounds, sampling_rate=rate, return_tensors="pt"), "feature extractor")
 
 
 def _rate(extractor: Any) -> int:
-    return int(getattr(extractor, "sampling_rate", None) or _SAMPLING_RATE)
+    rate = getattr(extractor, "sampling_rate", None)
+    if rate is None:
+        return _SAMPLING_RATE
+    if not isinstance(rate, int) or isinstance(rate, bool) or rate <= 0:
+        raise CheckpointError(
+            f"the checkpoint's feature extractor has the sampling_rate {rate!r}, which is no number of samples",
+            f"correct it in {PROCESSOR_FILE}",
+        )
+    return rate
 
 
 def _sound(extractor: Any, seconds: float) -> NDArray[np.float32]:

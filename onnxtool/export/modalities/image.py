@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import ExportError
+from onnxtool.export.modalities.processing import prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
 
@@ -19,10 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # The axes that may move of the inputs that we know; of others, only the first, which is the batch.
+_MASK = ("pixel_mask", 3)
 _AXES: dict[tuple[str, int], dict[int, str]] = {
     ("pixel_values", 4): {2: HEIGHT, 3: WIDTH},
-    ("pixel_mask", 3): {1: HEIGHT, 2: WIDTH},
+    _MASK: {1: HEIGHT, 2: WIDTH},
 }
+# Which part of height and width is picture, row by row; the rest is padding. Less than half, so that a mask that is
+# scaled down to features a few pixels wide still has a zero.
+_SHARES = ((0.4, 0.7), (1.0, 1.0), (0.7, 0.4))
 _PICTURE_SIZES = ((480, 640), (300, 200), (224, 224))
 
 
@@ -45,6 +50,7 @@ class ImageInputs:
         """Find out what the processor gives and the model takes; `accepted` are the parameters of its forward.
 
         Raises:
+            CheckpointError: the processor does not run.
             ExportError: they agree on no pixels.
         """
         offered = _prepare(processor, [_picture(*_PICTURE_SIZES[0])])
@@ -73,11 +79,11 @@ class ImageInputs:
         return {name: self._random(name, array, sizes, generator) for name, array in self.prepared.items()}
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return noise of the usual size."""
-        return self.feeds({axis.name: axis.usual for axis in self.axes} | dict(fixed), seed=1)
+        """Return noise of the usual size, one row of it smaller where there is a mask."""
+        return self._ragged({axis.name: axis.usual for axis in self.axes} | dict(fixed), seed=1)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """Several batches and sizes, black pictures, strong contrast, real pictures."""
+        """Several batches and sizes, pictures smaller than their batch, black, with strong contrast, real ones."""
         usual = {axis.name: axis.usual for axis in self.axes}
         wanted: list[tuple[str, dict[str, int]]] = [
             ("one picture", {self.batch_axis: 1}),
@@ -97,15 +103,43 @@ class ImageInputs:
             feeds = self.feeds(usual | sizes | dict(fixed), seed=seed)
             cases.append(Case(description, feeds, None))
         plain = self.feeds(usual | dict(fixed), seed=7)
-        cases.append(Case("black pictures", _scaled(plain, 0.0), None))
-        cases.append(Case("strong contrast", _scaled(plain, 3.0), None))
+        cases.append(Case("black pictures", scaled(plain, 0.0), None))
+        cases.append(Case("strong contrast", scaled(plain, 3.0), None))
         cases.append(Case("other noise", self.feeds(usual | {self.batch_axis: 3} | dict(fixed), seed=8), None))
-        for height, width in _PICTURE_SIZES:
-            real = _prepare(self.processor, [_picture(height, width)] * fixed.get(self.batch_axis, 2))
+        if self._has_mask:
+            ragged = self._ragged(usual | {self.batch_axis: 3} | dict(fixed), seed=9)
+            attended = {**ragged, _MASK[0]: np.ones_like(ragged[_MASK[0]])}
+            cases += [Case("ragged", ragged, None), Case("ragged, padding attended", attended, None)]
+        return cases + self._real(fixed)
+
+    def _real(self, fixed: Sizes) -> list[Case]:
+        batch = fixed.get(self.batch_axis, 2)
+        shown = {f"a picture of {height} x {width}": [(height, width)] * batch for height, width in _PICTURE_SIZES}
+        if self._has_mask and batch > 1:
+            shown["pictures of several sizes"] = [_PICTURE_SIZES[row % len(_PICTURE_SIZES)] for row in range(batch)]
+        cases = []
+        for description, sizes in shown.items():
+            real = _prepare(self.processor, [_picture(*size) for size in sizes])
             feeds = {name: real[name] for name in self.prepared}
             if all(self._fits(name, array, fixed) for name, array in feeds.items()):
-                cases.append(Case(f"a picture of {height} x {width}", feeds, None))
+                cases.append(Case(description, feeds, None))
         return cases
+
+    @property
+    def _has_mask(self) -> bool:
+        name, rank = _MASK
+        return name in self.prepared and self.prepared[name].ndim == rank
+
+    def _ragged(self, sizes: Sizes, seed: int) -> Feeds:
+        """Make noise of which a part is padding in most rows, by the mask; the noise goes on below the padding."""
+        feeds = self.feeds(sizes, seed=seed)
+        if self._has_mask:
+            for row, picture in enumerate(feeds[_MASK[0]]):
+                height, width = (
+                    max(1, int(share * size)) for share, size in zip(_SHARES[row % 3], picture.shape, strict=True)
+                )
+                picture[height:], picture[:, width:] = 0, 0
+        return feeds
 
     def _fits(self, name: str, array: NDArray[Any], fixed: Sizes) -> bool:
         axes = _AXES.get((name, array.ndim), {})
@@ -121,24 +155,13 @@ class ImageInputs:
         dims[0] = sizes[self.batch_axis] * array.shape[0]
         if np.issubdtype(array.dtype, np.floating):
             return generator.standard_normal(dims).astype(array.dtype)
-        if axes:  # a mask over pixels, all of which count
+        if axes:  # a mask over pixels, all of which count here
             return np.ones(dims, dtype=array.dtype)
         return np.repeat(array, sizes[self.batch_axis], axis=0)
 
 
-def _scaled(feeds: Feeds, factor: float) -> Feeds:
-    return {
-        name: (array * factor).astype(array.dtype) if np.issubdtype(array.dtype, np.floating) else array
-        for name, array in feeds.items()
-    }
-
-
 def _prepare(processor: Any, pictures: list[NDArray[np.uint8]]) -> Feeds:
-    import torch
-
-    prepared = processor(images=pictures, return_tensors="pt")
-    arrays = {name: value.numpy() for name, value in prepared.items() if isinstance(value, torch.Tensor)}
-    return {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
+    return prepare(lambda: processor(images=pictures, return_tensors="pt"), "image processor")
 
 
 def _picture(height: int, width: int) -> NDArray[np.uint8]:

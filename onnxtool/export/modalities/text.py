@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import ExportError
+from onnxtool.export.modalities.processing import TOKENIZER_FILE, run
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import FeedShape, verification_shapes
@@ -62,9 +63,11 @@ class TextInputs:
         """Find out what the tokenizer gives and the model takes; `accepted` are the parameters of its forward.
 
         Raises:
+            CheckpointError: the tokenizer does not run.
             ExportError: they agree on no ids.
         """
-        offered = {name: np.asarray(array).shape[2:] for name, array in tokenizer(["a"]).items()}
+        tokens = run(lambda: tokenizer(["a"]), "tokenizer", TOKENIZER_FILE)
+        offered = {name: np.asarray(array).shape[2:] for name, array in tokens.items()}
         if "input_ids" not in accepted and "inputs" in accepted:  # Perceiver's name for them
             offered = {{"input_ids": "inputs"}.get(name, name): rest for name, rest in offered.items()}
         config = _text_config(model)
@@ -118,13 +121,14 @@ class TextInputs:
         A tokenizer that knows no padding token (GPT-2's) repeats the first text, which then needs none.
         """
         can_pad = self.tokenizer.pad_token is not None
-        encoded = self.tokenizer(
-            list(texts) if can_pad else [texts[0]] * len(texts),
-            padding=("max_length" if sequence_length else True) if can_pad else False,
-            truncation=True,
-            max_length=sequence_length or min(_LONGEST_SAMPLE, self.longest or _LONGEST_SAMPLE),
-            return_tensors="np",
-        )
+        options = {
+            "padding": ("max_length" if sequence_length else True) if can_pad else False,
+            "truncation": True,
+            "max_length": sequence_length or min(_LONGEST_SAMPLE, self.longest or _LONGEST_SAMPLE),
+            "return_tensors": "np",
+        }
+        rows = list(texts) if can_pad else [texts[0]] * len(texts)
+        encoded = run(lambda: self.tokenizer(rows, **options), "tokenizer", TOKENIZER_FILE)
         encoded = {"inputs": encoded["input_ids"], **encoded}
         return {name: np.asarray(encoded[name], dtype=np.int64) for name in self.names}
 
@@ -187,8 +191,8 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
     if isinstance(positions, int) and padding_id is not None:
         limits.append(positions - padding_id - 1)
     # transformers writes "no limit" as 1e30, and XLNet as -1.
-    numbers = [limit for limit in limits if isinstance(limit, int | float)]
-    return min((int(limit) for limit in numbers if 0 < limit < _UNLIMITED), default=None)
+    numbers = [limit for limit in limits if isinstance(limit, int | float) and not isinstance(limit, bool)]
+    return min((int(limit) for limit in numbers if 1 <= limit < _UNLIMITED), default=None)
 
 
 def vocabulary_size(model: Any) -> int | None:

@@ -1,0 +1,99 @@
+"""What config.json says: the configuration, the class of the model, and the tasks that it has classes for."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from onnxtool.errors import CheckpointError
+from onnxtool.export.source import Source
+from onnxtool.export.tasks import TASKS, architectures, find_task, serves
+from onnxtool.runtime.quiet import quiet
+
+
+def load_config(source: Source) -> Any:
+    """Read config.json into its class of transformers.
+
+    Raises:
+        CheckpointError: it cannot be read, or transformers does not know its kind of model.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(source.model_name, **source.arguments)
+    except ValueError as error:
+        content = source.read_json("config.json")
+        model_type = content.get("model_type") if isinstance(content, dict) else None
+        if isinstance(model_type, str) and model_type in CONFIG_MAPPING_NAMES:
+            raise source.unreadable(error) from error
+        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
+        raise CheckpointError(
+            f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
+            (f"did you mean {', '.join(near)}? " if near else "")
+            + "a newer transformers may know it; a model with code of its own needs --trust_remote_code",
+        ) from error
+    except Exception as error:  # each configuration checks its values in its own way, or not at all
+        raise source.unreadable(error) from error
+
+
+def find_class(architecture: str, config: Any, source: Source) -> Any:
+    """Return the class called `architecture`, or transformers' automatic one for a checkpoint with code of its own.
+
+    Raises:
+        CheckpointError: transformers has none of this name, it is no model, or it is one of another configuration.
+    """
+    import torch
+    import transformers
+
+    if source.trust_remote_code:
+        for auto_class, reference in (getattr(config, "auto_map", None) or {}).items():
+            if str(reference).rsplit(".", 1)[-1] == architecture:
+                return getattr(transformers, auto_class)
+    model_class = getattr(transformers, architecture, None)
+    if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
+        raise CheckpointError(
+            f"transformers {transformers.__version__} has no architecture {architecture!r} "
+            f"(config.json of {source.model_name})",
+            f"pass --task: {candidates(config)}; a model with code of its own needs --trust_remote_code",
+        )
+    # The bases of a model's classes have weights and no forward.
+    is_base = getattr(model_class, "forward", None) is torch.nn.Module.forward
+    if not issubclass(model_class, transformers.PreTrainedModel) or is_base:
+        raise CheckpointError(
+            f"{architecture}, which config.json of {source.model_name} names as its architecture, is no model",
+            f"name the class that the weights are of, or pass --task: {candidates(config)}",
+        )
+    wanted = getattr(model_class, "config_class", None)
+    if isinstance(wanted, type) and not isinstance(config, wanted):
+        raise CheckpointError(
+            f"config.json of {source.model_name} is one of {config.model_type}, and names {architecture}, "
+            f"which is a model of {getattr(wanted, 'model_type', wanted.__name__)}",
+            f"the folder mixes two models; take both from one, or pass --task: {candidates(config)}",
+        )
+    return model_class
+
+
+def architecture_for(config: Any, task: str) -> str:
+    """Return the class for `task`: the one that config.json names where it serves it, else transformers' own.
+
+    Raises:
+        CheckpointError: transformers has none for it.
+    """
+    row = find_task(task)
+    names = architectures(row, config.model_type)
+    own = [name for name in getattr(config, "architectures", None) or () if name in names or serves(name, row)]
+    if own:
+        return str(own[0])
+    if not names:
+        raise CheckpointError(
+            f"{config.model_type} has no architecture for the task {task}", f"pass one of: {candidates(config)}"
+        )
+    return names[0]
+
+
+def candidates(config: Any) -> str:
+    """List the tasks that a configuration could be used for, with their classes."""
+    found = [(task.name, architectures(task, config.model_type)) for task in TASKS]
+    return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
