@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Sequence
 from dataclasses import fields
@@ -129,6 +131,10 @@ def command(
     )
     # PyTorch's threads spin while they wait: with another process on the cores, verifying takes three times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
+    # This process makes one file and ends. The library collects where a model goes; in between the collector would look
+    # at torch's millions of objects again and again, and at the end once more.
+    gc.disable()
+    atexit.register(gc.freeze)
     optimized = None
     with progress(quiet=quiet) as on_progress:
         report = export_model(options, on_progress=on_progress)
