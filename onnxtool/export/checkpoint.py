@@ -222,9 +222,9 @@ class Checkpoint:
         is_pickle = self.is_pickle  # raises with a better message than transformers does
         model_class = find_class(self.architecture, self.config, self.source)
         torch_dtype = getattr(torch, dtype)
-        torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
         try:
-            with quiet():
+            with quiet(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
                 model, info = model_class.from_pretrained(
                     self.source.model_name,
                     config=self.config,

@@ -50,7 +50,7 @@ TASKS: tuple[Task, ...] = (
 TASK_NAMES = tuple(task.name for task in TASKS)
 
 # The tags by which model cards of sparse encoders are found.
-_SPARSE_TAGS = frozenset({"splade", "sparse-encoder"})
+SPARSE_TAGS = ("splade", "sparse-encoder")
 
 
 def find_task(name: str) -> Task:
@@ -99,7 +99,7 @@ def recognize_task(general: str, *, modules: Collection[str], tags: Collection[s
         One of TASK_NAMES, or `other` for an architecture of no known task.
     """
     kinds = {module.rsplit(".", 1)[-1] for module in modules}
-    if general == "fill-mask" and ("SpladePooling" in kinds or _SPARSE_TAGS.intersection(tags)):
+    if general == "fill-mask" and ("SpladePooling" in kinds or set(SPARSE_TAGS).intersection(tags)):
         return "sparse-encoding"
     if general == "feature-extraction" and "Pooling" in kinds:
         return "sentence-similarity"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,18 +45,38 @@ def trace(
     Raises:
         ExportError: the model cannot be traced, or not at this opset.
     """
+    return guarded(
+        lambda: exporter.trace(model, sample, signature, opset),
+        subject=f"{exporter.name} cannot trace {type(model).__name__}",
+        exporter=exporter.name,
+        opset=opset,
+        hint="try the other --exporter",
+    )
+
+
+def guarded(run: Callable[[], ir.Model], *, subject: str, exporter: str, opset: int | None, hint: str) -> ir.Model:
+    """Run a trace with nothing printed and no garbage collected.
+
+    Args:
+        run: the trace.
+        subject: what the error says failed, e.g. `dynamo cannot trace BertModel`.
+        exporter: which exporter writes the graph.
+        opset: what it has to be of; None for the exporter's own.
+        hint: the way out of a failure.
+
+    Raises:
+        ExportError: the trace failed, in whichever way, or gave another opset.
+    """
     with quiet() as said, quiet_stdout_descriptor(), _garbage_kept():
         try:
-            graph = exporter.trace(model, sample, signature, opset)
-        except Exception as error:
-            raise ExportError(
-                f"{exporter.name} cannot trace {type(model).__name__}: {_reason(error)}",
-                "try the other --exporter" + (f"\n{said.getvalue()[-2000:]}" if said.getvalue() else ""),
-            ) from error
+            graph = run()
+        except Exception as error:  # exporters fail with whatever an operator, a guard or a pass of theirs raises
+            printed = said.getvalue()[-2000:]
+            raise ExportError(f"{subject}: {reason_of(error)}", f"{hint}\n{printed}" if printed else hint) from error
     found = graph.opset_imports.get("", 0)
     if opset is not None and found != opset:
         raise ExportError(
-            f"{exporter.name} wrote opset {found}, not {opset}", "leave --opset out, or try --exporter torchscript"
+            f"{exporter} wrote opset {found}, not {opset}", "leave --opset out, or try --exporter torchscript"
         )
     return graph
 
@@ -83,7 +104,7 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
     }
     config = OnnxConfig(dynamic=True, dynamic_shapes=axes, opset_version=opset)
     graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
-    _forget_graphs()
+    forget_graphs()
     return graph
 
 
@@ -106,7 +127,7 @@ def teach_complex_indexing() -> None:
         return index
 
 
-def _forget_graphs() -> None:
+def forget_graphs() -> None:
     """Let onnxscript's rewrite rules, which live as long as the process, forget the last graph they looked at.
 
     It holds all weights, which would stay in memory while the file is verified. Tested with onnxscript 0.7.
@@ -132,6 +153,9 @@ EXPORTERS: tuple[Exporter, ...] = (
 EXPORTER_NAMES = ("auto", *(exporter.name for exporter in EXPORTERS))
 
 
-def _reason(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+def reason_of(error: BaseException) -> str:
+    """Return the type and the first line of what caused an error in the first place."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in re.sub(r"\x1b\[\d*m", "", str(error)).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.tracing import reason_of
 from onnxtool.reports import Dimension
 from onnxtool.runtime.quiet import quiet
 
@@ -186,11 +187,3 @@ def _axes(path: str, shape: tuple[int, ...], other: tuple[int, ...], *, parallel
         size if size == moved else names.get((size, moved), f"{cache_name(path)}_axis_{axis}")
         for axis, (size, moved) in enumerate(zip(shape, other, strict=True))
     )
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the type and the first line of what caused an error in the first place."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line for line in re.sub(r"\x1b\[\d*m", "", str(error)).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

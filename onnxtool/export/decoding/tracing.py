@@ -21,14 +21,12 @@ from onnxtool.export.decoding.step import (
     capture_step,
     count_positions,
     present_name,
-    reason_of,
 )
 from onnxtool.export.decoding.token_loop import loop_over_tokens
 from onnxtool.export.graph import name_nodes, renamed, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
-from onnxtool.export.tracing import teach_complex_indexing
+from onnxtool.export.tracing import forget_graphs, guarded, teach_complex_indexing
 from onnxtool.reports import Dimension
-from onnxtool.runtime.quiet import quiet
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,17 +57,13 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
         ExportError: the model does not generate with a cache, or cannot be traced.
     """
     step = capture_step(model, parallel=prompts == PROMPTS[0])
-    with quiet() as said:
-        try:
-            traced = _trace(model, step, opset)
-        except Exception as error:
-            raise ExportError(
-                f"dynamo cannot trace {type(model).__name__} with its cache: {reason_of(error)}",
-                WITHOUT_CACHE + (f"\n{said.getvalue()[-2000:]}" if said.getvalue() else ""),
-            ) from error
-    found = traced.opset_imports.get("", 0)
-    if opset is not None and found != opset:
-        raise ExportError(f"dynamo wrote opset {found}, not {opset}", "leave --opset out")
+    traced = guarded(
+        lambda: _trace(model, step, opset),
+        subject=f"dynamo cannot trace {type(model).__name__} with its cache",
+        exporter="dynamo",
+        opset=opset,
+        hint=WITHOUT_CACHE,
+    )
     _name(traced, step)
     name_nodes(traced.graph)
     cache = {cache_name(path): axes for path, axes in step.cache.items()}
@@ -101,6 +95,7 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
     shapes = {name: moving(get_auto_dynamic_shapes(value)) for name, value in tensors.items()}
     config = OnnxConfig(dynamic=True, dynamic_shapes=shapes, opset_version=opset)
     graph: ir.Model = OnnxExporter().export(_counting_positions(model, step), arguments, config=config).program
+    forget_graphs()
     return graph
 
 

@@ -17,6 +17,7 @@ from onnxtool.export.heads.checkpoint_modules import card_tags, encoder_class, m
 from onnxtool.export.heads.steps import Step
 from onnxtool.export.signature import BATCH, Signature
 from onnxtool.export.source import Source
+from onnxtool.export.tasks import SPARSE_TAGS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -107,9 +108,6 @@ _ROWS: tuple[_Row, ...] = (
 # `logits` and `none` put nothing on the model; the first insists on logits.
 HEAD_NAMES = ("auto", "logits", *(row.name for row in _ROWS), "none")
 
-# The tags by which model cards of sparse encoders are found.
-_SPARSE_TAGS = ("splade", "sparse-encoder")
-
 
 def recognize_head(source: Source, architecture: str) -> tuple[str, str]:
     """Tell which head a checkpoint was trained with, and by what it is known.
@@ -133,7 +131,7 @@ def recognize_head(source: Source, architecture: str) -> tuple[str, str]:
     else:
         if encoder_class(source) == "SparseEncoder":
             return "splade", "config_sentence_transformers.json names SparseEncoder"
-        tags = [tag for tag in _SPARSE_TAGS if tag in card_tags(source)]
+        tags = [tag for tag in SPARSE_TAGS if tag in card_tags(source)]
         if not tags:
             return "none", "neither modules.json nor the model card's tags speak of pooling"
         return "splade", f"the model card's tags name {' and '.join(tags)}"
