@@ -400,3 +400,13 @@ def test_the_hash_of_module_weights_follows_them_and_no_others(folder: Path) -> 
     content = (folder / "2_Dense" / "model.safetensors").read_bytes()
     assert found[1] == hashlib.sha256(hashlib.sha256(content).digest()).hexdigest() != found[0]
     assert Checkpoint.open(Source.find(str(folder))).weights_sha256 == before_weights
+
+
+def test_loading_leaves_the_random_numbers_of_its_caller_alone(folder: Path) -> None:
+    """What is made up has a seed of its own; a training loop around it has another."""
+    checkpoint = Checkpoint.open(Source.find(str(folder)))
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+    assert torch.equal(torch.rand(3), wanted)

@@ -1,0 +1,47 @@
+"""Tracing leaves nothing behind: neither weights in memory nor words on standard output."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+
+import pytest
+
+from onnxtool.errors import ExportError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.modalities.finding import find_modality
+from onnxtool.export.signature import detect_signature, to_tensors
+from onnxtool.export.source import Source
+from onnxtool.export.tracing import EXPORTERS, guarded, trace
+from tests.workshop import Workshop
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS, ids=lambda row: row.name)
+def test_weights_go_with_the_graph(workshop: Workshop, exporter: object) -> None:
+    """They would stand beside those of the model that the file is compared with."""
+    row = next(row for row in EXPORTERS if row is exporter)
+    checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint("tiny-mlm"))))
+    model = checkpoint.load_model(dtype="float32", device="cpu", attention=row.attentions[0])
+    modality = find_modality(model, checkpoint)
+    signature = detect_signature(model, modality)
+    weight = weakref.ref(model.bert.encoder.layer[0].output.dense.weight)
+    graph = trace(row, model, to_tensors(model, modality.sample({})), signature, None)
+    del graph, model
+    gc.collect()
+    assert weight() is None
+
+
+def test_what_a_failing_exporter_prints_goes_into_the_hint(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing reaches standard output, from Python or from below it, where a report in JSON stands alone."""
+
+    def fail() -> None:
+        sys.stdout.write("half a graph\n")
+        os.write(1, b"Torch IR graph")
+        raise RuntimeError("\x1b[96mfirst\x1b[0m\nsecond")
+
+    with pytest.raises(ExportError, match="cannot trace it: RuntimeError: first$") as error:
+        guarded(fail, subject="cannot trace it", exporter="dynamo", opset=None, hint="way out")  # type: ignore[arg-type]
+    assert error.value.hint == "way out\nhalf a graph\n"
+    assert capfd.readouterr().out == ""
