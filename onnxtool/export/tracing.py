@@ -5,11 +5,10 @@ The one module that knows the quirks of these two. Tested with torch 2.13 and tr
 
 from __future__ import annotations
 
-import functools
 import gc
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,34 +96,37 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
     from torch.export import Dim
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-    teach_complex_indexing()
     axes = {
         name: {axis: Dim.DYNAMIC for axis, size in enumerate(signature.inputs[name]) if isinstance(size, str)}
         for name in sample
     }
     config = OnnxConfig(dynamic=True, dynamic_shapes=axes, opset_version=opset)
-    graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
+    with complex_indexing():
+        graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
     forget_graphs()
     return graph
 
 
-@functools.cache
-def teach_complex_indexing() -> None:
-    """Let transformers' ONNX exporter take an index of a complex tensor apart, as it does with its other operators.
+def complex_indexing() -> AbstractContextManager[object]:
+    """Take an index of a complex tensor apart while the block runs, as transformers' exporter does other operators.
 
-    Llama 4 keeps its rotary embeddings as complex numbers, which ONNX does not have. Tested with transformers 5.23.
+    Llama 4 keeps its rotary embeddings as complex numbers, which ONNX does not have. A patch of Tensor.__getitem__
+    would do it as well, and would leave the class changed for good: Python then takes every tensor for a sequence,
+    and no TorchScript trace in this process works any more. Tested with transformers 5.23.
     """
     import torch
-    from transformers.exporters.utils import register_patch
 
-    @register_patch("onnx", "torch.Tensor.__getitem__")  # type: ignore[untyped-decorator]  # transformers has no types
-    def apart(original: Any) -> Any:
-        def index(tensor: Any, position: Any) -> Any:
-            if not torch.is_complex(tensor):
-                return original(tensor, position)
-            return torch.complex(original(tensor.real, position), original(tensor.imag, position))
+    index = torch.Tensor.__getitem__
 
-        return index
+    class Apart(torch.overrides.TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            """Index the real and the imaginary part on their own."""
+            if function is index and torch.is_complex(args[0]):
+                tensor, position = args
+                return torch.complex(index(tensor.real, position), index(tensor.imag, position))
+            return function(*args, **(kwargs or {}))
+
+    return Apart()  # type: ignore[no-any-return]  # torch is not followed by mypy
 
 
 def forget_graphs() -> None:

@@ -25,7 +25,7 @@ from onnxtool.export.decoding.step import (
 from onnxtool.export.decoding.token_loop import loop_over_tokens
 from onnxtool.export.graph import name_nodes, renamed, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
-from onnxtool.export.tracing import forget_graphs, guarded, teach_complex_indexing
+from onnxtool.export.tracing import complex_indexing, forget_graphs, guarded
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
     from transformers.exporters.exporter_dynamo import get_auto_dynamic_shapes
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-    teach_complex_indexing()
     arguments = copy.deepcopy(step.arguments)
     tensors = {name: value for name, value in arguments.items() if name not in _FLAGS}
     leaves = iter(step.axes.values())
@@ -94,8 +93,10 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
 
     shapes = {name: moving(get_auto_dynamic_shapes(value)) for name, value in tensors.items()}
     config = OnnxConfig(dynamic=True, dynamic_shapes=shapes, opset_version=opset)
-    graph: ir.Model = OnnxExporter().export(_counting_positions(model, step), arguments, config=config).program
+    with complex_indexing():
+        exported = OnnxExporter().export(_counting_positions(model, step), arguments, config=config)
     forget_graphs()
+    graph: ir.Model = exported.program
     return graph
 
 
