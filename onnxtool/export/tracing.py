@@ -126,7 +126,7 @@ def complex_indexing() -> AbstractContextManager[object]:
                 return torch.complex(index(tensor.real, position), index(tensor.imag, position))
             return function(*args, **(kwargs or {}))
 
-    return Apart()  # type: ignore[no-any-return]  # torch is not followed by mypy
+    return Apart()
 
 
 def forget_graphs() -> None:
