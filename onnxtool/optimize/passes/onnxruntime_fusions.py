@@ -1,13 +1,14 @@
-"""Run the fusions of onnxruntime.transformers: attention, layer normalization, Gelu, biases, embeddings.
+"""Run the fusions of onnxruntime.transformers where our own left an attention alone.
 
-Its attention patterns are those of TorchScript exports with eager attention. Exports of dynamo hold other patterns,
-of which it fuses Gelu with its bias and normalizations; the fusions report tells what it found.
+They take seconds and hold all weights in memory, and know forms of attention that ours do not: with a cache, across two
+sequences, of image and speech models.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onnxtool.optimize.attention.scores import anchors
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 from onnxtool.optimize.protos import restore_description, to_full_proto
 from onnxtool.runtime.quiet import quiet
@@ -30,9 +31,11 @@ _FALLBACK = "bert"  # its fusions are the general ones: normalizations, Gelu, bi
 
 
 def _apply(model: ir.Model, context: Context) -> Outcome:
-    """Replace subgraphs by com.microsoft operators of onnxruntime."""
+    """Replace subgraphs by com.microsoft operators of onnxruntime, where there is an attention that is none yet."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
+    if not any(anchors(model.graph)):
+        return Outcome(model, 0)
     model_type, note = _SAME_GRAPH.get(context.model_type, context.model_type), ""
     if model_type not in MODEL_TYPES:
         note = f"onnxruntime has no patterns for model_type {model_type or 'unknown'!r}; {_FALLBACK}'s were used"

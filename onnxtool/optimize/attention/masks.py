@@ -1,0 +1,161 @@
+"""What a mask means: padding, causal, both, nothing, or a bias that has to be added as it is.
+
+A mask is computed by twenty operators in one export and by two in the next. Here it is run, on rows of several lengths,
+padded on either side and with holes, and compared with the masks that fused operators know by name. Whatever is none
+of them stays a bias, which is always right.
+
+Letters of shapes: B batch, S queries, L keys, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above
+from onnxtool.optimize.attention.scores import Masking
+from onnxtool.optimize.probing import axis_name
+from onnxtool.optimize.shapes import Shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+_LOWEST = -1e4
+# A mask grows with the square of it; with a window that is wider, it stays a bias.
+_LONGEST = 2100
+_HOLES = 0.3  # of the tokens of a row, masked out in the middle: no rule about lengths gives that
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the masks of an attention amount to.
+
+    Attributes:
+        padding: the graph input [B, L], 1 for keys that may be attended to; None for none.
+        is_causal: whether a query sees no keys after its own place.
+        is_bias: whether they are none of what we know, and have to be added as they are.
+    """
+
+    padding: ir.Value | None = None
+    is_causal: bool = False
+    is_bias: bool = False
+
+
+NOTHING, BIAS = Meaning(), Meaning(is_bias=True)
+
+
+def find_meaning(model: ir.Model, masking: Masking, shapes: Shapes) -> Meaning:
+    """Find out what a masking means, at the sizes of a probe of `shapes` and at such that are past every window."""
+    if not masking.values:
+        return NOTHING
+    part = slice_above(masking.values, shapes)
+    if part is None or any(term.is_merged for term in masking.terms):
+        return BIAS
+    found: Meaning | None = None
+    for sizes in _sizes_to_try(shapes, largest_number(part)):
+        meaning = _at(model, part, masking, sizes)
+        if meaning.is_bias or (found is not None and found != meaning):
+            return BIAS
+        found = meaning
+    return found or BIAS
+
+
+def _sizes_to_try(shapes: Shapes, window: int) -> list[Mapping[str, int]]:
+    """Return the sizes of a probe, and larger ones past every window; none where that is too large to be tried.
+
+    A window that is wider than anything the model takes is none.
+    """
+    sizes, largest = shapes.probes[0], shapes.probes[-1]
+    past = {name: min(window + 8, size) for name, size in largest.items()}
+    if sizes:
+        batch = next(iter(sizes))
+        past[batch] = sizes[batch]
+    return [] if max(past.values(), default=0) > _LONGEST else [sizes, past]
+
+
+def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> Meaning:
+    """Say what the masks of a slice mean at the given sizes of the dynamic axes."""
+    feeds, masks = _feeds(part, sizes)
+    if feeds is None:
+        return BIAS
+    arrays = evaluate(model, part, sizes, feeds)
+    if arrays is None:
+        return BIAS
+    allowed = _allowed(masking, arrays)
+    if allowed is None or allowed.ndim > 4:
+        return BIAS
+    if allowed.all():
+        return NOTHING
+    allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+    keys = allowed.shape[-1]
+    causal = np.tril(np.ones((keys, keys), bool))
+    rows: list[tuple[ir.Value | None, NDArray[np.bool_]]] = [(None, np.ones((1, 1, 1, keys), bool))]
+    rows += [(value, mask[:, None, None, :]) for value, mask in masks.items() if mask.shape[-1] == keys]
+    for value, row in rows:
+        # A query that is padding itself may see anything, or nothing: what comes of it is never read.
+        real = row.swapaxes(-1, -2)
+        if value is not None and _equal(row & real, allowed & real):
+            return Meaning(value)
+        if _equal(row & causal & real, allowed & real):
+            return Meaning(value, is_causal=True)
+    return BIAS
+
+
+def _equal(mask: NDArray[np.bool_], allowed: NDArray[np.bool_]) -> bool:
+    """Whether two masks are the same where they are broadcast against each other."""
+    try:
+        one, other = np.broadcast_arrays(mask, allowed)
+    except ValueError:  # of shapes that are none of one attention
+        return False
+    return np.array_equal(one, other)
+
+
+def _feeds(
+    part: Slice, sizes: Mapping[str, int]
+) -> tuple[dict[str, NDArray[Any]] | None, dict[ir.Value, NDArray[np.bool_]]]:
+    """Make up what the slice reads: ragged masks with holes, and numbers for all else."""
+    generator = np.random.default_rng(0)
+    feeds: dict[str, NDArray[Any]] = {}
+    masks: dict[ir.Value, NDArray[np.bool_]] = {}
+    for value in part.inputs:
+        if value.shape is None or value.dtype is None:
+            return None, {}
+        shape = [
+            size if isinstance(size, int) else sizes[size.value or axis_name(str(value.name), axis)]
+            for axis, size in enumerate(value.shape)
+        ]
+        dtype = value.dtype.numpy()
+        if len(shape) == 2 and "mask" in str(value.name):
+            mask = _ragged(shape[0], shape[1], generator)
+            masks[value] = mask
+            feeds[str(value.name)] = mask.astype(dtype)
+        else:
+            feeds[str(value.name)] = generator.integers(0, 2, shape).astype(dtype)
+    return feeds, masks
+
+
+def _ragged(rows: int, length: int, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Return a mask with a row padded right, a row padded left, and rows with holes; the first token of each stays."""
+    mask = generator.random((rows, length)) >= _HOLES
+    mask[0] = np.arange(length) < max(1, length // 2)
+    if rows > 1:
+        mask[1] = np.arange(length) >= length // 3
+    return mask
+
+
+def _allowed(masking: Masking, arrays: Sequence[NDArray[Any]]) -> NDArray[np.bool_] | None:
+    """Return where scores stay, [B or 1, H or 1, S or 1, L]; None where anything else than that is done to them."""
+    allowed: NDArray[np.bool_] = np.ones((1, 1, 1, 1), bool)
+    for term, array in zip(masking.terms, arrays, strict=False):
+        added = array.astype(np.float64) * term.scale
+        stays = added == 0.0
+        if not np.all(stays | (added <= _LOWEST)):
+            return None
+        allowed = allowed & stays
+    for blockade, array in zip(masking.blockades, arrays[len(masking.terms) :], strict=True):
+        allowed = allowed & (array.astype(bool) == blockade.keeps)
+    return allowed

@@ -1,0 +1,331 @@
+"""Find attentions: a Softmax of what queries and keys give, which weights values, or an operator that says so.
+
+Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtool.optimize.matching import attribute, constant, producer, scalar
+from onnxtool.optimize.shapes import Shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_LONGEST_CHAIN = 16
+_LOWEST = -1e4  # what is added to a score to keep it out; a larger number is a bias
+_CAPPED = "scores that are capped by a Tanh"
+_SAME_ELEMENTS = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Dropout")
+
+
+class RefusedError(Exception):
+    """A Softmax that is no attention we can write, with the reason why."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """What is added to the scores: `scale * value`.
+
+    Attributes:
+        is_merged: whether it broadcasts to [B * H, S, L]; else to [B, H, S, L].
+    """
+
+    value: ir.Value
+    scale: float
+    is_merged: bool
+
+
+@dataclass(frozen=True)
+class Blockade:
+    """Where scores are replaced by something very low.
+
+    Attributes:
+        condition: bool, broadcasts to [B, H, S, L].
+        keeps: the value of the condition at which a score stays.
+    """
+
+    condition: ir.Value
+    keeps: bool
+
+
+@dataclass(frozen=True)
+class Masking:
+    """All that is done to scores between their product and their Softmax."""
+
+    terms: tuple[Term, ...] = ()
+    blockades: tuple[Blockade, ...] = ()
+
+    @property
+    def values(self) -> tuple[ir.Value, ...]:
+        """What it reads: the values of the terms, then the conditions of the blockades."""
+        return (*(term.value for term in self.terms), *(blockade.condition for blockade in self.blockades))
+
+
+@dataclass(frozen=True)
+class Found:
+    """An attention in a graph, as it stands there: `softmax(masking(scale * queries @ keys)) @ values`.
+
+    Attributes:
+        queries: [B, H, S, D] or [B * H, S, D].
+        keys: [B, H, D, L] or [B * H, D, L] where `is_transposed`, else [B, H, L, D].
+        values: [B, H, L, D] or [B * H, L, D].
+        scale: what their product is multiplied by.
+        is_causal: whether the operator itself keeps queries from seeing later keys.
+        result: what comes out, [B, H, S, D] or [B * H, S, D], zero rows of blocked queries included.
+    """
+
+    queries: ir.Value
+    keys: ir.Value
+    is_transposed: bool
+    values: ir.Value
+    num_heads: int
+    scale: float
+    masking: Masking
+    is_causal: bool
+    result: ir.Value
+
+
+def anchors(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the node around which each attention of a graph stands that is not an operator of onnxruntime yet.
+
+    It is the Softmax whose probabilities weight something, or the `Attention` of ai.onnx.
+    """
+    for node in graph:
+        is_weighting = node.op_type == "Softmax" and _weighting(node.outputs[0]) is not None
+        if node.domain == "" and (is_weighting or node.op_type == "Attention"):
+            yield node
+
+
+def find_attention(anchor: ir.Node, shapes: Shapes) -> Found:
+    """Take apart the attention around a Softmax, or an `Attention` of ai.onnx.
+
+    Raises:
+        RefusedError: it is not of a form that we know.
+    """
+    return _of_operator(anchor, shapes) if anchor.op_type == "Attention" else _of_softmax(anchor, shapes)
+
+
+def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
+    scores = softmax.inputs[0]
+    rank = shapes.rank(scores)
+    if scores is None or rank not in (3, 4):
+        raise RefusedError(f"scores of rank {rank}")
+    if attribute(softmax, "axis", -1) not in (-1, rank - 1):
+        raise RefusedError("a Softmax over another axis than the last")
+    trail = _take_apart(scores, shapes)
+    weighting = _weighting(softmax.outputs[0])
+    if weighting is None:
+        raise RefusedError("probabilities that no MatMul reads")
+    product, conditions = weighting
+    for condition in conditions:
+        if not any(condition is blockade.condition for blockade in trail.blockades) and not _is_nan(condition):
+            raise RefusedError("probabilities that are masked otherwise than the scores")
+    queries, keys = trail.product.inputs[:2]
+    values = product.inputs[1]
+    if queries is None or keys is None or values is None or trail.num_heads is None:
+        raise RefusedError("a number of heads that is not known")
+    return Found(
+        queries=queries,
+        keys=keys,
+        is_transposed=True,
+        values=values,
+        num_heads=trail.num_heads,
+        scale=trail.scale,
+        masking=Masking(tuple(trail.terms), tuple(trail.blockades)),
+        is_causal=False,
+        result=_without_zeroed_rows(product.outputs[0]),
+    )
+
+
+def _of_operator(node: ir.Node, shapes: Shapes) -> Found:
+    """Take apart an `Attention` of ai.onnx, opset 23 and later, that has no cache."""
+    queries, keys, values = node.inputs[:3]
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if any(value is not None for value in node.inputs[4:]) or any(output.uses() for output in node.outputs[1:]):
+        raise RefusedError("an Attention with a cache")
+    if attribute(node, "softcap", 0.0):
+        raise RefusedError(_CAPPED)
+    num_heads, head_size = shapes.fixed(queries, 1), shapes.fixed(queries, -1)
+    if queries is None or keys is None or values is None or shapes.rank(queries) != 4 or not num_heads or not head_size:
+        raise RefusedError("a number of heads that is not known")
+    if shapes.fixed(keys, 1) != num_heads:
+        raise RefusedError("keys with fewer heads than the queries")
+    masking = Masking()
+    if mask is not None and shapes.dtype(mask) == np.bool_:
+        masking = Masking(blockades=(Blockade(mask, keeps=True),))
+    elif mask is not None:
+        masking = Masking(terms=(Term(mask, 1.0, is_merged=False),))
+    return Found(
+        queries=queries,
+        keys=keys,
+        is_transposed=False,
+        values=values,
+        num_heads=num_heads,
+        scale=attribute(node, "scale", head_size**-0.5),
+        masking=masking,
+        is_causal=bool(attribute(node, "is_causal", 0)),
+        result=_without_zeroed_rows(node.outputs[0]),
+    )
+
+
+@dataclass
+class _Trail:
+    """What lies between a Softmax and the MatMul of queries and keys above it."""
+
+    product: ir.Node
+    num_heads: int | None
+    scale: float
+    terms: list[Term]
+    blockades: list[Blockade]
+
+
+def _take_apart(value: ir.Value, shapes: Shapes) -> _Trail:
+    """Walk from the scores up to the MatMul of queries and keys, and note what happens on the way."""
+    scale, here = 1.0, value
+    terms: list[Term] = []
+    blockades: list[Blockade] = []
+    num_heads: int | None = None
+    node: ir.Node | None = None
+    for _ in range(_LONGEST_CHAIN):
+        if shapes.rank(here) == 4 and num_heads is None:
+            num_heads = shapes.fixed(here, 1)
+        node = producer(here)
+        if node is None:
+            break
+        if node.op_type == "MatMul":
+            return _Trail(node, num_heads, scale, terms, blockades)
+        above, factor = _step(node, shapes, terms, blockades, scale)
+        scale, here = scale * factor, above
+    name = "nothing" if node is None else node.op_type
+    raise RefusedError(f"scores that are made by {name}, not by queries and keys")
+
+
+def _step(
+    node: ir.Node, shapes: Shapes, terms: list[Term], blockades: list[Blockade], scale: float
+) -> tuple[ir.Value, float]:
+    """Go one operator up, noting what it adds or blocks; return the scores above it and what it scales them by."""
+    first = node.inputs[0]
+    if first is None:
+        raise RefusedError(f"{node.op_type} without an input")
+    if node.op_type in _SAME_ELEMENTS:
+        return first, 1.0
+    if node.op_type == "Cast" and first.dtype is not None and first.dtype == node.outputs[0].dtype:
+        return first, 1.0
+    if node.op_type in ("Mul", "Div"):
+        factor, other = scalar(node.inputs[1]), first
+        if factor is None and node.op_type == "Mul":
+            factor, other = scalar(first), node.inputs[1] or first
+        if factor:
+            return other, factor if node.op_type == "Mul" else 1.0 / factor
+    if node.op_type == "Max" and len(node.inputs) == 2:  # keeps the sum of two lowest numbers finite
+        floor = scalar(node.inputs[1])
+        if floor is not None and floor <= _LOWEST:
+            return first, 1.0
+    if node.op_type in ("Add", "Sub"):
+        scores, added = _sides(node, shapes)
+        is_merged = shapes.rank(node.outputs[0]) == 3
+        terms.append(Term(added, scale if node.op_type == "Add" else -scale, is_merged))
+        return scores, 1.0
+    if node.op_type == "Where":
+        condition, yes, no = node.inputs
+        if shapes.rank(node.outputs[0]) != 4:
+            raise RefusedError("a mask over heads and batch in one")
+        for kept, blocked, keeps in ((no, yes, False), (yes, no, True)):
+            if condition is not None and kept is not None and _is_lowest(blocked):
+                blockades.append(Blockade(condition, keeps))
+                return kept, 1.0
+    if node.op_type == "Tanh":
+        raise RefusedError(_CAPPED)
+    if node.op_type == "Concat":
+        raise RefusedError("scores with sinks beside them")
+    raise RefusedError(f"scores that are changed by {node.op_type}")
+
+
+def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
+    """Return the input of an Add that leads to the scores, and the other."""
+    first, second = node.inputs[0], node.inputs[1]
+    if first is None or second is None:
+        raise RefusedError("an Add without an input")
+    candidates = [(first, second)] if node.op_type == "Sub" else [(first, second), (second, first)]
+    for scores, added in candidates:
+        if shapes.same(scores, node.outputs[0]) and _leads_to_product(scores):
+            return scores, added
+    if any(producer(side, "Tanh") is not None for side in (first, second)):
+        raise RefusedError(_CAPPED)
+    raise RefusedError("a sum of which no side comes from queries and keys")
+
+
+def _leads_to_product(value: ir.Value) -> bool:
+    """Whether `value` comes from a MatMul of two computed tensors through the operators that scores go through."""
+    waiting = [value]
+    for _ in range(2 * _LONGEST_CHAIN):
+        if not waiting:
+            return False
+        node = producer(waiting.pop())
+        if node is None:
+            continue
+        if node.op_type == "MatMul":
+            if all(operand is not None and operand.const_value is None for operand in node.inputs):
+                return True
+        elif node.op_type in (*_SAME_ELEMENTS, "Cast", "Mul", "Div", "Add", "Sub", "Max", "Where"):
+            waiting.extend(operand for operand in node.inputs if operand is not None)
+    return False
+
+
+def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None:
+    """Return the MatMul that weights values by `probabilities`, and the conditions of masks on the way to it."""
+    conditions: list[ir.Value] = []
+    here = probabilities
+    for _ in range(_LONGEST_CHAIN):
+        readers = [(node, index) for node, index in here.uses() if node.op_type not in ("IsNaN", "Shape")]
+        if len(readers) != 1 or here.is_graph_output():
+            return None
+        node, index = readers[0]
+        if node.op_type == "MatMul" and index == 0:
+            return node, conditions
+        if node.op_type == "Where" and index in (1, 2) and scalar(node.inputs[3 - index]) == 0.0:
+            if (condition := node.inputs[0]) is not None:
+                conditions.append(condition)
+        elif node.op_type not in (*_SAME_ELEMENTS, "Cast"):
+            return None
+        here = node.outputs[0]
+    return None
+
+
+def _is_nan(condition: ir.Value) -> bool:
+    """Whether a condition asks for the NaN that the Softmax of a row of infinities is."""
+    return producer(condition, "IsNaN") is not None
+
+
+def _without_zeroed_rows(result: ir.Value) -> ir.Value:
+    """Go past the Where that sets the rows of queries to zero which may attend to nothing.
+
+    Such a row is padding: whatever stands in it, nothing reads it.
+    """
+    uses = list(result.uses())
+    if len(uses) == 1 and not result.is_graph_output():
+        node, index = uses[0]
+        if node.op_type == "Where" and index == 2 and scalar(node.inputs[1]) == 0.0 and _counts_keys(node.inputs[0]):
+            zeroed: ir.Value = node.outputs[0]
+            return zeroed
+    return result
+
+
+def _counts_keys(condition: ir.Value | None) -> bool:
+    """Whether a condition is `sum over keys of what a query may attend to < 1`."""
+    less = producer(condition, "Less")
+    total = None if less is None else producer(less.inputs[0], "ReduceSum")
+    return less is not None and total is not None and scalar(less.inputs[1]) == 1.0
+
+
+def _is_lowest(value: ir.Value | None) -> bool:
+    """Whether `value` is a constant low enough to keep a score out of a Softmax."""
+    array = constant(value)
+    if array is None or array.dtype.kind != "f" or not array.size:
+        return False
+    return bool(np.all(array <= _LOWEST))

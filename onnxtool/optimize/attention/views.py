@@ -1,0 +1,217 @@
+"""Which tensor a view shows, and how: found by moving the indices of its elements through the view's operators.
+
+Exporters split heads and turn matrices in a dozen ways, with shapes that they compute from other shapes. What a chain
+of them does to the elements is the same question for all of them: number the elements of the first tensor, let the
+operators move the numbers, and look where they are.
+
+Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.optimize.matching import attribute, only_consumer, producer, scalar
+from onnxtool.optimize.shapes import Shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+    Indices = NDArray[np.int64]
+
+_LONGEST_CHAIN = 10
+_RESHAPES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
+
+
+class Layout(Enum):
+    """How a tensor holds the heads of q, k or v."""
+
+    FLAT = "B, S, H * D"
+    HEADS_INSIDE = "B, S, H, D"
+    HEADS_OUTSIDE = "B, H, S, D"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a MatMul of an attention reads.
+
+    Attributes:
+        source: the tensor, in one of the layouts.
+        scale: what its elements are multiplied by on the way.
+    """
+
+    source: ir.Value
+    layout: Layout
+    num_heads: int
+    head_size: int
+    scale: float
+
+
+def find_heads(value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: bool = False) -> Heads | None:
+    """Find the tensor furthest up of which `value` shows the heads, [B, H, S, D] or [B * H, S, D].
+
+    Args:
+        value: an operand of a MatMul.
+        shapes: the shapes of the graph.
+        num_heads: H.
+        transposed: whether the last two axes of `value` are exchanged, as those of the keys are.
+    """
+    shape = shapes.of(value)
+    if shape is None or len(shape) not in (3, 4):
+        return None
+    head_size = shapes.fixed(value, -2 if transposed else -1)
+    if head_size is None:
+        return None
+    found = None
+    for source, scale, chain in _chains_above(value, shapes):
+        layout = _layout_of(value, source, chain, shapes, (num_heads, head_size), transposed=transposed)
+        # The flat one is what linear layers give; nothing above it is of use.
+        if layout is not None:
+            found = Heads(source, layout, num_heads, head_size, scale)
+        if layout is Layout.FLAT:
+            break
+    return found
+
+
+def find_joined(value: ir.Value, shapes: Shapes, num_heads: int) -> ir.Value | None:
+    """Find the value [B, S, H * D] that shows `value`, [B, H, S, D] or [B * H, S, D], with its heads joined.
+
+    Everything between the two is read by nothing else. None where there is none.
+    """
+    chain: list[ir.Node] = []
+    here = value
+    while len(chain) < _LONGEST_CHAIN:
+        node = only_consumer(here, "Transpose", *_RESHAPES)
+        if node is None or (node.inputs[0] is not here):
+            return None
+        chain.append(node)
+        here = node.outputs[0]
+        if shapes.rank(here) == 3 and all(
+            _is_joined(value, here, chain, shapes, probe, num_heads) for probe in range(len(shapes.probes))
+        ):
+            return here
+    return None
+
+
+def _is_joined(
+    value: ir.Value, joined: ir.Value, chain: Sequence[ir.Node], shapes: Shapes, probe: int, num_heads: int
+) -> bool:
+    shape, wanted_shape = shapes.of(value, probe), shapes.of(joined, probe)
+    if shape is None or wanted_shape is None:
+        return False
+    indices = _number(_sizes(shape))
+    moved = _move(indices, chain, shapes, probe)
+    if moved is None:
+        return False
+    outside = indices.reshape(-1, num_heads, *indices.shape[-2:])
+    wanted = outside.transpose(0, 2, 1, 3).reshape(outside.shape[0], outside.shape[2], -1)
+    return np.array_equal(moved, wanted)
+
+
+def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, float, list[ir.Node]]]:
+    """Yield `value` and each value above it of which it is a view, with the scale and the nodes in between."""
+    chain: list[ir.Node] = []
+    scale, here = 1.0, value
+    yield here, scale, chain
+    while len(chain) < _LONGEST_CHAIN:
+        node = producer(here, "Transpose", "Expand", "Cast", "Mul", "Div", *_RESHAPES)
+        step = None if node is None else _step_above(node)
+        if node is None or step is None:
+            return
+        here, factor = step
+        scale *= factor
+        chain = [node, *chain]
+        if shapes.of(here) is None:
+            continue
+        yield here, scale, chain
+
+
+def _step_above(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """Return the value that a node shows, and what it multiplies it by; None where it does more than that."""
+    first = node.inputs[0]
+    if first is None:
+        return None
+    if node.op_type == "Cast":
+        return (first, 1.0) if first.dtype is not None and first.dtype == node.outputs[0].dtype else None
+    if node.op_type not in ("Mul", "Div"):
+        return first, 1.0
+    second = node.inputs[1]
+    factor = scalar(second)
+    if factor is not None:
+        return (first, factor) if node.op_type == "Mul" else (first, 1.0 / factor) if factor else None
+    factor = scalar(first)
+    return (second, factor) if node.op_type == "Mul" and factor is not None and second is not None else None
+
+
+def _layout_of(
+    value: ir.Value,
+    source: ir.Value,
+    chain: Sequence[ir.Node],
+    shapes: Shapes,
+    heads: tuple[int, int],
+    *,
+    transposed: bool,
+) -> Layout | None:
+    """Return the layout in which `source` holds what `value` shows, the same one for all sizes."""
+    layouts: set[Layout | None] = set()
+    for probe in range(len(shapes.probes)):
+        shape = shapes.of(source, probe)
+        if shape is None:
+            return None
+        moved = _move(_number(_sizes(shape)), chain, shapes, probe)
+        if moved is None:
+            return None
+        if transposed:
+            moved = moved.swapaxes(-1, -2)
+        layouts.add(_name_layout(_sizes(shape), moved, *heads))
+    return layouts.pop() if len(layouts) == 1 else None
+
+
+def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_size: int) -> Layout | None:
+    """Say how the elements of a tensor of `shape` are laid out, of which `moved` are the heads."""
+    indices = _number(shape)
+    batch = moved.size // (num_heads * head_size * moved.shape[-2])
+    outside = (batch, num_heads, moved.shape[-2], head_size)
+    inside = (batch, moved.shape[-2], num_heads, head_size)
+    if moved.size != np.prod(outside):
+        return None
+    moved = moved.reshape(outside)
+    if shape == outside:
+        return Layout.HEADS_OUTSIDE if np.array_equal(moved, indices) else None
+    if shape == inside:
+        return Layout.HEADS_INSIDE if np.array_equal(moved, indices.transpose(0, 2, 1, 3)) else None
+    if shape == (batch, moved.shape[-2], num_heads * head_size):
+        return Layout.FLAT if np.array_equal(moved, indices.reshape(inside).transpose(0, 2, 1, 3)) else None
+    return None
+
+
+def _move(indices: Indices, chain: Sequence[ir.Node], shapes: Shapes, probe: int) -> Indices | None:
+    """Return what the nodes of a chain make of the numbered elements; None where a shape is not known."""
+    for node in chain:
+        if node.op_type == "Transpose":
+            indices = indices.transpose(attribute(node, "perm") or None)
+        elif node.op_type in ("Expand", *_RESHAPES):
+            shape = shapes.of(node.outputs[0], probe)
+            if shape is None:
+                return None
+            if node.op_type == "Expand":
+                indices = np.broadcast_to(indices, _sizes(shape))
+            elif indices.size != np.prod(_sizes(shape)):
+                return None
+            else:
+                indices = indices.reshape(_sizes(shape))
+    return indices
+
+
+def _number(shape: tuple[int, ...]) -> Indices:
+    return np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+
+
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(int(size) for size in shape)

@@ -1,0 +1,221 @@
+"""Look at and change an onnx_ir graph: the few questions that every pass asks, and the few edits that it makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+MICROSOFT = "com.microsoft"
+
+# What is larger is a weight, which no pattern needs to read.
+_LARGEST_CONSTANT = 1024
+
+
+def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.Node | None:
+    """Return the node that makes `value` where it is one of `operators` (any where none is given), else None."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain != domain or (operators and node.op_type not in operators):
+        return None
+    return node
+
+
+def only_consumer(value: ir.Value, *operators: str, domain: str = "") -> ir.Node | None:
+    """Return the one node that reads `value`, where it is one of `operators`; None where anything else does as well.
+
+    A graph output, and a use inside a subgraph, count as uses.
+    """
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    node = uses[0][0]
+    if node.domain != domain or node.graph is not value_graph(value) or (operators and node.op_type not in operators):
+        return None
+    return node
+
+
+def value_graph(value: ir.Value) -> ir.Graph | ir.Function | None:
+    """Return the graph in which `value` is made."""
+    node = value.producer()
+    return value.graph if node is None else node.graph
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """Return what a small constant holds, be it an initializer or a Constant node; None for all else."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = value.const_value
+    if tensor is None:
+        node = producer(value, "Constant")
+        attribute = None if node is None else node.attributes.get("value")
+        tensor = None if attribute is None else attribute.as_tensor()
+    if tensor is None or tensor.size > _LARGEST_CONSTANT:
+        return None
+    array: NDArray[Any] = tensor.numpy()
+    return array
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """Return the number in a constant of one element; None for all else."""
+    array = constant(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
+
+
+def is_weight(value: ir.Value | None, rank: int | None = None) -> bool:
+    """Whether `value` is an initializer that no caller can replace, of `rank` axes where that is given."""
+    if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
+        return False
+    return rank is None or len(value.const_value.shape) == rank
+
+
+def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
+    """Return what an initializer holds, which stays where it is until it is read.
+
+    Raises:
+        ValueError: `weight` is no initializer.
+    """
+    if weight.const_value is None:
+        raise ValueError(f"{weight.name} is no initializer")
+    return weight.const_value
+
+
+def operands(node: ir.Node, wanted: Callable[[ir.Value], Any]) -> tuple[ir.Value, ir.Value] | None:
+    """Return the inputs of a commutative node of two, the one that `wanted` accepts first; None where it takes none."""
+    if len(node.inputs) != 2:
+        return None
+    first, second = node.inputs
+    if first is None or second is None:
+        return None
+    if wanted(first):
+        return first, second
+    return (second, first) if wanted(second) else None
+
+
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """Return the value of an attribute: a number, a text (str), or a list of numbers; `default` where it is not set."""
+    found = node.attributes.get(name)
+    if found is None:
+        return default
+    return list(found.value) if isinstance(found.value, tuple) else found.value
+
+
+def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
+    """Whether nothing outside `nodes` reads what they make, and no output of the graph is among it, `result` apart."""
+    inside = set(nodes)
+    made = [output for node in nodes for output in node.outputs if output is not result]
+    return all(not value.is_graph_output() and all(reader in inside for reader, _ in value.uses()) for value in made)
+
+
+class Editor:
+    """Writes nodes into a graph in front of another one.
+
+    Attributes:
+        added: the nodes that were written so far.
+    """
+
+    def __init__(self, before: ir.Node) -> None:
+        self._before = before
+        self._graph: Any = before.graph
+        self.added: list[ir.Node] = []
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        domain: str = "",
+        like: ir.Value | None = None,
+    ) -> ir.Value:
+        """Write a node of one output, which takes dtype and shape of `like` where that is given."""
+        import onnx_ir as ir
+
+        node = ir.node(operator, list(inputs), attributes=dict(attributes or {}), domain=domain)
+        self._graph.insert_before(self._before, node)
+        if domain:
+            self._graph.opset_imports.setdefault(domain, 1)
+        self.added.append(node)
+        output = node.outputs[0]
+        if like is not None:
+            output.type, output.shape = like.type, like.shape
+        return output
+
+    def constant(self, array: NDArray[Any], name: str) -> ir.Value:
+        """Return an initializer that holds `array`, one that is there already under a name of ours if possible."""
+        import onnx_ir as ir
+
+        return self.weight(ir.tensor(array), name)
+
+    def weight(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """Return an initializer that holds `tensor`, under `name` or, where another one has it, `name_2` and so on."""
+        import onnx_ir as ir
+
+        graph = self._main_graph()
+        unique, number = name, 1
+        while unique in graph.initializers:
+            held: ir.Value = graph.initializers[unique]
+            if held.const_value is not None and _same(held.const_value, tensor):
+                return held
+            number += 1
+            unique = f"{name}_{number}"
+        tensor.name = unique
+        value = ir.Value(
+            name=unique, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy())
+        )
+        graph.register_initializer(value)
+        return value
+
+    def _main_graph(self) -> Any:
+        return self._graph
+
+
+def _same(held: ir.TensorProtocol, tensor: ir.TensorProtocol) -> bool:
+    """Whether two small tensors are the same; large ones are not compared."""
+    if held.dtype != tensor.dtype or held.shape != tensor.shape or tensor.size > _LARGEST_CONSTANT:
+        return False
+    return held.tobytes() == tensor.tobytes()
+
+
+def replace(old: ir.Value, new: ir.Value) -> None:
+    """Let everything that reads `old` read `new`; an output of the graph keeps its name."""
+    import onnx_ir as ir
+
+    if new.type is None:
+        new.type = old.type
+    if new.shape is None:
+        new.shape = old.shape
+    if old.is_graph_output():
+        name, old.name = old.name, None
+        if new.is_graph_output() or new.producer() is None or new.is_initializer():
+            raise ValueError(f"{new.name} cannot take the place of the graph output {name}")
+        new.name = name
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def remove_unused(graph: ir.Graph, nodes: Sequence[ir.Node]) -> int:
+    """Remove those of `nodes`, and of what feeds them, that nothing reads any more; return their number."""
+    removed = 0
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.graph is None or any(output.uses() or output.is_graph_output() for output in node.outputs):
+            continue
+        waiting.extend(above for value in node.inputs if value is not None and (above := value.producer()) is not None)
+        graph.remove(node, safe=True)
+        removed += 1
+    return removed
+
+
+def supersede(old: ir.Value, new: ir.Value) -> None:
+    """Let `new` take the place and the name of `old`, and remove the nodes that only `old` had need of.
+
+    The name is what shapes that were found before are known by.
+    """
+    node, name = old.producer(), old.name
+    replace(old, new)
+    if node is not None and node.graph is not None and remove_unused(node.graph, [node]):
+        new.name = name

@@ -1,0 +1,299 @@
+"""Write every attention as one operator of onnxruntime.
+
+Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.optimize.attention.linear import Linear, find_linear
+from onnxtool.optimize.attention.masks import Meaning, find_meaning
+from onnxtool.optimize.attention.scores import Found, Masking, RefusedError, Term, anchors, find_attention
+from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
+from onnxtool.optimize.matching import MICROSOFT, Editor, remove_unused, replace, tensor_of
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import Shapes, find_shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """All that the fused operator needs to know of an attention.
+
+    Attributes:
+        joined: the value [B, S, H * D] that its operator takes the place of; None where the heads are not joined.
+    """
+
+    found: Found
+    queries: Heads
+    keys: Heads
+    values: Heads
+    meaning: Meaning
+    joined: ir.Value | None
+
+    @property
+    def scale(self) -> float:
+        """What the product of queries and keys is multiplied by."""
+        return self.found.scale * self.queries.scale * self.keys.scale
+
+
+@dataclass
+class _Shared:
+    """What the attentions of a graph share: masks in the form in which the fused operators take them."""
+
+    model: ir.Model
+    shapes: Shapes
+    meanings: dict[Masking, Meaning] = field(default_factory=dict)
+    values: dict[ir.Value | Masking, ir.Value] = field(default_factory=dict)
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`."""
+    nodes = list(anchors(model.graph))
+    if not nodes:
+        return Outcome(model, 0)
+    shared = _Shared(model, find_shapes(model))
+    num_changes = 0
+    refusals: Counter[str] = Counter()
+    for node in nodes:
+        try:
+            _fuse(_find_parts(node, shared), shared)
+        except RefusedError as refusal:
+            refusals[str(refusal)] += 1
+        else:
+            num_changes += 1
+    note = "; ".join(f"{count} left alone: {reason}" for reason, count in refusals.items())
+    return Outcome(model, num_changes, note)
+
+
+def _find_parts(anchor: ir.Node, shared: _Shared) -> _Parts:
+    """Find everything, and refuse before anything is written."""
+    shapes = shared.shapes
+    found = find_attention(anchor, shapes)
+    heads = []
+    for name, value, is_transposed in (
+        ("queries", found.queries, False),
+        ("keys", found.keys, found.is_transposed),
+        ("values", found.values, False),
+    ):
+        part = find_heads(value, shapes, found.num_heads, transposed=is_transposed)
+        if part is None:
+            raise RefusedError(f"{name} whose heads cannot be told apart")
+        heads.append(part)
+    queries, keys, values = heads
+    if queries.head_size != keys.head_size or values.scale != 1.0:
+        raise RefusedError("queries and keys of different sizes, or scaled values")
+    if shapes.dtype(queries.source) not in (np.float32, np.float16):
+        raise RefusedError(f"queries of dtype {shapes.dtype(queries.source)}")
+    joined = find_joined(found.result, shapes, found.num_heads)
+    if joined is None and shapes.rank(found.result) != 4:
+        raise RefusedError("heads that are merged with the batch to the end")
+    if found.masking not in shared.meanings:
+        shared.meanings[found.masking] = find_meaning(shared.model, found.masking, shapes)
+    return _Parts(found, queries, keys, values, shared.meanings[found.masking], joined)
+
+
+def _fuse(parts: _Parts, shared: _Shared) -> None:
+    """Write the fused operator in the place of what was found."""
+    last = (parts.joined or parts.found.result).producer()
+    if last is None:
+        raise RefusedError("a result that nothing makes")
+    editor = Editor(last)
+    attributes = _attributes(parts)
+    mask, bias = _mask(parts, shared, editor), _bias(parts, shared, editor)
+    packed = _packed(parts, shared.shapes)
+    if packed is not None:
+        inputs = [packed[0].x, *_joined_weights(packed, editor), mask, None, bias]
+        fused = editor.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    else:
+        inputs = [_flat(parts.queries, editor), *_keys_and_values(parts, editor), None, mask, bias]
+        fused = editor.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    if parts.joined is not None:
+        replace(parts.joined, fused)
+    else:
+        _split_again(parts.found.result, fused, parts, editor)
+    remove_unused(shared.model.graph, [last])
+
+
+def _attributes(parts: _Parts) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"num_heads": parts.queries.num_heads}
+    if not np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6):
+        attributes["scale"] = float(parts.scale)
+    if parts.meaning.is_causal or parts.found.is_causal:
+        attributes["unidirectional"] = 1
+    return attributes
+
+
+def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
+    while inputs[-1] is None:
+        inputs = inputs[:-1]
+    return inputs
+
+
+def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:
+    """Return the three linear layers where q, k and v are all of one tensor; None where they are not."""
+    linears = []
+    for heads in (parts.queries, parts.keys, parts.values):
+        linear = find_linear(heads.source, shapes) if heads.layout is Layout.FLAT else None
+        if linear is None:
+            return None
+        linears.append(linear)
+    first, second, third = linears
+    if not first.x is second.x is third.x or parts.values.head_size != parts.queries.head_size:
+        return None
+    thirds = [linear.part for linear in linears]
+    if thirds == [0, 1, 2] and first.weight is second.weight is third.weight:
+        return first, second, third
+    return (first, second, third) if thirds == [None, None, None] else None
+
+
+def _joined_weights(linears: tuple[Linear, Linear, Linear], editor: Editor) -> list[ir.Value | None]:
+    """Return the weight [I, 3 * O] and the bias [3 * O] of q, k and v beside each other, made when they are saved.
+
+    The bias is zeros where the layers have none: onnxruntime's CPU kernel takes it for given.
+    """
+    first = linears[0]
+    name = str(first.weight.name)
+    widths = [tensor_of(linear.weight).shape.numpy()[1] for linear in linears]
+    if first.part is None:
+        weight = _beside_each_other([linear.weight for linear in linears], widths, first.weight)
+        bias = _beside_each_other([linear.bias for linear in linears], widths, first.weight)
+        return [editor.weight(weight, f"{name}_qkv"), editor.weight(bias, f"{name}_qkv_bias")]
+    zeros = _beside_each_other([None], widths[:1], first.weight)
+    return [first.weight, first.bias or editor.weight(zeros, f"{name}_bias")]
+
+
+def _beside_each_other(values: Sequence[ir.Value | None], widths: Sequence[int], like: ir.Value) -> ir.TensorProtocol:
+    """Return the tensors of `values` joined along their last axis; zeros of its width where one is missing."""
+    import onnx_ir as ir
+
+    tensors = [None if value is None else tensor_of(value) for value in values]
+    dtype = tensor_of(like).dtype
+    outer = next((tensor.shape.numpy()[:-1] for tensor in tensors if tensor is not None), ())
+
+    def join() -> ir.TensorProtocol:
+        arrays = [
+            np.zeros(width, dtype.numpy()) if tensor is None else tensor.numpy()
+            for tensor, width in zip(tensors, widths, strict=True)
+        ]
+        return ir.tensor(np.concatenate(arrays, axis=-1))
+
+    return ir.LazyTensor(join, dtype=dtype, shape=ir.Shape([*outer, sum(widths)]))
+
+
+def _flat(heads: Heads, editor: Editor) -> ir.Value:
+    """Return the heads as [B, S, H * D]."""
+    value = heads.source
+    if heads.layout is Layout.FLAT:
+        return value
+    if heads.layout is Layout.HEADS_OUTSIDE:
+        value = editor.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
+    width = heads.num_heads * heads.head_size
+    return editor.node("Reshape", [value, editor.constant(np.array([0, 0, width], np.int64), f"join_{width}")])
+
+
+def _keys_and_values(parts: _Parts, editor: Editor) -> list[ir.Value]:
+    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they are so already."""
+    both = (parts.keys, parts.values)
+    if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both):
+        return [heads.source for heads in both]
+    return [_flat(heads, editor) for heads in both]
+
+
+def _mask(parts: _Parts, shared: _Shared, editor: Editor) -> ir.Value | None:
+    """Return the padding mask as int32 [B, L]."""
+    import onnx_ir as ir
+
+    value = parts.meaning.padding
+    if value is None or value.dtype == ir.DataType.INT32:
+        return value
+    if value not in shared.values:
+        mask = editor.node("Cast", [value], {"to": ir.DataType.INT32.value})
+        mask.type, mask.shape = ir.TensorType(ir.DataType.INT32), value.shape
+        shared.values[value] = mask
+    return shared.values[value]
+
+
+def _bias(parts: _Parts, shared: _Shared, editor: Editor) -> ir.Value | None:
+    """Return the masks that have no name as float [1 or B, 1 or H, S, L], to be added."""
+    if not parts.meaning.is_bias:
+        return None
+    masking = parts.found.masking
+    if masking not in shared.values:
+        shared.values[masking] = _write_bias(parts, shared.shapes, editor)
+    return shared.values[masking]
+
+
+def _write_bias(parts: _Parts, shapes: Shapes, editor: Editor) -> ir.Value:
+    """Add up the terms and blockades of scores, broadcast to as many queries and keys as there are."""
+    masking = parts.found.masking
+    dtype = shapes.dtype(parts.queries.source) or np.dtype(np.float32)
+    lowest = editor.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
+    total: ir.Value = editor.constant(np.array(0.0, dtype), "zero")
+    for number, term in enumerate(masking.terms):
+        value = _by_heads(term, parts.queries.num_heads, shapes, editor)
+        if term.scale != 1.0:
+            value = editor.node("Mul", [value, editor.constant(np.array(term.scale, dtype), "bias_scale")])
+        total = editor.node("Add", [total, value]) if number else value
+    for blockade in masking.blockades:
+        branches = [total, lowest] if blockade.keeps else [lowest, total]
+        total = editor.node("Where", [blockade.condition, *branches])
+    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, which spreads.
+    total = editor.node("Max", [total, lowest])
+    if any(_is_full(value, parts, shapes) for value in masking.values):
+        return total
+    # Queries and keys the operator wants in full; batch and heads it broadcasts itself.
+    sizes = [_length(heads, editor) for heads in (parts.queries, parts.keys)]
+    ones = editor.constant(np.array([1, 1], np.int64), "ones")
+    return editor.node("Expand", [total, editor.node("Concat", [ones, *sizes], {"axis": 0})])
+
+
+def _by_heads(term: Term, num_heads: int, shapes: Shapes, editor: Editor) -> ir.Value:
+    """Return a term with batch and heads as two axes, [B or 1, H or 1, S or 1, L]."""
+    shape = shapes.of(term.value)
+    if not term.is_merged or shape is None or len(shape) < 3 or shape[0] == 1:
+        return term.value
+    outer = editor.constant(np.array([-1, num_heads], np.int64), f"by_{num_heads}_heads")
+    inner = editor.node("Shape", [term.value], {"start": 1})
+    return editor.node("Reshape", [term.value, editor.node("Concat", [outer, inner], {"axis": 0})])
+
+
+def _is_full(value: ir.Value, parts: _Parts, shapes: Shapes) -> bool:
+    """Whether a value of rank 4 has as many queries and keys as there are."""
+    for probe in range(len(shapes.probes)):
+        shape = shapes.of(value, probe)
+        queries, keys = (shapes.of(heads.source, probe) for heads in (parts.queries, parts.keys))
+        if shape is None or len(shape) != 4 or queries is None or keys is None:
+            return False
+        if shape[2:] != (queries[_axis_of_length(parts.queries)], keys[_axis_of_length(parts.keys)]):
+            return False
+    return True
+
+
+def _length(heads: Heads, editor: Editor) -> ir.Value:
+    """Return how many queries or keys there are, int64 [1]."""
+    axis = _axis_of_length(heads)
+    return editor.node("Shape", [heads.source], {"start": axis, "end": axis + 1})
+
+
+def _axis_of_length(heads: Heads) -> int:
+    return 2 if heads.layout is Layout.HEADS_OUTSIDE else 1
+
+
+def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, editor: Editor) -> None:
+    """Give the result its own form, [B, H, S, D], back."""
+    num_heads, head_size = parts.values.num_heads, parts.values.head_size
+    target = editor.constant(np.array([0, 0, num_heads, head_size], np.int64), f"split_{num_heads}_{head_size}")
+    heads = editor.node("Reshape", [fused, target])
+    replace(result, editor.node("Transpose", [heads], {"perm": [0, 2, 1, 3]}))
+
+
+attention = Pass("attention", _apply)

@@ -1,0 +1,54 @@
+"""Let Gelu add the bias of the linear layer in front of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.matching import MICROSOFT, Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import Shapes, find_shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+_WITH_BIAS = {"Gelu": "BiasGelu", "FastGelu": "FastGelu"}
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `Gelu(x + b)` by `BiasGelu(x, b)`, and `FastGelu(x + b)` by `FastGelu(x, b)`."""
+    found = [
+        (node, add)
+        for node in model.graph
+        if node.domain == MICROSOFT
+        and node.op_type in _WITH_BIAS
+        and (len(node.inputs) == 1 or node.inputs[1] is None)
+        and (add := producer(node.inputs[0], "Add")) is not None
+    ]
+    if not found:
+        return Outcome(model, 0)
+    shapes = find_shapes(model)
+    reasons = [reason for node, add in found if (reason := _fuse(node, add, shapes))]
+    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+
+
+def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
+    """Write one operator with a bias; return why not where a precondition does not hold."""
+    import onnx_ir as ir
+
+    parts = operands(add, lambda one: is_weight(one, 1))
+    length = None if parts is None else shapes.fixed(parts[0], 0)
+    if parts is None or length is None or length != shapes.fixed(parts[1], -1):
+        return "what is added is no vector as long as the last axis"
+    bias, value = parts
+    if bias.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return "neither float32 nor float16"
+    if only_consumer(add.outputs[0], node.op_type, domain=MICROSOFT) is not node:
+        return "the sum is read elsewhere"
+    operator = _WITH_BIAS[node.op_type]
+    supersede(node.outputs[0], Editor(node).node(operator, [value, bias], domain=MICROSOFT, like=node.outputs[0]))
+    return ""
+
+
+bias_gelu = Pass("bias_gelu", _apply)

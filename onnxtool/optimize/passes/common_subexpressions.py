@@ -1,0 +1,23 @@
+"""Compute once what is computed more than once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Let all readers of nodes of the same operator, inputs and attributes read the first one; remove unused nodes."""
+    import onnx_ir.passes.common as common
+
+    before = model.graph.num_nodes()
+    common.RemoveUnusedNodesPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    return Outcome(model, before - model.graph.num_nodes())
+
+
+common_subexpressions = Pass("common_subexpressions", _apply)

@@ -1,0 +1,193 @@
+"""Compute once what does not depend on the inputs, and take out nodes that do nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.optimize.matching import attribute, replace
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import fill_types
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+_LARGEST_RESULT = 1 << 16
+# Those that NumPy computes with by itself.
+_COMPUTED_DTYPES = frozenset(
+    (
+        *("BOOL", "DOUBLE", "FLOAT", "FLOAT16", "INT8", "INT16", "INT32", "INT64"),
+        *("UINT8", "UINT16", "UINT32", "UINT64"),
+    )
+)
+
+# The first broadcast their inputs, the second give at most as many elements as they get. Not here: what is random, what
+# holds graphs, DequantizeLinear, whose result is larger than what it is stored as, and Transpose, which would store a
+# shared weight twice.
+_BROADCASTING = frozenset(
+    (
+        *("Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"),
+        *("Mod", "Mul", "Or", "Pow", "Sub", "Where", "Xor"),
+    )
+)
+_NOT_GROWING = frozenset(
+    (
+        *("Abs", "Cast", "Ceil", "Concat", "Cos", "Exp", "Floor", "Log", "Neg", "Not", "Reciprocal", "ReduceMax"),
+        *("ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Shape", "Sign", "Sin", "Size", "Slice", "Sqrt"),
+        *("Squeeze", "Unsqueeze"),
+    )
+)
+_OTHERS = frozenset(("ConstantOfShape", "Gather", "Range"))
+_FOLDED = _BROADCASTING | _NOT_GROWING | _OTHERS
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace Constant nodes, and nodes of small constants, by initializers; drop Identity, and Cast to the same dtype.
+
+    Results have at most 65536 elements. Graphs inside nodes are left alone.
+    """
+    fill_types(model)
+    num_changes, reasons = 0, []
+    for node in list(model.graph):
+        if node.domain or len(node.outputs) != 1:
+            continue
+        if node.op_type == "Identity" or _is_cast_to_same(node):
+            done = _bypass(node)
+        elif node.op_type == "Constant":
+            done = _store(node, _constant_tensor(node))
+        elif node.op_type in _FOLDED and (arrays := _constants(node)) is not None:
+            size = _result_size(node, arrays)
+            if size > _LARGEST_RESULT:
+                reasons.append(f"more than {_LARGEST_RESULT} elements")
+                continue
+            done = _store(node, _evaluate(node, arrays, model.opset_imports.get("", 1)))
+        else:
+            continue
+        num_changes += done
+    return Outcome(model, num_changes, refusals(reasons))
+
+
+def _is_cast_to_same(node: ir.Node) -> bool:
+    value = node.inputs[0] if node.op_type in ("Cast", "CastLike") else None
+    if value is None or value.dtype is None:
+        return False
+    like = node.inputs[-1]
+    wanted = attribute(node, "to") if node.op_type == "Cast" else None if like is None else like.dtype
+    return bool(wanted == value.dtype)
+
+
+def _bypass(node: ir.Node) -> bool:
+    """Let the readers of a node's output read its input; False where an output of the graph needs the node."""
+    value, output, graph = node.inputs[0], node.outputs[0], node.graph
+    if value is None or graph is None:
+        return False
+    maker = value.producer()
+    if output.is_graph_output() and (maker is None or maker.graph is not graph or value.is_graph_output()):
+        return False
+    replace(output, value)
+    graph.remove(node, safe=True)
+    return True
+
+
+def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
+    """Put an initializer of the same name in the place of a node; False where that cannot be."""
+    import onnx_ir as ir
+
+    output, graph = node.outputs[0], node.graph
+    if tensor is None or output.is_graph_output() or not isinstance(graph, ir.Graph) or output.name is None:
+        return False
+    sources = [value for value in node.inputs if value is not None]
+    name, output.name = output.name, None
+    tensor.name = name
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
+    output.replace_all_uses_with(value)
+    graph.remove(node, safe=True)
+    graph.register_initializer(value)
+    for source in sources:
+        if not source.uses() and source.is_initializer() and not source.is_graph_output():
+            graph.initializers.pop(str(source.name), None)
+    return True
+
+
+def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    """Return what a Constant node holds; None for text and sparse tensors, which initializers do not take as easily."""
+    import numpy as np
+    import onnx_ir as ir
+
+    for name, dtype in (
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+    ):
+        if name in node.attributes:
+            return ir.tensor(np.array(attribute(node, name), dtype))
+    held = node.attributes.get("value")
+    tensor = None if held is None else held.as_tensor()
+    return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor
+
+
+def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
+    """Return what the inputs hold where all of them are small constants, None for an absent one."""
+    tensors = []
+    for value in node.inputs:
+        tensor = None if value is None or value.is_graph_input() else value.const_value
+        if value is not None and (tensor is None or tensor.size > _LARGEST_RESULT):
+            return None
+        if tensor is not None and tensor.dtype.name not in _COMPUTED_DTYPES:
+            return None
+        tensors.append(tensor)
+    return [None if tensor is None else tensor.numpy() for tensor in tensors] if tensors else None
+
+
+def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
+    """Return how many elements the result has at most."""
+    import numpy as np
+
+    given = [array for array in arrays if array is not None]
+    if node.op_type == "ConstantOfShape":
+        return math.prod(given[0].tolist())
+    if node.op_type == "Range":
+        start, limit, step = (float(array) for array in given)
+        return max(0, math.ceil((limit - start) / step)) if step else _LARGEST_RESULT + 1
+    if node.op_type == "Gather":
+        return int(given[0].size // max(1, given[0].shape[attribute(node, "axis", 0)]) * given[1].size)
+    if node.op_type == "Expand":
+        return math.prod(np.broadcast_shapes(given[0].shape, tuple(given[1].tolist())))
+    if node.op_type in _BROADCASTING:
+        return math.prod(np.broadcast_shapes(*(array.shape for array in given)))
+    return sum(array.size for array in given)
+
+
+def _evaluate(node: ir.Node, arrays: Sequence[NDArray[Any] | None], opset: int) -> ir.TensorProtocol | None:
+    """Compute a node with ONNX's reference implementation; None where its result is not one that runtimes agree on."""
+    import numpy as np
+    import onnx
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    names = ["" if array is None else f"input_{number}" for number, array in enumerate(arrays)]
+    feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+    integers = [array for array in feeds.values() if array.dtype.kind in "iu"]
+    if node.op_type in ("Div", "Mod") and any((array <= 0).any() for array in integers):
+        return None  # rounding of negative quotients differs, and zero has none
+    single = onnx.helper.make_node(node.op_type, names, ["output"])
+    single.attribute.extend(ir.to_proto(one) for one in node.attributes.values())
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in feeds.items()
+    ]
+    output = onnx.helper.make_value_info("output", onnx.TypeProto())
+    graph = onnx.helper.make_graph([single], "constant", inputs, [output])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    with np.errstate(all="ignore"):
+        result = ReferenceEvaluator(model).run(None, feeds)[0]
+    return ir.tensor(np.array(result, order="C"))
+
+
+fold_constants = Pass("fold_constants", _apply)

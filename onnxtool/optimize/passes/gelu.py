@@ -1,0 +1,167 @@
+"""Write each form of Gelu as one operator of onnxruntime: exact, by the hyperbolic tangent, or by the sigmoid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.optimize.matching import (
+    MICROSOFT,
+    Editor,
+    attribute,
+    is_closed,
+    operands,
+    producer,
+    supersede,
+    value_graph,
+)
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.polynomials import Polynomial, as_polynomial, number_in
+from onnxtool.optimize.shapes import fill_types
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_ROOT = math.sqrt(2 / math.pi)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A form of Gelu: `factor * x * gate`.
+
+    Attributes:
+        argument: the polynomial in x that the function of the gate takes.
+        offset: what is added to the function to make the gate.
+        factor: the constant.
+        fused: the operator that the whole is.
+        attributes: its attributes.
+    """
+
+    argument: Mapping[int, float]
+    offset: float | None
+    factor: float
+    fused: str
+    attributes: Mapping[str, Any]
+
+
+_FORMS: Mapping[str, _Form] = {
+    "Erf": _Form({1: math.sqrt(0.5)}, 1, 0.5, "Gelu", {}),
+    "Tanh": _Form({1: _ROOT, 3: _ROOT * 0.044715}, 1, 0.5, "FastGelu", {}),
+    "Sigmoid": _Form({1: 1.702}, None, 1, "QuickGelu", {"alpha": 1.702}),
+}
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `0.5 * x * (1 + Erf(x / Sqrt(2)))` by `Gelu(x)`, and its approximations by `FastGelu`, `QuickGelu`.
+
+    Those are `0.5 * x * (1 + Tanh(Sqrt(2 / pi) * (x + 0.044715 * x ** 3)))` and `x * Sigmoid(1.702 * x)`, in any
+    order of factors. ONNX's own Gelu becomes onnxruntime's as well, so that later passes find one form.
+    """
+    candidates = [node for node in model.graph if not node.domain and node.op_type in {*_FORMS, "Gelu"}]
+    if not candidates:
+        return Outcome(model, 0)
+    fill_types(model)
+    num_changes, reasons = 0, []
+    for node in candidates:
+        reason = _rename(node) if node.op_type == "Gelu" else _fuse(node, _FORMS[node.op_type])
+        num_changes += reason == ""
+        reasons += [reason] if reason else []
+    return Outcome(model, num_changes, refusals(reasons))
+
+
+def _rename(node: ir.Node) -> str:
+    """Replace ONNX's Gelu by onnxruntime's; return why not where a precondition does not hold."""
+    value = node.inputs[0]
+    if value is None or not _is_float(value):
+        return "neither float32 nor float16"
+    operator = "FastGelu" if attribute(node, "approximate", "none") == "tanh" else "Gelu"
+    supersede(node.outputs[0], Editor(node).node(operator, [value], domain=MICROSOFT, like=node.outputs[0]))
+    return ""
+
+
+def _fuse(node: ir.Node, form: _Form) -> str | None:
+    """Replace the Gelu around an Erf, Tanh or Sigmoid; return why not, None where there is none around it."""
+    gate, nodes = node.outputs[0], [node]
+    if form.offset is not None:
+        add = _reader(gate, "Add")
+        parts = None if add is None else operands(add, number_in)
+        if add is None or parts is None or number_in(parts[0]) != form.offset:
+            return None
+        gate, nodes = add.outputs[0], [node, add]
+    product = _match_product(gate, node, form)
+    if product is None:
+        return None
+    value, result, others = product
+    if not _is_float(value):
+        return "neither float32 nor float16"
+    if not is_closed([*nodes, *others], result):
+        return "an inner value is read elsewhere"
+    last = result.producer()
+    if last is None:
+        return None
+    supersede(result, Editor(last).node(form.fused, [value], form.attributes, domain=MICROSOFT, like=result))
+    return ""
+
+
+def _match_product(
+    gate: ir.Value, function: ir.Node, form: _Form
+) -> tuple[ir.Value, ir.Value, tuple[ir.Node, ...]] | None:
+    """Follow the multiplications of `gate` until they are `factor * x * gate`; return x, the product, the nodes."""
+    result = gate
+    nodes: tuple[ir.Node, ...] = ()
+    factors: list[ir.Value] = []
+    while (times := _reader(result, "Mul")) is not None:
+        factor = times.inputs[1] if times.inputs[0] is result else times.inputs[0]
+        if factor is None or len(factors) > 1:
+            return None
+        factors, nodes, result = [*factors, factor], (*nodes, times), times.outputs[0]
+        for value in _variables(factors):
+            argument = as_polynomial(function.inputs[0], value)
+            outside = _product_of(factors, value)
+            if argument is None or outside is None or not argument.is_close(form.argument):
+                continue
+            if outside.is_close({1: form.factor}):
+                return value, result, (*nodes, *argument.nodes, *outside.nodes)
+    return None
+
+
+def _reader(value: ir.Value, operator: str) -> ir.Node | None:
+    """Return the first reader that is an `operator`; whether others read it is checked for the whole pattern."""
+    graph = value_graph(value)
+    return next(
+        (node for node, _ in value.uses() if not node.domain and node.op_type == operator and node.graph is graph), None
+    )
+
+
+def _variables(factors: list[ir.Value]) -> Iterator[ir.Value]:
+    """Yield what may be x: a factor, or what a factor is the product of with a number."""
+    for factor in factors:
+        if number_in(factor) is not None:
+            continue
+        yield factor
+        times = producer(factor, "Mul", "Div")
+        parts = None if times is None else operands(times, number_in)
+        if parts is not None:
+            yield parts[1]
+
+
+def _product_of(factors: list[ir.Value], value: ir.Value) -> Polynomial | None:
+    product = Polynomial({0: 1.0})
+    for factor in factors:
+        polynomial = as_polynomial(factor, value)
+        if polynomial is None:
+            return None
+        product = product.times(polynomial)
+    return product
+
+
+def _is_float(value: ir.Value) -> bool:
+    import onnx_ir as ir
+
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+gelu = Pass("gelu", _apply)

@@ -1,0 +1,126 @@
+"""Take sizes from the inputs of the graph, once, instead of from hidden states in every layer.
+
+An exporter asks a tensor for its shape wherever the model does, and computes the targets of Reshape and Expand from
+the answer by a dozen nodes. Nearly all of them are the sizes of the inputs and plain numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.optimize.matching import Editor, producer, remove_unused
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import Shapes, find_shapes, named_axes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+_LONGEST = 8  # a row of positions is not made of sizes one by one
+
+
+@dataclass
+class _Sizes:
+    """Writes sizes at the start of a graph, each once.
+
+    Attributes:
+        written: the values that are there already: names of axes and numbers, and whether they are a vector.
+    """
+
+    model: ir.Model
+    editor: Editor
+    written: dict[tuple[tuple[int | str, ...], bool], ir.Value] = field(default_factory=dict)
+
+    def value(self, parts: tuple[int | str, ...], *, is_vector: bool) -> ir.Value:
+        """Return an int64 value of `parts`, in which a name stands for the size of an axis of the inputs."""
+        key = (parts, is_vector)
+        if key not in self.written:
+            self.written[key] = self._write(parts, is_vector=is_vector)
+        return self.written[key]
+
+    def _write(self, parts: tuple[int | str, ...], *, is_vector: bool) -> ir.Value:
+        numbers = [part for part in parts if not isinstance(part, str)]
+        if len(numbers) == len(parts):
+            array = np.array(numbers if is_vector else numbers[0], np.int64)
+            return self.editor.constant(array, _name(array))
+        if not is_vector:
+            return self.editor.node("Squeeze", [self.value(parts, is_vector=True)])
+        if len(parts) > 1:
+            pieces = [self.value((part,), is_vector=True) for part in parts]
+            return self.editor.node("Concat", pieces, {"axis": 0})
+        value, axis = next(
+            (value, axis) for value in self.model.graph.inputs for axis, name in named_axes(value) if name == parts[0]
+        )
+        return self.editor.node("Shape", [value], {"start": axis, "end": axis + 1})
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace what is computed from `Shape(hidden)` by the same of `Shape(input)`, written once for all its readers."""
+    if model.graph.opset_imports.get("", 0) < 15 or not len(model.graph):
+        return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
+    shapes = find_shapes(model)
+    computed = {name for name in shapes.numbers[0] if all(name in numbers for numbers in shapes.numbers)}
+    sizes = _Sizes(model, Editor(model.graph[0]))
+    nodes = [node for node in model.graph if any(str(value.name) in computed for value in node.outputs)]
+    changed = []
+    for node in nodes:
+        if _is_minimal(node):
+            continue
+        value = node.outputs[0]
+        new = _replacement(value, shapes, sizes)
+        # Readers that compute numbers themselves are replaced as well, or not at all.
+        readers = [(reader, index) for reader, index in value.uses() if str(reader.outputs[0].name) not in computed]
+        if new is None or new is value or value.is_graph_output() or not readers:
+            continue
+        for reader, index in readers:
+            reader.replace_input_with(index, new)
+        changed.append(node)
+    remove_unused(model.graph, changed)
+    return Outcome(model, len(changed))
+
+
+def _is_minimal(node: ir.Node) -> bool:
+    """Whether a node is what this pass would write: the size of one axis of an input, as a vector or a number."""
+    if node.op_type == "Squeeze":
+        above = producer(node.inputs[0], "Shape")
+        return above is not None and _is_minimal(above)
+    if node.op_type == "Concat":
+        return all(
+            value is None or value.is_initializer() or ((above := value.producer()) is not None and _is_minimal(above))
+            for value in node.inputs
+        )
+    return (
+        node.op_type == "Shape"
+        and node.inputs[0] is not None
+        and node.inputs[0].is_graph_input()
+        and node.attributes.get_int("end", -1) == node.attributes.get_int("start", 0) + 1
+    )
+
+
+def _replacement(value: ir.Value, shapes: Shapes, sizes: _Sizes) -> ir.Value | None:
+    """Return the same numbers, written from sizes of the inputs; None where they are made of anything else."""
+    arrays = [numbers[str(value.name)] for numbers in shapes.numbers]
+    first = arrays[0]
+    if first.ndim > 1 or first.size > _LONGEST or any(array.shape != first.shape for array in arrays):
+        return None
+    if all(np.array_equal(array, first) for array in arrays):
+        return sizes.editor.constant(first, f"size_{value.name}" if first.dtype != np.int64 else _name(first))
+    if first.dtype != np.int64:
+        return None
+    parts: list[int | str] = []
+    for elements in zip(*(array.reshape(-1).tolist() for array in arrays), strict=True):
+        part = elements[0] if len(set(elements)) == 1 else shapes.named(elements)
+        if part is None:
+            return None
+        parts.append(part)
+    return sizes.value(tuple(parts), is_vector=first.ndim == 1)
+
+
+def _name(numbers: NDArray[Any]) -> str:
+    return f"size_{'x'.join(map(str, numbers.reshape(-1).tolist()))}"
+
+
+input_sizes = Pass("input_sizes", _apply)

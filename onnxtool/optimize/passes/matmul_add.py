@@ -1,0 +1,55 @@
+"""Write a linear layer on a matrix as one operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.matching import Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import Shapes, find_shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+_FIRST_OPSET = 7  # before, Gemm broadcasts nothing unless told to
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `MatMul(x, W) + b` by `Gemm(x, W, b)`, where x is a matrix; Gemm takes nothing of a higher rank."""
+    found = [
+        (node, parts[0], times)
+        for node in model.graph
+        if not node.domain
+        and node.op_type == "Add"
+        and (parts := operands(node, lambda one: is_weight(one, 1))) is not None
+        and (times := producer(parts[1], "MatMul")) is not None
+        and is_weight(times.inputs[1], 2)
+    ]
+    if not found or model.opset_imports.get("", 0) < _FIRST_OPSET:
+        return Outcome(model, 0)
+    shapes = find_shapes(model)
+    matrices = [row for row in found if shapes.rank(row[2].inputs[0]) in (None, 2)]
+    reasons = [reason for add, bias, times in matrices if (reason := _fuse(add, bias, times, shapes))]
+    return Outcome(model, len(matrices) - len(reasons), refusals(reasons))
+
+
+def _fuse(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:
+    """Write one Gemm; return why not where a precondition does not hold."""
+    import onnx_ir as ir
+
+    value, weight = times.inputs
+    if shapes.rank(value) is None:
+        return "the rank of the input is not known"
+    if shapes.fixed(bias, 0) != shapes.fixed(weight, 1):
+        return "the bias is not as long as the last axis"
+    if bias.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return "neither float32 nor float16"
+    if only_consumer(times.outputs[0], "Add") is not add:
+        return "the product is read elsewhere"
+    supersede(add.outputs[0], Editor(add).node("Gemm", [value, weight, bias], like=add.outputs[0]))
+    return ""
+
+
+matmul_add = Pass("matmul_add", _apply)

@@ -1,0 +1,90 @@
+"""Write the normalization by the root mean square, of Llama, T5 and their kin, as one operator of onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.matching import Editor, attribute, is_closed, only_consumer, producer, supersede
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
+from onnxtool.optimize.shapes import Shapes, fill_types, find_shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """What is normalized, the value that comes of it, and the nodes between them."""
+
+    source: ir.Value
+    result: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `x / Sqrt(ReduceMean(x ** 2) + epsilon) * w` by `SimplifiedLayerNormalization(x, w)`.
+
+    The operator is onnxruntime's and lives in the default domain. Also with the reciprocal of the root, and with a
+    Cast of x to float32 and one back. Gemma's scale of 1 + w is a vector as any other.
+    """
+    found = [(node, match) for node in model.graph if (match := _match_uncentred(node)) is not None]
+    if not found:
+        return Outcome(model, 0)
+    fill_types(model)
+    shapes = find_shapes(model)
+    reasons = [reason for node, match in found if (reason := _fuse(node, match, shapes))]
+    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+
+
+def _match_uncentred(node: ir.Node) -> Normalized | None:
+    match = match_normalized(node)
+    if match is None:
+        return None
+    subtract = producer(match.value, "Sub")
+    # With the mean taken away first it is a layer normalization.
+    return match if subtract is None or mean_of(producer(subtract.inputs[1])) is None else None
+
+
+def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
+    """Write one SimplifiedLayerNormalization; return why not where a precondition does not hold."""
+    import onnx_ir as ir
+
+    pattern = _widen_over_casts(node, match)
+    scaled = only_consumer(pattern.result, "Mul")
+    if scaled is None:
+        return "no scale follows, or something else reads the normalized value"
+    scale = scaled.inputs[1] if scaled.inputs[0] is pattern.result else scaled.inputs[0]
+    length = shapes.fixed(scale, -1)
+    if shapes.rank(scale) != 1 or length is None or length != shapes.fixed(pattern.source, -1):
+        return "the scale is no vector as long as the last axis"
+    if pattern.source.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return "neither float32 nor float16"
+    if not is_closed([*pattern.nodes, scaled], scaled.outputs[0]):
+        return "an inner value is read elsewhere"
+    attributes = {"axis": -1, "epsilon": match.epsilon, "stash_type": 1}
+    fused = Editor(scaled).node(
+        "SimplifiedLayerNormalization", [pattern.source, scale], attributes, like=scaled.outputs[0]
+    )
+    supersede(scaled.outputs[0], fused)
+    return ""
+
+
+def _widen_over_casts(node: ir.Node, match: Normalized) -> _Pattern:
+    """Return the pattern with the Cast of x to float32 in front of it and the one back, where there are both."""
+    import onnx_ir as ir
+
+    narrow = _Pattern(match.value, node.outputs[0], match.nodes)
+    before, after = producer(match.value, "Cast"), only_consumer(node.outputs[0], "Cast")
+    source = None if before is None else before.inputs[0]
+    if before is None or after is None or source is None or attribute(before, "to") != ir.DataType.FLOAT:
+        return narrow
+    # The operator computes in float32 and rounds before the scale, as the two do.
+    if source.dtype is None or attribute(after, "to") != source.dtype:
+        return narrow
+    return _Pattern(source, after.outputs[0], (*match.nodes, before, after))
+
+
+rms_normalization = Pass("rms_normalization", _apply)

@@ -1,0 +1,137 @@
+"""Let a normalization add the residual, and the bias in front of it, by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.matching import MICROSOFT, attribute, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import Shapes, find_shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+_WITH_SKIP = {
+    "LayerNormalization": "SkipLayerNormalization",
+    "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
+}
+_DEFAULT_EPSILON = 1e-5  # of LayerNormalization; that of the fused operators is another
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What a normalization reads: `first + second`, and `first` has lost its `bias` where it had one."""
+
+    node: ir.Node
+    first: ir.Value
+    second: ir.Value
+    bias: ir.Value | None
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `LayerNormalization(a + b, gamma, beta)` by `SkipLayerNormalization(a, b, gamma, beta)`.
+
+    Where one of the two is a MatMul with a bias, that goes in as well; where others read the sum, it becomes the fourth
+    output. `SimplifiedLayerNormalization` becomes `SkipSimplifiedLayerNormalization`, which has no beta.
+    """
+    found = [
+        (node, add)
+        for node in model.graph
+        if not node.domain
+        and node.op_type in _WITH_SKIP
+        and (add := producer(node.inputs[0], "Add")) is not None
+        and operands(add, lambda one: is_weight(one)) is None
+    ]
+    if not found:
+        return Outcome(model, 0)
+    shapes = find_shapes(model)
+    reasons = [reason for node, add in found if (reason := _fuse(node, add, shapes))]
+    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+
+
+def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
+    """Write one operator for both; return why not where a precondition does not hold."""
+    reason = _objection(node, add, shapes)
+    total = None if reason else _split(add, shapes)
+    if total is None:
+        return reason or "the bias does not fit"
+    read_elsewhere = only_consumer(add.outputs[0], node.op_type) is None
+    outputs = _write(node, total, with_sum=read_elsewhere)
+    supersede(node.outputs[0], outputs[0])
+    if read_elsewhere:
+        supersede(add.outputs[0], outputs[3])
+    return ""
+
+
+def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
+    """Return which precondition does not hold; empty where all do."""
+    import onnx_ir as ir
+
+    if producer(node.inputs[0], "Add") is not add:
+        return "another normalization has taken the sum"
+    first, second = add.inputs
+    scales = [one for one in node.inputs[1:] if one is not None]
+    if shapes.rank(first) != 3 or not shapes.same(first, second):
+        return "the two are not known to be of the same shape [B, S, D]"
+    if attribute(node, "axis", -1) not in (-1, 2):
+        return "not over the last axis"
+    width = shapes.fixed(first, -1)
+    if width is None or not all(is_weight(one, 1) and shapes.fixed(one, 0) == width for one in scales):
+        return "scale or shift is no vector as long as the last axis"
+    if scales[0].dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return "neither float32 nor float16"
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        return "its mean or deviation is read"
+    return ""
+
+
+def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
+    """Return what the sum is of, without the bias of a linear layer that only this sum reads."""
+    first, second = add.inputs
+    if first is None or second is None:
+        return None
+    for one, other in ((first, second), (second, first)):
+        inner = producer(one, "Add")
+        parts = None if inner is None else operands(inner, lambda value: is_weight(value, 1))
+        if parts is None or only_consumer(one, "Add") is not add or producer(parts[1], "MatMul") is None:
+            continue
+        if shapes.same(parts[1], one) and shapes.fixed(parts[0], 0) == shapes.fixed(one, -1):
+            return _Sum(add, parts[1], other, parts[0])
+    return _Sum(add, first, second, None)
+
+
+def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
+    """Write the operator in front of the sum, of which there may be other readers; return its outputs."""
+    import onnx_ir as ir
+
+    scale = node.inputs[1]
+    inputs = [total.first, total.second, scale]
+    if node.op_type == "LayerNormalization":
+        inputs.append(node.inputs[2] if len(node.inputs) > 2 else None)
+    if total.bias is not None:
+        inputs.append(total.bias)
+    while inputs[-1] is None:
+        inputs.pop()
+    # An output without a name is not computed: these are the mean and the deviation.
+    outputs = [ir.Value(), *([ir.Value(name=""), ir.Value(name=""), ir.Value()] if with_sum else [])]
+    fused = ir.node(
+        _WITH_SKIP[node.op_type],
+        inputs,
+        {"epsilon": float(attribute(node, "epsilon", _DEFAULT_EPSILON))},
+        domain=MICROSOFT,
+        outputs=outputs,
+    )
+    graph = node.graph
+    if graph is None:
+        raise ValueError(f"{node.name} is in no graph")
+    graph.insert_before(total.node, fused)
+    graph.opset_imports.setdefault(MICROSOFT, 1)
+    for new, old in zip(outputs[::3], (node.outputs[0], total.node.outputs[0]), strict=False):
+        new.type, new.shape = old.type, old.shape
+    return outputs
+
+
+skip_layer_normalization = Pass("skip_layer_normalization", _apply)

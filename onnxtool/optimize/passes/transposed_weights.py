@@ -1,0 +1,94 @@
+"""Take the transposition of a weight out of every run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.matching import MICROSOFT, Editor, attribute, is_weight, producer, supersede, value_graph
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import Shapes, find_shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `MatMul(x, Transpose(W))` by `MatMul(x, W')`, with W' the transposed weight, made when it is saved.
+
+    Where something else reads W as well, such as the embedding that an output layer is tied to, a second copy would be
+    the price: it becomes `FusedMatMul(x, W, transB=1)`, and W stays one tensor.
+    """
+    found = [
+        (node, transpose)
+        for node in model.graph
+        if not node.domain
+        and node.op_type == "MatMul"
+        and (transpose := producer(node.inputs[1], "Transpose")) is not None
+        and is_weight(transpose.inputs[0], 2)
+        and attribute(transpose, "perm", [1, 0]) == [1, 0]
+    ]
+    if not found:
+        return Outcome(model, 0)
+    shapes = find_shapes(model)
+    made: dict[ir.Value, ir.Value] = {}
+    reasons = [reason for node, transpose in found if (reason := _fuse(node, transpose, shapes, made))]
+    for weight in made:
+        if not weight.uses():
+            model.graph.initializers.pop(str(weight.name))
+    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+
+
+def _fuse(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value, ir.Value]) -> str:
+    """Rewrite one MatMul; return why not where a precondition does not hold."""
+    import onnx_ir as ir
+
+    value, weight = node.inputs[0], transpose.inputs[0]
+    if value is None or weight is None or weight.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return "neither float32 nor float16"
+    editor = Editor(node)
+    if weight in made or _only_multiplied(weight):
+        if weight not in made:
+            made[weight] = editor.weight(_transposed(weight), f"{weight.name}_transposed")
+        fused = editor.node("MatMul", [value, made[weight]], like=node.outputs[0])
+    elif (shapes.rank(value) or 0) < 2:  # 0: not known
+        return "the input is not known to have two axes or more"
+    else:
+        attributes = {"transB": 1}
+        fused = editor.node("FusedMatMul", [value, weight], attributes, domain=MICROSOFT, like=node.outputs[0])
+    supersede(node.outputs[0], fused)
+    return ""
+
+
+def _only_multiplied(weight: ir.Value) -> bool:
+    """Whether all that becomes of a weight is to be transposed and multiplied with from the right."""
+    return not weight.is_graph_output() and all(
+        reader.op_type == "Transpose"
+        and not reader.domain
+        and reader.graph is value_graph(weight)
+        and attribute(reader, "perm", [1, 0]) == [1, 0]
+        and not reader.outputs[0].is_graph_output()
+        and all(
+            place == 1 and user.op_type == "MatMul" and not user.domain and user.graph is reader.graph
+            for user, place in reader.outputs[0].uses()
+        )
+        for reader, _ in weight.uses()
+    )
+
+
+def _transposed(weight: ir.Value) -> ir.TensorProtocol:
+    """Return the transposed weight, float [N, M] of [M, N], which is computed whenever its bytes are asked for."""
+    import numpy as np
+    import onnx_ir as ir
+
+    tensor = weight.const_value
+    if tensor is None:
+        raise ValueError(f"{weight.name} is no weight")
+
+    def evaluate() -> ir.TensorProtocol:
+        return ir.tensor(np.ascontiguousarray(tensor.numpy().T))
+
+    return ir.LazyTensor(evaluate, tensor.dtype, ir.Shape(tensor.shape.numpy()[::-1]))
+
+
+transposed_weights = Pass("transposed_weights", _apply)

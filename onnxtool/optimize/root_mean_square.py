@@ -1,0 +1,92 @@
+"""Recognize the division of a value by its root mean square, which both normalizations are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnxtool.optimize.matching import attribute, constant, operands, producer, scalar
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """A value divided by its root mean square over the last axis.
+
+    Attributes:
+        value: what is divided.
+        epsilon: what is added to the mean of the squares.
+        nodes: the nodes of the pattern.
+    """
+
+    value: ir.Value
+    epsilon: float
+    nodes: tuple[ir.Node, ...]
+
+
+def match_normalized(node: ir.Node) -> Normalized | None:
+    """Match `x / Sqrt(ReduceMean(x ** 2) + epsilon)`, as one Div or as Mul by the reciprocal of the root."""
+    if len(node.inputs) != 2 or node.domain:
+        return None
+    first, second = node.inputs
+    if node.op_type == "Div":
+        return _match_root(first, second, (node,))
+    if node.op_type != "Mul":
+        return None
+    for value, inverse in ((first, second), (second, first)):
+        reciprocal = producer(inverse, "Reciprocal", "Div")
+        if reciprocal is None or (reciprocal.op_type == "Div" and scalar(reciprocal.inputs[0]) != 1):
+            continue
+        if (found := _match_root(value, reciprocal.inputs[-1], (node, reciprocal))) is not None:
+            return found
+    return None
+
+
+def mean_of(node: ir.Node | None) -> ir.Value | None:
+    """Return what a ReduceMean takes the mean of over the last axis and keeps the axis; None for all else."""
+    if node is None or node.op_type != "ReduceMean" or node.domain or not attribute(node, "keepdims", 1):
+        return None
+    axes = attribute(node, "axes")
+    if axes is None and len(node.inputs) > 1:  # an attribute until opset 17
+        held = constant(node.inputs[1])
+        axes = None if held is None else held.reshape(-1).tolist()
+    value = node.inputs[0]
+    if value is None or axes is None or len(axes) != 1:
+        return None
+    last = axes[0] == -1 or (value.shape is not None and axes[0] == len(value.shape) - 1)
+    return value if last else None
+
+
+def _match_root(value: ir.Value | None, root: ir.Value | None, nodes: tuple[ir.Node, ...]) -> Normalized | None:
+    sqrt = producer(root, "Sqrt")
+    add = None if sqrt is None else producer(sqrt.inputs[0], "Add")
+    parts = None if add is None else operands(add, lambda one: scalar(one) is not None)
+    mean = None if parts is None else producer(parts[1], "ReduceMean")
+    square = producer(mean_of(mean))
+    if value is None or sqrt is None or add is None or parts is None or mean is None or square is None:
+        return None
+    epsilon = scalar(parts[0])
+    base = _base_of(square)
+    if epsilon is None or epsilon < 0 or len(parts[0].shape or ()) > 1 or not _are_equal(base, value):
+        return None
+    twin = () if base is value or base is None else (base.producer(),)
+    return Normalized(value, epsilon, (*nodes, sqrt, add, mean, square, *(node for node in twin if node is not None)))
+
+
+def _base_of(square: ir.Node) -> ir.Value | None:
+    """Return what is squared; None where it is no square."""
+    if len(square.inputs) != 2:
+        return None
+    first, second = square.inputs
+    is_square = scalar(second) == 2 if square.op_type == "Pow" else square.op_type == "Mul" and first is second
+    return first if is_square else None
+
+
+def _are_equal(first: ir.Value | None, second: ir.Value) -> bool:
+    """Whether two values are the same, or the same difference: exporters compute that of x and its mean twice."""
+    if first is second:
+        return True
+    one, other = producer(first, "Sub"), producer(second, "Sub")
+    return one is not None and other is not None and tuple(one.inputs) == tuple(other.inputs)

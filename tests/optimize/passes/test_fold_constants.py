@@ -1,0 +1,206 @@
+"""What does not depend on the inputs, and what does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+
+from onnxtool.optimize.passes.fold_constants import fold_constants
+from onnxtool.weights import load_model
+from tests.optimize.passes.builders import (
+    Arrays,
+    apply,
+    assert_left_alone,
+    assert_same_numbers,
+    assert_twice_is_once,
+    build,
+    build_body,
+    count,
+    normal,
+    operators,
+    ragged_feeds,
+)
+from tests.workshop import Workshop
+
+WEIGHTS: Arrays = {
+    "w": normal(8) ** 2,
+    "two": np.array(2, np.float32),
+    "last": np.array([-1]),
+    "row": np.array([1, 1, 8]),
+}
+# Each with the operators that are left.
+BODIES = {
+    "Constant": ("c = Constant <value = float[1] {3.0}> () y = Add(x, c)", ["Add"]),
+    "Constant of floats": ("c = Constant <value_floats = [3.0]> () y = Add(x, c)", ["Add"]),
+    "Constant of integers": ("c = Constant <value_ints = [0, 0, 8]> () y = Reshape(x, c)", ["Reshape"]),
+    "chain": ("c = Constant <value_float = 1.0> () d = Add(w, c) e = Sqrt(two) f = Mul(d, e) y = Mul(x, f)", ["Mul"]),
+    "Identity": ("v = Identity(w) z = Add(x, v) y = Identity(z)", ["Add"]),
+    "Cast to the same": ("v = Cast <to=1> (x) y = Add(v, w)", ["Add"]),
+    "Cast behind an operator": ("v = Neg(x) u = Cast <to=1> (v) y = Add(u, w)", ["Neg", "Add"]),
+    "CastLike the same": ("v = CastLike(w, x) y = Add(x, v)", ["Add"]),
+    "ConstantOfShape": ("c = ConstantOfShape(row) y = Add(x, c)", ["Add"]),
+    "Gather": ("c = Gather(w, last) y = Add(x, c)", ["Add"]),
+    "Expand": ("c = Expand(two, row) y = Add(x, c)", ["Add"]),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_is_constant_becomes_an_initializer(name: str) -> None:
+    """And what does nothing is gone."""
+    body, left = BODIES[name]
+    model = build_body(body, WEIGHTS)
+    num_before = len(model.graph)
+    assert apply(fold_constants, model).num_changes == num_before - len(left)
+    assert operators(model) == left
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_numbers_are_the_same(name: str) -> None:
+    """Before and after, in onnxruntime."""
+    assert_same_numbers(fold_constants, build_body(BODIES[name][0], WEIGHTS))
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_twice_is_once(name: str) -> None:
+    """All that can be folded is, the first time."""
+    assert_twice_is_once(fold_constants, build_body(BODIES[name][0], WEIGHTS))
+
+
+def test_a_result_keeps_its_rank() -> None:
+    """A number is no list of one."""
+    model = build_body("v = Sqrt(two) y = Mul(x, v)", WEIGHTS)
+    apply(fold_constants, model)
+    tensor = model.graph.initializers["v"].const_value
+    assert tensor is not None
+    assert tensor.shape.numpy() == ()
+
+
+def test_initializers_that_nothing_reads_any_more_are_dropped() -> None:
+    """Their results have taken their place; a weight that others read stays."""
+    model = build_body("s = Sqrt(two) v = Mul(s, w) u = Add(x, v) y = Add(u, w)", {k: WEIGHTS[k] for k in ("w", "two")})
+    apply(fold_constants, model)
+    assert sorted(model.graph.initializers) == ["v", "w"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "r = RandomNormal <shape=[8]> () y = Add(x, r)",
+        "r = RandomNormalLike(w) y = Add(x, r)",
+        "r = Bernoulli(w) y = Add(x, r)",
+        "v = Cast <to=11> (x) y = Cast <to=1> (v)",
+        "s = Shape(x) y = Reshape(x, s)",
+    ],
+    ids=["RandomNormal", "RandomNormalLike", "Bernoulli", "Cast to another", "Shape"],
+)
+def test_what_is_no_constant_is_left_alone(body: str) -> None:
+    """It is another one in each run, or for each input."""
+    assert_left_alone(fold_constants, build_body(body, WEIGHTS))
+
+
+def test_a_quantized_weight_stays_quantized() -> None:
+    """Dequantized it would be four times the size."""
+    weights: Arrays = {"q": np.arange(8, dtype=np.int8), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8)}
+    assert_left_alone(fold_constants, build_body("w = DequantizeLinear(q, s, z) y = Add(x, w)", weights))
+
+
+def test_a_weight_is_not_stored_transposed_beside_itself() -> None:
+    """That is another pass's, which sees what else reads it."""
+    assert_left_alone(fold_constants, build_body("t = Transpose(v) y = MatMul(x, t)", {"v": normal(8, 8)}))
+
+
+def test_a_value_that_a_caller_may_give_is_no_constant() -> None:
+    """An initializer that is an input as well is a default."""
+    model = build("g (float[8] x, float[8] w) => (float[8] y) { v = Sqrt(w) y = Add(x, v) }", {"w": np.ones(8, "f4")})
+    assert_left_alone(fold_constants, model)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "c = ConstantOfShape(big) y = Add(x, c)",
+        "c = Expand(two, big) y = Add(x, c)",
+        "c = Add(wide, high) y = Add(x, c)",
+    ],
+)
+def test_large_results_are_not_stored(body: str) -> None:
+    """Not even computed."""
+    weights = {
+        "big": np.array([1 << 20, 1 << 20]),
+        "two": WEIGHTS["two"],
+        "wide": normal(1, 512),
+        "high": normal(512, 1),
+    }
+    assert_left_alone(fold_constants, build_body(body, weights), "1 left alone: more than 65536 elements")
+
+
+@pytest.mark.parametrize("numbers", [(-7, 2), (7, 0)])
+def test_quotients_that_runtimes_disagree_on_are_left_alone(numbers: tuple[int, int]) -> None:
+    """Rounded down, or towards zero; or none at all."""
+    weights = {"n": np.array([numbers[0]]), "d": np.array([numbers[1]])}
+    model = build("g (int64[8] x) => (int64[8] y) { q = Div(n, d) y = Add(x, q) }", weights)
+    assert_left_alone(fold_constants, model)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[8] x) => (float[8] y, float[8] z) { y = Neg(x) z = Identity(y) }",
+        "g (float[8] x) => (float[8] y) { y = Identity(x) }",
+        "g (float[8] x) => (float[8] y) { y = Cast <to=1> (x) }",
+        "g (float[8] x) => (float[8] y, float z) { y = Neg(x) z = Sqrt(two) }",
+        "g (float[8] x) => (float[8] y, float z) { y = Neg(x) z = Constant <value_float = 1.0> () }",
+    ],
+)
+def test_an_output_keeps_its_name_and_its_node(text: str) -> None:
+    """Where there is no other node that could take the name."""
+    assert_left_alone(fold_constants, build(text, {"two": WEIGHTS["two"]}))
+
+
+def test_an_output_behind_an_identity_keeps_its_name() -> None:
+    """The node in front takes it, also for those who read it by another."""
+    model = build("g (float[8] x) => (float[8] y, float[8] z) { a = Neg(x) y = Identity(a) z = Abs(a) }")
+    assert_same_numbers(fold_constants, model)
+    assert operators(model) == ["Neg", "Abs"]
+
+
+def test_constants_inside_a_branch_are_left_alone() -> None:
+    """What a branch sees of the graph around it is kept for it."""
+    branches = (
+        "then_branch = t () => (float[8] p) { c = Constant <value_float = 2.0> () p = Mul(v, c) }, "
+        "else_branch = f () => (float[8] q) { q = Identity(v) }"
+    )
+    text = f"g (float[8] x, bool b) => (float[8] y) {{ v = Sqrt(w) u = If <{branches}> (b) y = Add(u, x) }}"
+    model = build(text, {"w": np.ones(8, np.float32)})
+    assert_same_numbers(fold_constants, model, {"x": normal(8), "b": np.array(True)})
+    assert operators(model) == ["If", "Add"]
+    inner = [node.op_type for graph in model.graphs() if graph is not model.graph for node in graph]
+    assert sorted(inner) == ["Constant", "Identity", "Mul"]
+
+
+def test_no_large_weight_is_read(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay where they lie on disk."""
+    model = load_model(workshop.exported("tiny-encoder", exporter="torchscript"))
+    read = ir.ExternalTensor.numpy
+
+    def refuse(tensor: ir.ExternalTensor) -> NDArray[Any]:
+        assert tensor.size <= 1 << 16
+        return read(tensor)
+
+    monkeypatch.setattr(ir.ExternalTensor, "numpy", refuse)
+    assert apply(fold_constants, model).num_changes > 0
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_an_export_has_no_constants_left(workshop: Workshop, exporter: str) -> None:
+    """TorchScript leaves many; dynamo has folded its own."""
+    model = load_model(workshop.exported("tiny-encoder", exporter=exporter))
+    expected = count(model, "Constant") > 0
+    if expected:
+        assert_same_numbers(fold_constants, model, ragged_feeds())
+    assert (apply(fold_constants, model).num_changes, count(model, "Constant"), count(model, "Identity")) == (0, 0, 0)
+    assert expected == (exporter == "torchscript")
