@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+_MOST_ROUNDS = 4
+
+
 @dataclass(frozen=True)
 class Context:
     """What a pass may know beside the graph.
@@ -58,29 +61,42 @@ class Pass:
 def run_passes(
     model: ir.Model, passes: Sequence[Pass], context: Context, on_progress: Callable[[str], None]
 ) -> tuple[ir.Model, tuple[PassResult, ...]]:
-    """Run `passes` in their order and return the last model with what each pass did.
+    """Run `passes` in their order, again until none of them changes anything, and return what each of them did.
+
+    What one pass leaves behind another one may find in the next round: the result has to be a file on which all of
+    them do nothing.
 
     Raises:
         PassError: a pass failed; the message names it.
     """
-    results = []
-    for step in passes:
-        on_progress(f"optimizing: {step.name}")
-        start = time.perf_counter()
-        try:
-            outcome = step.apply(model, context)
-        except OnnxtoolError:
-            raise
-        except Exception as error:
-            reason = (str(error).strip().splitlines() or ["no message"])[0]
-            raise PassError(
-                f"the pass {step.name} failed: {type(error).__name__}: {reason}",
-                "the input file is untouched; another --model_type may help, or a model of another exporter",
-            ) from error
-        model = outcome.model
-        duration_ms = (time.perf_counter() - start) * 1e3
-        results.append(PassResult(step.name, outcome.num_changes, duration_ms, outcome.note))
-    return model, tuple(results)
+    results = {step.name: PassResult(step.name, 0, 0.0, "") for step in passes}
+    for _ in range(_MOST_ROUNDS):
+        num_changes = 0
+        for step in passes:
+            on_progress(f"optimizing: {step.name}")
+            start = time.perf_counter()
+            outcome = _apply(step, model, context)
+            model = outcome.model
+            duration_ms = results[step.name].duration_ms + (time.perf_counter() - start) * 1e3
+            total = results[step.name].num_changes + outcome.num_changes
+            results[step.name] = PassResult(step.name, total, duration_ms, outcome.note)
+            num_changes += outcome.num_changes
+        if not num_changes:
+            break
+    return model, tuple(results.values())
+
+
+def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
+    try:
+        return step.apply(model, context)
+    except OnnxtoolError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        raise PassError(
+            f"the pass {step.name} failed: {type(error).__name__}: {reason}",
+            "the input file is untouched; another --model_type may help, or a model of another exporter",
+        ) from error
 
 
 def inventory(model: ir.Model) -> Counter[tuple[str, ...]]:

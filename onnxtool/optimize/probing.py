@@ -68,6 +68,13 @@ def infer(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> Inferred:
     return result
 
 
+def infer_dtypes(proto: onnx.ModelProto) -> Mapping[str, int]:
+    """Infer the dtype of each value alone."""
+    result = Inferred({}, {}, {})
+    _infer_once(proto, result)
+    return result.dtypes
+
+
 def axis_name(name: str, axis: int) -> str:
     """Return what an axis of the input `name` is called that has no name of its own."""
     return f"{name}[{axis}]"

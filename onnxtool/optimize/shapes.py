@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.optimize.probing import Inferred, Numbers, Shape, axis_name, infer
+from onnxtool.optimize.probing import Inferred, Numbers, Shape, axis_name, infer, infer_dtypes
 from onnxtool.optimize.standins import with_stand_ins
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SMALL = ((3, 7, 11, 13, 19, 23, 29, 31), (5, 17, 37, 41, 43, 47, 53, 59))
 # For samples and pixels, of which a model makes one step of many: nothing would be left of a few.
 _OF_SAMPLES = ((3, 8009, 211, 223, 227, 229), (5, 9001, 307, 311, 313, 317))
 # The largest of these that a model takes; more than its table of positions has cannot be added to it.
-_LARGE = ((2, 4099, 4111, 4127), (2, 2053, 2063, 2069), (2, 1021, 1019, 1013), (2, 509, 503, 499), (2, 127, 113, 109))
+_LARGE = ((2, 4099, 4111, 4127), (2, 509, 503, 499), (2, 127, 113, 109))
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Shapes:
     found: tuple[Mapping[str, Shape], ...]
     numbers: tuple[Numbers, ...]
     dtypes: Mapping[str, int]
+
+    @property
+    def small(self) -> range:
+        """The probes of small sizes, for those who number the elements of a value."""
+        return range(min(len(self.probes), len(_SMALL)))
 
     def of(self, value: ir.Value | None, probe: int = 0) -> Shape | None:
         """Return the shape of `value` in a probe; None where it, or any of its sizes, is not known."""
@@ -136,7 +141,7 @@ def fill_types(model: ir.Model) -> None:
     import onnx_ir as ir
 
     unknown = [output for node in model.graph for output in node.outputs if output.type is None]
-    dtypes = find_shapes(model).dtypes if unknown else {}
+    dtypes = infer_dtypes(with_stand_ins(model)) if unknown else {}
     for output in unknown:
         if dtype := dtypes.get(str(output.name), 0):
             output.dtype = ir.DataType(dtype)
@@ -144,6 +149,10 @@ def fill_types(model: ir.Model) -> None:
 
 def infer_shapes(model: ir.Model, sizes: Mapping[str, int]) -> Mapping[str, Shape]:
     """Infer the shapes of all values with the dynamic axes at `sizes`."""
+    shapes = find_shapes(model)
+    for probe, found in zip(shapes.probes, shapes.found, strict=True):
+        if probe == sizes:
+            return found
     return infer(with_stand_ins(model), sizes).shapes
 
 

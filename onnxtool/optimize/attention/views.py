@@ -93,7 +93,7 @@ def find_joined(value: ir.Value, shapes: Shapes, num_heads: int) -> ir.Value | N
         chain.append(node)
         here = node.outputs[0]
         if shapes.rank(here) == 3 and all(
-            _is_joined(value, here, chain, shapes, probe, num_heads) for probe in range(len(shapes.probes))
+            _is_joined(value, here, chain, shapes, probe, num_heads) for probe in shapes.small
         ):
             return here
     return None
@@ -160,7 +160,7 @@ def _layout_of(
 ) -> Layout | None:
     """Return the layout in which `source` holds what `value` shows, the same one for all sizes."""
     layouts: set[Layout | None] = set()
-    for probe in range(len(shapes.probes)):
+    for probe in shapes.small:
         shape = shapes.of(source, probe)
         if shape is None:
             return None

@@ -9,6 +9,8 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_LARGEST_CONSTANT = 1024  # elements
+
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Let all readers of nodes of the same operator, inputs and attributes read the first one; remove unused nodes."""
@@ -16,6 +18,8 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
     before = model.graph.num_nodes()
     common.RemoveUnusedNodesPass()(model)
+    # Exporters write a constant anew for each of its readers.
+    common.DeduplicateInitializersPass(size_limit=_LARGEST_CONSTANT)(model)
     common.CommonSubexpressionEliminationPass()(model)
     return Outcome(model, before - model.graph.num_nodes())
 

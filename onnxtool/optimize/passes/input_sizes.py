@@ -70,10 +70,9 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if _is_minimal(node):
             continue
         value = node.outputs[0]
-        new = _replacement(value, shapes, sizes)
         # Readers that compute numbers themselves are replaced as well, or not at all.
         readers = [(reader, index) for reader, index in value.uses() if str(reader.outputs[0].name) not in computed]
-        if new is None or new is value or value.is_graph_output() or not readers:
+        if value.is_graph_output() or not readers or (new := _replacement(value, shapes, sizes)) is None:
             continue
         for reader, index in readers:
             reader.replace_input_with(index, new)
