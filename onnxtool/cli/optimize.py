@@ -129,7 +129,4 @@ def _elsewhere(report: OptimizeReport) -> list[Note]:
 
 
 def _unfused(count: FusionCount) -> Note:
-    return Note(
-        f"{count.found} of {count.expected} {count.kind}s are fused: no pass knows the pattern of this export; "
-        "exports made with --exporter torchscript fuse"
-    )
+    return Note(f"{count.found} of {count.expected} {count.kind}s are fused; --require_fusion makes that an error")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from onnxtool.errors import PassError
 from onnxtool.metadata import DTYPE_KEY, STEPS_KEY, stamp_step
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
-from onnxtool.optimize.fusions import count_fusions, require_attention
+from onnxtool.optimize.fusions import count_fusions, expected_attentions, require_attention
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import passes_for
-from onnxtool.optimize.verification import verify_optimized
+from onnxtool.optimize.verification import Prover
 from onnxtool.reports import OptimizeReport, Stats
-from onnxtool.runtime.comparison import TOLERANCES
+from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_model
 from onnxtool.weights import load_model
@@ -71,6 +71,7 @@ def optimize_model(
     before = summarize_model(options.model_path)
     passes = passes_for(options.provider, options.precision)
     model = load_model(options.model_path)
+    attentions = expected_attentions(model)
     stopwatch.lap("load")
     model, results = run_passes(model, passes, context, on_progress)
     stopwatch.lap("passes")
@@ -85,14 +86,13 @@ def optimize_model(
         stopwatch.lap("write")
         staged_stats = summarize_model(path)
         _require_same_signature(before, staged_stats)
-        fusions = count_fusions(staged_stats)
+        fusions = count_fusions(staged_stats, attentions)
         if options.require_fusion:
-            require_attention(fusions)
+            require_attention(fusions, results)
         verification = None
         if options.verify:
             on_progress("verifying against the input")
-            tolerance = TOLERANCES["fp16" if _is_half(before) else options.precision]
-            verification = verify_optimized(path, source, options.provider, tolerance, options.max_error)
+            verification = Prover(source, passes, context, _tolerance(options, before)).prove(path)
             stopwatch.lap("verify")
         stamp_step(
             path,
@@ -130,6 +130,11 @@ def _require_same_signature(before: Stats, after: Stats) -> None:
                 f"the passes changed the {kind} from {names[0]} to {names[1]}",
                 "an input that nothing uses may be dropped: export the model without it",
             )
+
+
+def _tolerance(options: OptimizeOptions, before: Stats) -> Tolerance:
+    tolerance = TOLERANCES["fp16" if _is_half(before) else options.precision]
+    return tolerance if options.max_error is None else replace(tolerance, cosine=1.0 - options.max_error)
 
 
 def _is_half(stats: Stats) -> bool:

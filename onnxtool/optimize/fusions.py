@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from onnxtool.errors import FusionError
-from onnxtool.reports import FusionCount, Stats
+from onnxtool.optimize.attention.scores import anchors
+from onnxtool.reports import FusionCount, PassResult, Stats
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # What a kind of fusion ends in. An operator of ai.onnx has no domain in its name.
 _KINDS: dict[str, tuple[str, ...]] = {
     "attention": (
-        "Attention",
         "com.microsoft::Attention",
         "com.microsoft::MultiHeadAttention",
         "com.microsoft::GroupQueryAttention",
         "com.microsoft::PackedAttention",
         "com.microsoft::PackedMultiHeadAttention",
+        "com.microsoft::QAttention",
     ),
     "layer_normalization": (
         "LayerNormalization",
@@ -35,26 +40,38 @@ _KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def count_fusions(stats: Stats) -> tuple[FusionCount, ...]:
-    """Count the fused operators of a model; an attention a layer is expected where the metadata says the layers."""
-    layers = stats.metadata.get("num_layers", "")
-    expected = {"attention": int(layers) if layers.isdecimal() and len(layers) < 10 else None}
+def expected_attentions(model: ir.Model) -> int:
+    """Count the attentions of a graph: those that are an operator of onnxruntime, and those that are none yet."""
+    operators = _KINDS["attention"]
+    fused = sum(f"{node.domain}::{node.op_type}" in operators for node in model.graph)
+    return fused + sum(1 for _ in anchors(model.graph))
+
+
+def count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:
+    """Count the fused operators of a model that has `attentions` in all."""
+    expected = {"attention": attentions}
     return tuple(
         FusionCount(kind, expected.get(kind), sum(stats.ops.get(operator, 0) for operator in operators))
         for kind, operators in _KINDS.items()
     )
 
 
-def require_attention(fusions: Sequence[FusionCount]) -> None:
-    """Insist on a fused attention in every layer, or on one at all where the number of layers is not known.
+def require_attention(fusions: Sequence[FusionCount], passes: Sequence[PassResult]) -> None:
+    """Insist on at least one attention, and on every one being fused.
 
     Raises:
-        FusionError: there are fewer.
+        FusionError: there are fewer; it says why the attention pass left them alone.
     """
     attention = next(count for count in fusions if count.kind == "attention")
-    expected = 1 if attention.expected is None else attention.expected
-    if attention.found < expected:
+    if not attention.expected:
         raise FusionError(
-            f"{attention.found} of {expected} attentions are fused, and --require_fusion asks for all",
-            "export with --exporter torchscript, whose attention onnxruntime's fusions know",
+            "no attention was found in the graph, and --require_fusion asks for them",
+            "leave --require_fusion out for a model without attention",
+        )
+    if attention.found < attention.expected:
+        reason = next((result.note for result in passes if result.name == "attention" and result.note), "")
+        raise FusionError(
+            f"{attention.found} of {attention.expected} attentions are fused, and --require_fusion asks for all"
+            + (f": {reason}" if reason else ""),
+            "export the model another way (--exporter), or leave --require_fusion out",
         )

@@ -59,7 +59,12 @@ class Pass:
 
 
 def run_passes(
-    model: ir.Model, passes: Sequence[Pass], context: Context, on_progress: Callable[[str], None]
+    model: ir.Model,
+    passes: Sequence[Pass],
+    context: Context,
+    on_progress: Callable[[str], None],
+    *,
+    most_rounds: int = _MOST_ROUNDS,
 ) -> tuple[ir.Model, tuple[PassResult, ...]]:
     """Run `passes` in their order, again until none of them changes anything, and return what each of them did.
 
@@ -70,7 +75,7 @@ def run_passes(
         PassError: a pass failed; the message names it.
     """
     results = {step.name: PassResult(step.name, 0, 0.0, "") for step in passes}
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(most_rounds):
         num_changes = 0
         for step in passes:
             on_progress(f"optimizing: {step.name}")

@@ -1,44 +1,93 @@
-"""Prove an optimized file against the file that went in."""
+"""Prove an optimized file against the file that went in, and find the pass that is to blame where they differ."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
+from onnxtool.optimize.pipeline import Context, Pass, run_passes
 from onnxtool.reports import Verification
-from onnxtool.runtime.comparison import Case, Tolerance, ask, require_passed, verify
+from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.feeds import index_bounds, is_mask, random_feeds, verification_shapes
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
+from onnxtool.weights import load_model, write_inline
 
 _LONGEST = 64  # for a model that does not say how long its texts may be
 
 
-def verify_optimized(
-    path: Path, source: ModelFile, provider: str, tolerance: Tolerance, max_error: float | None
-) -> Verification:
-    """Compare the file at `path` with `source` on random inputs of several shapes and masks.
+@dataclass(frozen=True)
+class Prover:
+    """Compares files with the one that they were made from.
 
-    Args:
-        path: the optimized file.
-        source: what it was made from.
-        provider: where the file will run; where that cannot run here, both run on the CPU, and the result says so.
+    Attributes:
+        source: the file that went in.
+        passes: what was done to it.
+        provider: where the result will run; where that cannot run here, both run on the CPU, and the result says so.
         tolerance: what may differ.
-        max_error: the most that 1 - cosine of any output may be, in place of the tolerance's.
-
-    Raises:
-        VerificationError: an output differs by more.
     """
-    if max_error is not None:
-        tolerance = replace(tolerance, cosine=1.0 - max_error)
-    # One session at a time: each holds the weights twice while it loads.
-    here = provider if provider == "cpu" or not cuda_problem() else "cpu"
-    answers = ask(open_session(source.path, provider=here).run, _cases(source), name=source.path.name)
-    verification = replace(verify(open_session(path, provider=here).run, answers, tolerance), provider=here)
-    require_passed(verification, "no file was written; try another --precision, or report the passes that ran")
-    return verification
+
+    source: ModelFile
+    passes: Sequence[Pass]
+    context: Context
+    tolerance: Tolerance
+
+    @property
+    def provider(self) -> str:
+        """Where both run."""
+        wanted = self.context.provider
+        return wanted if wanted == "cpu" or not cuda_problem() else "cpu"
+
+    def prove(self, path: Path) -> Verification:
+        """Compare the file at `path` with the source on random inputs of several shapes and masks.
+
+        Raises:
+            VerificationError: an output differs by more than it may; the hint names the pass that made it so.
+        """
+        # One session at a time: each holds the weights twice while it loads.
+        session = open_session(self.source.path, provider=self.provider, frugal=True)
+        answers = ask(session.run, _cases(self.source), name=self.source.path.name)
+        del session
+        verification = self._compare(path, answers)
+        if not verification.passed:
+            guilty = self._find_guilty(answers, verification, path.parent)
+            require_passed(verification, f"no file was written; {guilty}")
+        return verification
+
+    def _compare(self, path: Path, answers: Answers) -> Verification:
+        session = open_session(path, provider=self.provider, frugal=True)
+        return replace(verify(session.run, answers, self.tolerance), provider=self.provider)
+
+    def _find_guilty(self, answers: Answers, verification: Verification, folder: Path) -> str:
+        """Return which pass is the first after which the worst case fails, found by halving their list."""
+        failed = [number for number, case in enumerate(verification.cases) if not case.passed]
+        worst = max(failed, key=lambda number: verification.cases[number].max_abs_error)
+        case = replace(answers, cases=(answers.cases[worst],), outputs=(answers.outputs[worst],))
+        good, bad = 0, len(self.passes) + 1  # how many of the passes ran; one more than all has not been tried
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._is_right_after(middle, case, folder):
+                good = middle
+            else:
+                bad = middle
+        if bad > len(self.passes):
+            return "no pass alone is to blame, only all of them in several rounds; please report this model"
+        name = self.passes[bad - 1].name
+        return f"the pass {name} is the first after which {answers.cases[worst].description} differs"
+
+    def _is_right_after(self, number: int, case: Answers, folder: Path) -> bool:
+        """Whether the first `number` passes leave a model that answers a case as the source does."""
+        model = load_model(self.source.path)
+        model, _ = run_passes(model, self.passes[:number], self.context, lambda _stage: None, most_rounds=1)
+        path = folder / f"after-{number}.onnx"
+        write_inline(model, path)
+        try:
+            return self._compare(path, case).passed
+        finally:
+            path.unlink()
 
 
 def _cases(source: ModelFile) -> list[Case]:
