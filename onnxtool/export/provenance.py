@@ -50,7 +50,7 @@ def describe(
     """
     config = checkpoint.config
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    figures = {key: getattr(text_config, name, None) for key, name in _FIGURES.items()}
+    figures = {key: _figure(text_config, name) for key, name in _FIGURES.items()}
     source = checkpoint.source
     metadata = {
         "model_type": str(config.model_type),
@@ -75,6 +75,14 @@ def describe(
         "onnxtool.date": _date(),
     }
     return {key: value for key, value in metadata.items() if value}
+
+
+def _figure(config: Any, name: str) -> Any:
+    """Return a figure of an architecture; None where it has none, or not the same one in all layers."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # of transformers, for a figure that its layers do not share
+        return None
 
 
 def _date() -> str:

@@ -96,7 +96,7 @@ class OneCall:
             signature = detect_signature(model, self.modality, way.fixed)
             signature = signature if self.contract is None else self.contract.narrow(signature)
         sample = to_tensors(model, self.modality.sample(signature.sizes))
-        graph = trace(way.exporter, model, sample, signature, opset)
+        graph = trace(way.exporter, model, sample, signature, opset, patience_s=way.patience_s)
         tidy(graph, signature)
         if self.head is not None:
             append_head(graph, self.head, keep_raw=self.keep_raw)

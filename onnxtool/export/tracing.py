@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -37,12 +39,18 @@ class Exporter:
 
 
 def trace(
-    exporter: Exporter, model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None
+    exporter: Exporter,
+    model: Any,
+    sample: Mapping[str, Any],
+    signature: Signature,
+    opset: int | None,
+    *,
+    patience_s: float | None = None,
 ) -> ir.Model:
     """Trace `model` on `sample` (input name to tensor, no dynamic axis of size 1) with the signature's axes dynamic.
 
     Raises:
-        ExportError: the model cannot be traced, or not at this opset.
+        ExportError: the model cannot be traced, or not at this opset, or not in `patience_s`.
     """
     return guarded(
         lambda: exporter.trace(model, sample, signature, opset),
@@ -50,10 +58,19 @@ def trace(
         exporter=exporter.name,
         opset=opset,
         hint="try the other --exporter",
+        patience_s=patience_s,
     )
 
 
-def guarded(run: Callable[[], ir.Model], *, subject: str, exporter: str, opset: int | None, hint: str) -> ir.Model:
+def guarded(
+    run: Callable[[], ir.Model],
+    *,
+    subject: str,
+    exporter: str,
+    opset: int | None,
+    hint: str,
+    patience_s: float | None = None,
+) -> ir.Model:
     """Run a trace with nothing printed and no garbage collected.
 
     Args:
@@ -62,11 +79,12 @@ def guarded(run: Callable[[], ir.Model], *, subject: str, exporter: str, opset: 
         exporter: which exporter writes the graph.
         opset: what it has to be of; None for the exporter's own.
         hint: the way out of a failure.
+        patience_s: how long it may take; None for as long as it takes.
 
     Raises:
         ExportError: the trace failed, in whichever way, or gave another opset.
     """
-    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept():
+    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept(), _deadline(patience_s):
         try:
             graph = run()
         except Exception as error:  # exporters fail with whatever an operator, a guard or a pass of theirs raises
@@ -78,6 +96,26 @@ def guarded(run: Callable[[], ir.Model], *, subject: str, exporter: str, opset: 
             f"{exporter} wrote opset {found}, not {opset}", "leave --opset out, or try --exporter torchscript"
         )
     return graph
+
+
+@contextmanager
+def _deadline(seconds: float | None) -> Iterator[None]:
+    """Raise TimeoutError in the block after `seconds`, where the system can interrupt Python code."""
+    is_possible = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if seconds is None or not is_possible:
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 @contextmanager

@@ -9,6 +9,9 @@ from typing import Any
 from onnxtool.export.modalities.sizes import Axis
 from onnxtool.export.tracing import EXPORTERS, Exporter
 
+# dynamo reasons about every size that is open, and about those of Swin's rolling windows without an end.
+_PATIENCE_S = 300.0
+
 
 @dataclass(frozen=True)
 class Way:
@@ -18,12 +21,14 @@ class Way:
         attention: transformers' attention implementation; None leaves the choice to it.
         fixed: the axes that are not dynamic in the file, with their sizes.
         prompts: how a file with a cache runs its prompts; empty for others.
+        patience_s: how long the trace may take, where other ways are left; None for as long as it takes.
     """
 
     exporter: Exporter
     attention: str | None
     fixed: Mapping[str, int] = field(default_factory=dict)
     prompts: str = ""
+    patience_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -61,7 +66,7 @@ def ways_to_trace(
     for row in chosen:
         for attention in row.attentions:
             if attention is None or attention != default_attention or None not in row.attentions:
-                yield Way(row, attention)
+                yield Way(row, attention, patience_s=_PATIENCE_S if len(chosen) > 1 else None)
     if contents:
         yield from (Way(row, row.attentions[0], contents) for row in chosen)
     yield from (Way(row, row.attentions[0], contents | batches) for row in chosen)

@@ -100,7 +100,10 @@ def _build(model_class: Any, task: Task, effort: str, seed: int) -> Any:
 
 def _save_processors(config: Any, model_class: Any, task: Task, folder: Path) -> None:
     if task.modality == "image":
+        from transformers import AutoImageProcessor
+
         save_image_processor(config, folder)
+        AutoImageProcessor.from_pretrained(folder)  # some are there with packages only that are not installed
     if task.modality == "audio":
         feature_extractor(config).save_pretrained(folder)
     if task.modality == "text" or (task.name == "automatic-speech-recognition" and vocabulary_size(config)):

@@ -22,6 +22,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 import onnxtool.export.ways
 from onnxtool.errors import ExportError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.provenance import _figure
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import ExportReport
@@ -402,3 +403,18 @@ def test_the_name_of_a_relative_folder_is_its_own(
     monkeypatch.chdir(tmp_path / "mine" / "inner")
     report = export_model(ExportOptions("..", exporter="torchscript", verify=False))
     assert (Path(report.output), report.metadata["onnxtool.source"]) == (Path("models/mine.onnx"), "mine")
+
+
+def test_a_figure_that_layers_do_not_share_is_left_out() -> None:
+    """Transformers raises where one asks for it."""
+
+    class Config:
+        hidden_size = 8
+
+        @property
+        def num_attention_heads(self) -> int:
+            raise RuntimeError("'num_attention_heads' is a per-layer attribute")
+
+    assert _figure(Config(), "hidden_size") == 8
+    assert _figure(Config(), "num_attention_heads") is None
+    assert _figure(Config(), "num_hidden_layers") is None

@@ -108,6 +108,17 @@ def test_a_convolutional_network_takes_pictures_of_any_size(tmp_path: Path) -> N
     np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
+def test_a_model_of_colours_takes_pictures_as_the_numbers_of_their_pixels(tmp_path: Path) -> None:
+    """Image GPT's ids are no text's: they come from its image processor, and it has no tokenizer."""
+    colours = [[red, green, blue] for red in (-1.0, 1.0) for green in (-1.0, 1.0) for blue in (-1.0, 1.0)]
+    config = transformers.ImageGPTConfig(vocab_size=9, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=3)
+    processor = transformers.ImageGPTImageProcessor(clusters=colours, size={"height": 4, "width": 4})
+    folder = save(transformers.ImageGPTForImageClassification(config), tmp_path / "imagegpt", processor)
+    report = export(folder, tmp_path / "imagegpt.onnx")
+    assert report.task == "image-classification"
+    assert shapes(report) == {"input_ids": ("batch_size", 16), "logits": ("batch_size", 3)}
+
+
 def test_an_encoder_decoder_takes_the_text_so_far(tmp_path: Path) -> None:
     """The decoder's length is an axis of its own."""
     config = transformers.T5Config(

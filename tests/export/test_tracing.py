@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import time
 import weakref
 
 import pytest
@@ -48,3 +50,17 @@ def test_what_a_failing_exporter_prints_goes_into_the_hint(capfd: pytest.Capture
         guarded(fail, subject="cannot trace it", exporter="dynamo", opset=None, hint="way out")  # type: ignore[arg-type]
     assert error.value.hint == "way out\nhalf a graph\n"
     assert capfd.readouterr().out == ""
+
+
+def test_a_trace_that_takes_too_long_is_given_up() -> None:
+    """So that another way gets its turn; dynamo would think about Swin's windows for an hour."""
+    with pytest.raises(ExportError, match="TimeoutError: not done after 0 s"):
+        guarded(
+            lambda: time.sleep(30),  # type: ignore[arg-type,return-value]
+            subject="cannot trace it",
+            exporter="dynamo",
+            opset=None,
+            hint="way out",
+            patience_s=0.05,
+        )
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -33,6 +33,13 @@ def test_without_a_proof_dynamo_comes_first() -> None:
     assert next(ways_to_trace("auto", (BATCH, SHORT), "sdpa", proven=False)).name == "dynamo"
 
 
+def test_patience_ends_only_where_another_way_is_left() -> None:
+    """Who asks for one exporter waits for it, and the last ways are not given up."""
+    ways = list(ways_to_trace("auto", (BATCH, ENDLESS), "sdpa"))
+    assert [way.patience_s is None for way in ways] == [bool(way.fixed) for way in ways]
+    assert all(way.patience_s is None for way in ways_to_trace("dynamo", (BATCH, ENDLESS), "sdpa"))
+
+
 def test_fixed_axes_come_last_and_the_batch_after_all() -> None:
     """A fixed length costs padding, a fixed batch more."""
     assert names("dynamo", BATCH, SHORT) == [

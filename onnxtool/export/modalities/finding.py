@@ -19,6 +19,8 @@ __all__ = ["find_modality", "text_of"]
 _DUAL_TASKS = ("zero-shot-image-classification",)
 # For these, a model that may see pictures as well is exported as one of text.
 _TEXT_TASKS = ("fill-mask", "text-classification", "token-classification", "feature-extraction", "text-generation")
+# Image GPT takes pictures as the numbers of their colours, under the name of a text's ids.
+_PICTURE_TASKS = ("image-classification",)
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
 _SOUNDS = ("input_values", "input_features")
 # Encoder-decoders that answer at once shift their decoder's input out of the encoder's.
@@ -42,7 +44,7 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     if "pixel_values" in accepted and "input_ids" in accepted:
         return _text_and_images(model, checkpoint, accepted, text)
     modality: Modality
-    if "pixel_values" in accepted:
+    if "pixel_values" in accepted or checkpoint.task in _PICTURE_TASKS:
         modality = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
     elif any(name in accepted for name in _SOUNDS):
         modality = AudioInputs.of(model, checkpoint.load_feature_extractor(), accepted)

@@ -19,6 +19,7 @@ from onnxtool.runtime.comparison import Case
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_PICTURES = ("pixel_values", "input_ids")  # the second one holds the number of a colour for each pixel
 # The axes that may move of the inputs that we know; of others, only the first, which is the batch.
 _MASK = ("pixel_mask", 3)
 _AXES: dict[tuple[str, int], dict[int, str]] = {
@@ -55,7 +56,7 @@ class ImageInputs:
         """
         offered = _prepare(processor, [_picture(*_PICTURE_SIZES[0])])
         prepared = {name: array for name, array in offered.items() if name in accepted}
-        if not any(name.startswith("pixel_values") for name in prepared):
+        if not any(name.startswith(_PICTURES) for name in prepared):
             raise ExportError(
                 f"{type(model).__name__} takes {', '.join(accepted)}, "
                 f"and its image processor gives {', '.join(offered)}",
@@ -70,7 +71,7 @@ class ImageInputs:
         for name, array in self.prepared.items():
             for position, axis in _AXES.get((name, array.ndim), {}).items():
                 if axis not in [known.name for known in axes]:
-                    axes.append(Axis(axis, array.shape[position], 2 * array.shape[position]))
+                    axes.append(Axis(axis, array.shape[position], 2 * array.shape[position], proven=True))
         return tuple(axes)
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
@@ -157,6 +158,8 @@ class ImageInputs:
             return generator.standard_normal(dims).astype(array.dtype)
         if axes:  # a mask over pixels, all of which count here
             return np.ones(dims, dtype=array.dtype)
+        if name in _PICTURES:
+            return generator.choice(array.reshape(-1), dims).astype(array.dtype)
         return np.repeat(array, sizes[self.batch_axis], axis=0)
 
 

@@ -29,7 +29,8 @@ class Axis:
         other: another size; where the model runs on it, the axis moves.
         may_fail: whether the model may refuse other sizes, which fixes the axis; a model that refuses another batch
             is broken.
-        proven: whether the cases reach the largest size that it can have.
+        proven: whether the cases reach the largest size that it can have, or so many sizes that a graph which holds
+            a decision about one of them would fail.
         when_fixed: its size in a file where it cannot be dynamic; 0 for `usual`.
     """
 
