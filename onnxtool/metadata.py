@@ -15,6 +15,7 @@ DTYPE_KEY = "onnxtool.dtype"
 FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
 STEPS_KEY = "onnxtool.steps"
+DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
 
 
 def stamp(path: Path, entries: Mapping[str, str]) -> None:

@@ -7,19 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxtool.errors import PassError
-from onnxtool.metadata import DTYPE_KEY, STEPS_KEY, stamp_step
+from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY, stamp_step
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.optimize.fusions import count_fusions, expected_attentions, require_attention
 from onnxtool.optimize.pipeline import Context, run_passes
-from onnxtool.optimize.presets import passes_for
-from onnxtool.optimize.verification import Prover
+from onnxtool.optimize.precision.conversion import converter
+from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, passes_for
+from onnxtool.optimize.verification import Prover, verification_feeds
 from onnxtool.reports import OptimizeReport, Stats
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_model
 from onnxtool.weights import load_model
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["OptimizeOptions", "optimize_model"]
 
@@ -73,12 +78,16 @@ def optimize_model(
     model = load_model(options.model_path)
     attentions = expected_attentions(model)
     stopwatch.lap("load")
-    model, results = run_passes(model, passes, context, on_progress)
-    stopwatch.lap("passes")
-    model.metadata_props.pop(STEPS_KEY, None)  # stamped anew below, with this step
-    if options.precision == "fp16":
-        model.metadata_props[DTYPE_KEY] = "float16"
     with staged(output, force=options.force) as staging:
+        model, results = run_passes(model, passes, context, on_progress)
+        stopwatch.lap("passes")
+        if options.precision != "fp32":
+            on_progress(f"converting to {options.precision}")
+            convert = converter(model, options.precision, verification_feeds(source), staging.folder)
+            model, converted = run_passes(model, (convert,), context, on_progress, most_rounds=1)
+            passes, results = (*passes, convert), (*results, *converted)
+            stopwatch.lap("precision")
+        _describe(model, options)
         on_progress(f"writing {output}")
         path = save_model(model, staging)
         del model
@@ -115,6 +124,17 @@ def optimize_model(
         verification=verification,
         duration_ms=stopwatch.laps_ms,
     )
+
+
+def _describe(model: ir.Model, options: OptimizeOptions) -> None:
+    """Note in the metadata what the model is now, and how a session has to be set for it."""
+    model.metadata_props.pop(STEPS_KEY, None)  # stamped anew with this step
+    if options.precision == "fp16":
+        model.metadata_props[DTYPE_KEY] = "float16"
+    disabled = DISABLED_OPTIMIZERS[options.provider]
+    model.metadata_props.pop(DISABLED_OPTIMIZERS_KEY, None)
+    if disabled:
+        model.metadata_props[DISABLED_OPTIMIZERS_KEY] = ",".join(disabled)
 
 
 def _require_same_signature(before: Stats, after: Stats) -> None:

@@ -8,7 +8,6 @@ from onnxtool.optimize.passes.bias_gelu import bias_gelu
 from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
 from onnxtool.optimize.passes.deduplicate_initializers import deduplicate_initializers
 from onnxtool.optimize.passes.embed_layer_normalization import embed_layer_normalization
-from onnxtool.optimize.passes.float16 import float16
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.gelu import gelu
 from onnxtool.optimize.passes.input_sizes import input_sizes
@@ -35,26 +34,27 @@ _CPU = (*_SETTLE, *_FUSE, *_CLEAN)
 # On the CPU this one costs: Add and LayerNormalization take a sixth of its time there.
 _CUDA = (*_SETTLE, *_FUSE, skip_layer_normalization, *_CLEAN)
 
-PRESETS: dict[tuple[str, str], tuple[Pass, ...]] = {
-    ("cpu", "fp32"): _CPU,
-    ("cpu", "fp16"): (*_CPU, float16),
-    ("cuda", "fp32"): _CUDA,
-    ("cuda", "fp16"): (*_CUDA, float16),
-}
+PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
+"""The passes of each provider, which keep float32; onnxtool/optimize/precision/ goes on from there."""
 
-PROVIDER_NAMES = tuple(dict.fromkeys(provider for provider, _ in PRESETS))
-PRECISION_NAMES = tuple(dict.fromkeys(precision for _, precision in PRESETS))
+# Of onnxruntime's own, which run when the file is loaded: what the file was tuned for, its metadata ask for.
+DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": ()}
+
+PRECISIONS: dict[str, tuple[str, ...]] = {"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16")}
+
+PROVIDER_NAMES = tuple(PRESETS)
+PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
 
 
 def passes_for(provider: str, precision: str) -> tuple[Pass, ...]:
-    """Return the passes for a provider and a precision.
+    """Return the passes for a provider, in whose output `precision` can be had.
 
     Raises:
         PassError: there is no such preset.
     """
-    if (provider, precision) not in PRESETS:
+    if precision not in PRECISIONS.get(provider, ()):
         raise PassError(
             f"no preset for {precision} on {provider}",
             f"providers: {', '.join(PROVIDER_NAMES)}; precisions: {', '.join(PRECISION_NAMES)}",
         )
-    return PRESETS[provider, precision]
+    return PRESETS[provider]

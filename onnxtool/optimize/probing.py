@@ -84,6 +84,8 @@ def _infer_once(proto: onnx.ModelProto, result: Inferred) -> None:
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    # What fitted as long as a size was unknown may fit no more: a row of positions that is too short for the tokens.
+    result.shapes.clear()
     for value in (*inferred.value_info, *inferred.input, *inferred.output):
         tensor = value.type.tensor_type
         result.dtypes[value.name] = tensor.elem_type

@@ -113,7 +113,9 @@ def _find_shapes(model: ir.Model) -> Shapes:
     names = dynamic_axes(model)
 
     def probe(primes: Sequence[int]) -> tuple[Mapping[str, int], Inferred]:
-        sizes = {name: primes[number % len(primes)] for number, name in enumerate(names)}
+        # Where there are more axes than primes, odd numbers go on: no two axes may have the same size in all probes.
+        further = range(primes[-1] + 2, primes[-1] + 2 * len(names) + 2, 2)
+        sizes = dict(zip(names, (*primes, *further), strict=False))
         return sizes, infer(proto, sizes)
 
     done = [probe(primes) for primes in _SMALL]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
@@ -15,6 +16,9 @@ from onnxtool.runtime.feeds import index_bounds, is_mask, random_feeds, verifica
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.weights import load_model, write_inline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _LONGEST = 64  # for a model that does not say how long its texts may be
 
@@ -88,6 +92,11 @@ class Prover:
             return self._compare(path, case).passed
         finally:
             path.unlink()
+
+
+def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:
+    """Return the inputs on which a model is verified, to look at what happens inside of it."""
+    return [case.feeds for case in _cases(source)]
 
 
 def _cases(source: ModelFile) -> list[Case]:

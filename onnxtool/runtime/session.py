@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import InputError, ProviderError, SessionError
+from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
 
@@ -101,7 +102,9 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
     start = time.perf_counter()
     try:
-        inference = ort.InferenceSession(str(path), options, providers=[PROVIDERS[provider]])
+        inference = ort.InferenceSession(
+            str(path), options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled_optimizers(model)
+        )
     except Exception as error:
         raise SessionError(
             f"onnxruntime {ort.__version__} cannot load {path}: {_first_line(error)}",
@@ -114,6 +117,11 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal
             "a CUDA or cuDNN library is missing or of another version; see onnxtool env, or pass --provider cpu",
         )
     return Session(model, provider, threads or _available_cores(), load_ms, inference)
+
+
+def disabled_optimizers(model: ModelFile) -> list[str]:
+    """Return those of onnxruntime's own optimizers that the file was tuned to run without."""
+    return [name for name in model.metadata.get(DISABLED_OPTIMIZERS_KEY, "").split(",") if name]
 
 
 def _make_frugal(options: Any, model: ModelFile) -> None:

@@ -1,42 +1,157 @@
-"""Convert weights and arithmetic to float16; inputs and outputs keep their types."""
+"""Convert weights and arithmetic to float16; inputs and outputs keep their types.
+
+What overflows stays in float32, and so do the operators that have no float16 kernel or lose too much in it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
-from onnxtool.optimize.protos import restore_description, to_full_proto
-from onnxtool.runtime.quiet import quiet
+import numpy as np
+
+from onnxtool.optimize.matching import Editor, tensor_of
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.shapes import find_shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_LARGEST = 65504.0
+# onnxruntime's converter leaves these in float32; a mask's lowest float32 would become an infinity behind them.
+_TAKEN = frozenset({"Max", "Min"})
 
-def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace float32 by float16, with Casts after the inputs, before the outputs, and around what has no float16."""
+
+def to_float16(kept: Collection[str] = ()) -> Pass:
+    """Return the pass that converts all but the nodes that make or read one of the values called `kept`."""
+    names = frozenset(kept)
+    return Pass("float16", lambda model, _context: _apply(model, _context, names))
+
+
+@dataclass
+class _Conversion:
+    """A conversion under way.
+
+    Attributes:
+        floats: the names of all values that are float32.
+        halved: the nodes that compute in float16.
+        cast: what was cast already, by value and wanted dtype.
+    """
+
+    model: ir.Model
+    floats: frozenset[str]
+    halved: set[ir.Node]
+    cast: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
+
+    def is_half(self, value: ir.Value) -> bool:
+        """Whether a float value is made in float16 after the conversion."""
+        node = value.producer()
+        return node is not None and node in self.halved
+
+
+def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
+    """Replace float32 by float16, with Casts where it meets float32: inputs, outputs, and what stays as it is."""
     import onnx_ir as ir
-    from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    if not _has_float32_matrix(model):
+    matrices = [value for value in model.graph.initializers.values() if _is_float32_matrix(value)]
+    if not matrices:
         return Outcome(model, 0, "no float32 weights to convert")
-    before = inventory(model)
-    # It warns of every weight that float16 rounds to zero or cuts; the verification measures what that does.
-    with quiet():
-        converted = convert_float_to_float16(to_full_proto(model), keep_io_types=True)
-    result = ir.from_proto(converted)
-    result.graph.sort()  # the casts of inputs are appended at the end
-    restore_description(result, model)
-    return Outcome(result, count_changes(before, inventory(result)))
+    dtypes = find_shapes(model).dtypes
+    floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
+    halved = {node for node in model.graph if _computes_in_half(node, floats, kept)}
+    conversion = _Conversion(model, floats, halved)
+    outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
+    for node in list(model.graph):
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name in floats:
+                _connect(node, index, value, conversion)
+        if node in halved:
+            _retype(node, floats)
+    for value in outputs:
+        _keep_output(value, model.graph)
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del model.graph.initializers[name]
+    num_kept = sum(1 for node in model.graph if node not in halved and any(v.name in kept for v in node.outputs))
+    note = f"{num_kept} nodes stay in float32, because they would overflow" if num_kept else ""
+    return Outcome(model, len(halved), note)
 
 
-def _has_float32_matrix(model: ir.Model) -> bool:
+def _is_float32_matrix(value: ir.Value) -> bool:
     """Whether there is a weight to convert; scalars and vectors may have stayed float32 on purpose."""
     import onnx_ir as ir
 
-    return any(
-        value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
-        for value in model.graph.initializers.values()
-    )
+    return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
 
 
-float16 = Pass("float16", _apply)
+def _computes_in_half(node: ir.Node, floats: frozenset[str], kept: frozenset[str]) -> bool:
+    from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLOCK_LIST
+
+    names = [str(value.name) for value in (*node.inputs, *node.outputs) if value is not None]
+    if not any(name in floats for name in names) or any(name in kept for name in names):
+        return False
+    if node.op_type in ALWAYS_FLOAT_INPUTS or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN):
+        return False
+    return not any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values())
+
+
+def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion) -> None:
+    """Let a node read a float value in the precision in which it computes."""
+    import onnx_ir as ir
+
+    wanted = ir.DataType.FLOAT16 if node in conversion.halved else ir.DataType.FLOAT
+    given = ir.DataType.FLOAT16 if conversion.is_half(value) else ir.DataType.FLOAT
+    if wanted == given:
+        return
+    key = (value, wanted)
+    if key not in conversion.cast:
+        if value.is_initializer() and not value.is_graph_input():
+            conversion.cast[key] = Editor(node).weight(_halved(tensor_of(value)), f"{value.name}_float16")
+        else:
+            cast = Editor(node).node("Cast", [value], {"to": wanted.value})
+            cast.type, cast.shape = ir.TensorType(wanted), value.shape
+            conversion.cast[key] = cast
+    node.replace_input_with(index, conversion.cast[key])
+
+
+def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return a tensor in float16, made when it is read; what is too large for it becomes the largest it has."""
+    import onnx_ir as ir
+
+    def convert() -> ir.TensorProtocol:
+        return ir.tensor(np.clip(tensor.numpy(), -_LARGEST, _LARGEST).astype(np.float16))
+
+    return ir.LazyTensor(convert, dtype=ir.DataType.FLOAT16, shape=ir.Shape(tensor.shape.numpy()))
+
+
+def _retype(node: ir.Node, floats: frozenset[str]) -> None:
+    """Note that a node gives float16 now, also where it says so itself."""
+    import onnx_ir as ir
+
+    for output in node.outputs:
+        if output.name in floats:
+            output.type = ir.TensorType(ir.DataType.FLOAT16)
+    to: Any = node.attributes.get("to")
+    if node.op_type == "Cast" and to is not None and to.as_int() == ir.DataType.FLOAT.value:
+        node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT16.value)
+    fill = node.attributes.get("value")
+    if node.op_type == "ConstantOfShape" and fill is not None:
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_halved(fill.as_tensor()).numpy()))
+
+
+def _keep_output(value: ir.Value, graph: ir.Graph) -> None:
+    """Give an output of the graph its float32 back, under its name."""
+    import onnx_ir as ir
+
+    name, value.name = value.name, f"{value.name}_float16"
+    node = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT.value})
+    graph.append(node)
+    output = node.outputs[0]
+    output.name, output.type, output.shape = name, ir.TensorType(ir.DataType.FLOAT), value.shape
+    for index, known in enumerate(graph.outputs):
+        if known is value:
+            graph.outputs[index] = output
+
+
+float16 = to_float16()
