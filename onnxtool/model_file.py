@@ -247,6 +247,16 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
     return path
 
 
+@contextmanager
+def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
+    """Write `model`, of any size, to a file in `folder` that is there while the block runs."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        inside = Path(name)
+        yield save_model(model, Staging(inside, inside / "model.onnx", inside))
+
+
 def _data_names(output: Path) -> Iterator[str]:
     """Yield the names under which onnxtool puts the external data of `output`."""
     yield f"{output.name}.data"

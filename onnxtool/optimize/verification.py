@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.metadata import MAX_LENGTH_KEY
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
 from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.feeds import index_bounds, is_mask, random_feeds, verification_shapes
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
-from onnxtool.weights import load_model, write_inline
+from onnxtool.weights import load_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,12 +86,8 @@ class Prover:
         """Whether the first `number` passes leave a model that answers a case as the source does."""
         model = load_model(self.source.path)
         model, _ = run_passes(model, self.passes[:number], self.context, lambda _stage: None, most_rounds=1)
-        path = folder / f"after-{number}.onnx"
-        write_inline(model, path)
-        try:
+        with scratch_file(model, folder) as path:
             return self._compare(path, case).passed
-        finally:
-            path.unlink()
 
 
 def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtool.model_file import scratch_file
 from onnxtool.optimize.shapes import find_shapes
 from onnxtool.runtime.session import open_session
-from onnxtool.weights import write_inline
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,19 +28,15 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
     """
     probed = model.clone()
     names = _instrument(probed)
-    path = folder / "ranges.onnx"
-    write_inline(probed, path)
-    del probed
     largest = dict.fromkeys(names, 0.0)
-    try:
-        session = open_session(path, frugal=True)
+    with scratch_file(probed, folder) as path:
+        del probed
+        session = open_session(path, provider="cpu", frugal=True)
         for feed in feeds:
             outputs = session.run(feed)
             for name in names:
                 found = float(outputs[_PREFIX + name])
                 largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
-    finally:
-        path.unlink(missing_ok=True)
     return largest
 
 
