@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
@@ -17,7 +19,9 @@ from onnxtool.model_file import ModelFile, save_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.runtime.feeds import index_bounds
-from tests.optimize.test_passes import ragged_feeds
+from onnxtool.weights import write_inline
+from tests.optimize.passes.builders import build, ragged_feeds
+from tests.optimize.passes.exports import CAPPED, export
 from tests.workshop import Workshop
 
 
@@ -63,9 +67,9 @@ def test_steps_and_metadata_go_on(exported: Path) -> None:
     assert result.steps[1]["passes"] == {step.name: step.num_changes for step in report.passes}
     assert report.verification is not None
     assert result.steps[1]["max_abs_error"] == report.verification.max_abs_error
-    steps = "onnxtool.steps"
-    assert {k: v for k, v in result.metadata.items() if k != steps} == {
-        k: v for k, v in source.metadata.items() if k != steps
+    new = ("onnxtool.steps", "onnxtool.session.disabled_optimizers")
+    assert {key: value for key, value in result.metadata.items() if key not in new} == {
+        key: value for key, value in source.metadata.items() if key not in new
     }
     onnx.checker.check_model(report.output)
 
@@ -78,18 +82,43 @@ def test_fusions_are_counted_against_the_layers(exported: Path) -> None:
 
 
 def test_an_unfused_attention_fails_where_fusion_is_required(workshop: Workshop, tmp_path: Path) -> None:
-    """And leaves no file."""
-    path = workshop.exported("tiny-encoder", exporter="dynamo")
-    with pytest.raises(FusionError, match="0 of 2 attentions"):
+    """And leaves no file; no fused operator caps its scores as Gemma 2 does."""
+    path = tmp_path / "capped.onnx"
+    write_inline(export(workshop, CAPPED, "torchscript", "eager"), path)
+    with pytest.raises(FusionError, match="0 of 2 attentions are fused.*capped by a Tanh"):
         optimize_model(OptimizeOptions(path, output=tmp_path / "o.onnx", require_fusion=True))
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_optimizing_an_optimized_file_changes_nothing(exported: Path) -> None:
+def test_a_model_without_attention_fails_where_fusion_is_required(tmp_path: Path) -> None:
+    """There is nothing that could have been fused."""
+    path = tmp_path / "m.onnx"
+    write_inline(build("g (float[B, 8] x) => (float[B, 8] y) { y = Softmax <axis=-1> (x) }"), path)
+    with pytest.raises(FusionError, match="no attention was found"):
+        optimize_model(OptimizeOptions(path, require_fusion=True))
+
+
+def test_an_attention_that_is_left_alone_is_noted_with_the_reason(workshop: Workshop, tmp_path: Path) -> None:
+    """And the rest of the model is optimized all the same."""
+    path = tmp_path / "capped.onnx"
+    write_inline(export(workshop, CAPPED, "torchscript", "eager"), path)
+    report = optimize_model(OptimizeOptions(path))
+    note = next(step.note for step in report.passes if step.name == "attention")
+    assert note == "2 left alone: scores that are capped by a Tanh"
+    assert report.after.num_nodes < report.before.num_nodes
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("provider", ["cpu", "cuda"])
+def test_optimizing_an_optimized_file_changes_nothing(
+    workshop: Workshop, tmp_path: Path, exporter: str, provider: str
+) -> None:
     """Every pass counts 0, and the graph is the same."""
-    first = optimize_model(OptimizeOptions(exported))
-    again = optimize_model(OptimizeOptions(Path(first.output)))
-    assert [step.num_changes for step in again.passes] == [0, 0, 0]
+    path = workshop.exported("tiny-encoder", exporter=exporter)
+    options = OptimizeOptions(path, output=tmp_path / "once.onnx", provider=provider, verify=False)
+    first = optimize_model(options)
+    again = optimize_model(replace(options, model_path=Path(first.output), output=tmp_path / "twice.onnx"))
+    assert {step.name: step.num_changes for step in again.passes if step.num_changes} == {}
     assert again.after.ops == first.after.ops
 
 
@@ -114,7 +143,6 @@ def test_max_error_is_a_promise(exported: Path) -> None:
 
 def test_a_pass_that_changes_answers_is_caught(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is not kept, and the error has the figures."""
-    import onnx_ir as ir
 
     def damage(model: ir.Model, _context: Context) -> Outcome:
         value = next(v for name, v in model.graph.initializers.items() if name.endswith("LayerNorm.weight"))
@@ -148,7 +176,7 @@ def test_a_file_of_another_tool_without_metadata_is_optimized(workshop: Workshop
     onnx.save(model, tmp_path / "m.onnx")
     report = optimize_model(OptimizeOptions(tmp_path / "m.onnx", model_type="bert", num_heads=4, hidden_size=32))
     attention = next(count for count in report.fusions if count.kind == "attention")
-    assert (attention.expected, attention.found) == (None, 2)
+    assert (attention.expected, attention.found) == (2, 2)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused(exported: Path) -> None:
@@ -219,12 +247,24 @@ def test_data_of_a_renamed_graph_is_not_overwritten(
     assert ModelFile.open(renamed).external_locations == ("m-optimized.onnx.data",)
 
 
-def test_an_input_that_the_passes_drop_is_an_error(exported: Path) -> None:
-    """Whoever calls the model would have to know."""
+def test_an_input_that_nothing_reads_stays(exported: Path) -> None:
+    """Whoever calls the model feeds it."""
     model = onnx.load(exported)
     model.graph.input.append(onnx.helper.make_tensor_value_info("unused", onnx.TensorProto.INT64, ["batch_size"]))
     onnx.save(model, exported)
-    with pytest.raises(PassError, match="changed the inputs"):
+    report = optimize_model(OptimizeOptions(exported, verify=False))
+    assert [tensor.name for tensor in report.after.inputs] == [tensor.name for tensor in report.before.inputs]
+
+
+def test_an_output_that_a_pass_drops_is_an_error(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calls the model would have to know."""
+
+    def drop(model: ir.Model, _context: Context) -> Outcome:
+        model.graph.outputs.pop()
+        return Outcome(model, 0)
+
+    monkeypatch.setattr(onnxtool.optimize, "passes_for", lambda *_: (Pass("drop", drop),))
+    with pytest.raises(PassError, match="changed the outputs"):
         optimize_model(OptimizeOptions(exported, verify=False))
 
 

@@ -22,23 +22,45 @@ def small_model() -> ir.Model:
     return ir.Model(graph, ir_version=9)
 
 
+def noting(name: str, seen: list[str], num_rounds: int = 0) -> Pass:
+    """Return a pass that notes its name in `seen`, and changes something as many times as `num_rounds`."""
+
+    def apply(model: ir.Model, _context: Context) -> Outcome:
+        seen.append(name)
+        return Outcome(model, 2 if seen.count(name) <= num_rounds else 0, note=f"note {seen.count(name)} of {name}")
+
+    return Pass(name, apply)
+
+
 def test_passes_run_in_the_order_of_the_list() -> None:
     """Each sees what the one before it left."""
     seen: list[str] = []
-
-    def noting(name: str) -> Pass:
-        def apply(model: ir.Model, _context: Context) -> Outcome:
-            seen.append(name)
-            return Outcome(model, len(seen), note=f"note of {name}")
-
-        return Pass(name, apply)
-
-    _, results = run_passes(small_model(), [noting("first"), noting("second")], Context(), lambda _stage: None)
+    passes = [noting("first", seen), noting("second", seen)]
+    _, results = run_passes(small_model(), passes, Context(), lambda _stage: None)
     assert seen == ["first", "second"]
     assert [(result.name, result.num_changes, result.note) for result in results] == [
-        ("first", 1, "note of first"),
-        ("second", 2, "note of second"),
+        ("first", 0, "note 1 of first"),
+        ("second", 0, "note 1 of second"),
     ]
+
+
+def test_passes_run_again_until_none_of_them_changes_anything() -> None:
+    """What one leaves another may find; the changes of all rounds are counted, and the last note stays."""
+    seen: list[str] = []
+    passes = [noting("first", seen, 1), noting("second", seen, 2)]
+    _, results = run_passes(small_model(), passes, Context(), lambda _stage: None)
+    assert seen == ["first", "second"] * 3
+    assert [(result.num_changes, result.note) for result in results] == [
+        (2, "note 3 of first"),
+        (4, "note 3 of second"),
+    ]
+
+
+def test_passes_that_never_come_to_rest_are_stopped() -> None:
+    """Two that undo each other's work would run for ever."""
+    seen: list[str] = []
+    run_passes(small_model(), [noting("restless", seen, 1000)], Context(), lambda _stage: None)
+    assert len(seen) < 10
 
 
 def test_a_pass_that_fails_is_named() -> None:
@@ -75,10 +97,10 @@ def test_attributes_and_initializers_count() -> None:
     assert count_changes(before, inventory(model)) == 1
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_pass_stands_twice_in_a_preset(preset: tuple[str, str]) -> None:
+@pytest.mark.parametrize("provider", PRESETS)
+def test_no_pass_stands_twice_in_a_preset(provider: str) -> None:
     """Names are what the report tells passes apart by."""
-    names = [step.name for step in PRESETS[preset]]
+    names = [step.name for step in PRESETS[provider]]
     assert len(set(names)) == len(names)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MOST_NODES = 300
+_MOST_NUMBERS = 8  # a constant of more is a table
 _LARGEST_BYTES = 1 << 20  # of an initializer: a table of positions is a part of a mask, an embedding is not
 
 
@@ -81,12 +82,20 @@ def largest_number(part: Slice) -> int:
     for node in part.nodes:
         for operand in node.inputs:
             array = constant(operand)
-            if array is None or array.dtype.kind not in "if" or array.size > 8:
+            if array is None or array.dtype.kind not in "if" or array.size > _MOST_NUMBERS:
                 continue
             finite = np.abs(array[np.isfinite(array)].astype(np.float64))
             # What stands for infinity: the end of a slice, the lowest score.
             largest = max([largest, *(int(number) for number in finite.reshape(-1) if number < 1 << 24)])
     return largest
+
+
+def table_lengths(part: Slice) -> set[int]:
+    """Return how long the tables are that a slice reads: a window may be written into one, where no number tells it."""
+    tensors = [value.const_value for value in part.weights]
+    values = [node.attributes.get("value") for node in part.nodes if node.op_type == "Constant"]
+    tensors += [value.as_tensor() for value in values if value is not None]
+    return {max(tensor.shape.numpy()) for tensor in tensors if tensor is not None and tensor.size > _MOST_NUMBERS}
 
 
 def evaluate(

@@ -9,13 +9,13 @@ Letters of shapes: B batch, S queries, L keys, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above
+from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above, table_lengths
 from onnxtool.optimize.attention.scores import Masking
 from onnxtool.optimize.probing import axis_name
 from onnxtool.optimize.shapes import Shapes
@@ -55,36 +55,41 @@ def find_meaning(model: ir.Model, masking: Masking, shapes: Shapes) -> Meaning:
     part = slice_above(masking.values, shapes)
     if part is None or any(term.is_merged for term in masking.terms):
         return BIAS
-    found: Meaning | None = None
-    for sizes in _sizes_to_try(shapes, largest_number(part)):
-        meaning = _at(model, part, masking, sizes)
-        if meaning.is_bias or (found is not None and found != meaning):
-            return BIAS
-        found = meaning
-    return found or BIAS
+    meaning = _at(model, part, masking, shapes.probes[0])
+    if meaning is None or meaning.is_bias or not shapes.probes[0]:
+        return meaning or BIAS
+    for sizes in _past_windows(part, shapes):
+        beyond = _at(model, part, masking, sizes)
+        if beyond is not None:
+            return meaning if beyond == meaning else BIAS
+    return BIAS
 
 
-def _sizes_to_try(shapes: Shapes, window: int) -> list[Mapping[str, int]]:
-    """Return the sizes of a probe, and larger ones past every window; none where that is too large to be tried.
+def _past_windows(part: Slice, shapes: Shapes) -> Iterator[Mapping[str, int]]:
+    """Yield sizes past every window of a mask; where the mask has none of a size, the next ones are to be tried.
 
-    A window that is wider than anything the model takes is none.
+    A window that is wider than anything the model takes is none, and longer than its tables no mask is.
     """
-    sizes, largest = shapes.probes[0], shapes.probes[-1]
-    past = {name: min(window + 8, size) for name, size in largest.items()}
-    if sizes:
-        batch = next(iter(sizes))
-        past[batch] = sizes[batch]
-    return [] if max(past.values(), default=0) > _LONGEST else [sizes, past]
+    sizes, window = shapes.probes[0], largest_number(part)
+    batch = next(iter(sizes))
+    past = {name: min(window + 8, size) for name, size in shapes.probes[-1].items()}
+    if max(past.values()) > _LONGEST:
+        return
+    lengths = {number + more for number in (window, *table_lengths(part)) for more in (8, 1, 0)}
+    for length in sorted(lengths, reverse=True):
+        if max(sizes.values()) < length <= _LONGEST:
+            yield {**dict.fromkeys(sizes, length), batch: sizes[batch]}
+    yield {**past, batch: sizes[batch]}
 
 
-def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> Meaning:
-    """Say what the masks of a slice mean at the given sizes of the dynamic axes."""
+def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> Meaning | None:
+    """Say what the masks of a slice mean at the given sizes of the dynamic axes; None where there are none of them."""
     feeds, masks = _feeds(part, sizes)
     if feeds is None:
         return BIAS
     arrays = evaluate(model, part, sizes, feeds)
-    if arrays is None:
-        return BIAS
+    if arrays is None or not _fit(arrays):
+        return None
     allowed = _allowed(masking, arrays)
     if allowed is None or allowed.ndim > 4:
         return BIAS
@@ -103,6 +108,15 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
         if _equal(row & causal & real, allowed & real):
             return Meaning(value, is_causal=True)
     return BIAS
+
+
+def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
+    """Whether masks can be put on the same scores; what is cut from a table that is too short cannot."""
+    try:
+        np.broadcast_shapes(*(array.shape for array in arrays))
+    except ValueError:
+        return False
+    return True
 
 
 def _equal(mask: NDArray[np.bool_], allowed: NDArray[np.bool_]) -> bool:

@@ -96,9 +96,14 @@ def anchors(graph: ir.Graph) -> Iterator[ir.Node]:
     It is the Softmax whose probabilities weight something, or the `Attention` of ai.onnx.
     """
     for node in graph:
-        is_weighting = node.op_type == "Softmax" and _weighting(node.outputs[0]) is not None
+        is_weighting = node.op_type == "Softmax" and _weights_something(node.outputs[0])
         if node.domain == "" and (is_weighting or node.op_type == "Attention"):
             yield node
+
+
+def keeps_probabilities(anchor: ir.Node) -> bool:
+    """Whether anything reads the probabilities around an anchor beside the MatMul that weights values by them."""
+    return anchor.op_type == "Softmax" and _weighting(anchor.outputs[0]) is None
 
 
 def find_attention(anchor: ir.Node, shapes: Shapes) -> Found:
@@ -120,7 +125,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
     trail = _take_apart(scores, shapes)
     weighting = _weighting(softmax.outputs[0])
     if weighting is None:
-        raise RefusedError("probabilities that no MatMul reads")
+        raise RefusedError("probabilities that are read elsewhere as well")
     product, conditions = weighting
     for condition in conditions:
         if not any(condition is blockade.condition for blockade in trail.blockades) and not _is_nan(condition):
@@ -155,6 +160,9 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> Found:
         raise RefusedError("a number of heads that is not known")
     if shapes.fixed(keys, 1) != num_heads:
         raise RefusedError("keys with fewer heads than the queries")
+    if attribute(node, "is_causal", 0) and not shapes.same(queries, keys):
+        # ONNX counts the places of queries from the first key on, onnxruntime's operators back from the last.
+        raise RefusedError("a causal Attention without as many queries as keys")
     masking = Masking()
     if mask is not None and shapes.dtype(mask) == np.bool_:
         masking = Masking(blockades=(Blockade(mask, keeps=True),))
@@ -255,13 +263,13 @@ def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
     for scores, added in candidates:
         if shapes.same(scores, node.outputs[0]) and _leads_to_product(scores):
             return scores, added
-    if any(producer(side, "Tanh") is not None for side in (first, second)):
+    if any(_leads_to_product(side, "Tanh") for side in (first, second)):
         raise RefusedError(_CAPPED)
     raise RefusedError("a sum of which no side comes from queries and keys")
 
 
-def _leads_to_product(value: ir.Value) -> bool:
-    """Whether `value` comes from a MatMul of two computed tensors through the operators that scores go through."""
+def _leads_to_product(value: ir.Value, *beside: str) -> bool:
+    """Whether `value` comes from a MatMul of two computed tensors through operators of scores, and those `beside`."""
     waiting = [value]
     for _ in range(2 * _LONGEST_CHAIN):
         if not waiting:
@@ -272,8 +280,22 @@ def _leads_to_product(value: ir.Value) -> bool:
         if node.op_type == "MatMul":
             if all(operand is not None and operand.const_value is None for operand in node.inputs):
                 return True
-        elif node.op_type in (*_SAME_ELEMENTS, "Cast", "Mul", "Div", "Add", "Sub", "Max", "Where"):
+        elif node.op_type in (*_SAME_ELEMENTS, "Cast", "Mul", "Div", "Add", "Sub", "Max", "Where", *beside):
             waiting.extend(operand for operand in node.inputs if operand is not None)
+    return False
+
+
+def _weights_something(probabilities: ir.Value) -> bool:
+    """Whether a MatMul reads `probabilities`, or what views, masks and cuts leave of them, whatever else does."""
+    waiting = [probabilities]
+    for _ in range(_LONGEST_CHAIN):
+        if not waiting:
+            break
+        for node, index in waiting.pop().uses():
+            if node.op_type == "MatMul" and index == 0:
+                return True
+            if node.op_type in (*_SAME_ELEMENTS, "Cast", "Slice", "Where"):
+                waiting.append(node.outputs[0])
     return False
 
 

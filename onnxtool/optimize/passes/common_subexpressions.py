@@ -16,12 +16,16 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Let all readers of nodes of the same operator, inputs and attributes read the first one; remove unused nodes."""
     import onnx_ir.passes.common as common
 
-    before = model.graph.num_nodes()
+    before = _size(model.graph)
     common.RemoveUnusedNodesPass()(model)
     # Exporters write a constant anew for each of its readers.
     common.DeduplicateInitializersPass(size_limit=_LARGEST_CONSTANT)(model)
     common.CommonSubexpressionEliminationPass()(model)
-    return Outcome(model, before - model.graph.num_nodes())
+    return Outcome(model, before - _size(model.graph))
+
+
+def _size(graph: ir.Graph) -> int:
+    return graph.num_nodes() + len(graph.initializers)
 
 
 common_subexpressions = Pass("common_subexpressions", _apply)

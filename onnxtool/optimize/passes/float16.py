@@ -53,7 +53,9 @@ class _Conversion:
 def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
     """Replace float32 by float16, with Casts where it meets float32: inputs, outputs, and what stays as it is."""
     import onnx_ir as ir
+    import onnx_ir.passes.common as common
 
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     matrices = [value for value in model.graph.initializers.values() if _is_float32_matrix(value)]
     if not matrices:
         return Outcome(model, 0, "no float32 weights to convert")

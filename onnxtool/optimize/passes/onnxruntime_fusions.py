@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.attention.scores import anchors
+from onnxtool.optimize.attention.scores import anchors, keeps_probabilities
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 from onnxtool.optimize.protos import restore_description, to_full_proto
 from onnxtool.runtime.quiet import quiet
@@ -34,8 +34,12 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     """Replace subgraphs by com.microsoft operators of onnxruntime, where there is an attention that is none yet."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
-    if not any(anchors(model.graph)):
+    left = list(anchors(model.graph))
+    if not left:
         return Outcome(model, 0)
+    if any(keeps_probabilities(node) for node in left):
+        # They remove the Softmax all the same, and leave a graph without what its outputs are made of.
+        return Outcome(model, 0, "not run: probabilities of attentions are read, which onnxruntime's fusions drop")
     model_type, note = _SAME_GRAPH.get(context.model_type, context.model_type), ""
     if model_type not in MODEL_TYPES:
         note = f"onnxruntime has no patterns for model_type {model_type or 'unknown'!r}; {_FALLBACK}'s were used"

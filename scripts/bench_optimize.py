@@ -1,0 +1,194 @@
+"""Optimize the four exports of one BERT with onnxtool and with its peers: what is fused, in what time, what it buys.
+
+`python scripts/bench_optimize.py` prints two tables as Markdown. The first has a row for each export (dynamo and
+TorchScript, sdpa and eager attention) and tool: nodes, fused attentions, size, wall time and largest resident set of
+the whole process. The second times the files, in turn, in sessions of onnxruntime as a user would open them.
+onnxruntime's own optimizer and onnxscript's are run with the packages of this environment; optimum-onnx and Olive with
+`--optimum DIR` and `--olive DIR`, virtual environments that have them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench_pipeline import PLAIN_OPTIMIZE, Usage, measure, median
+from make_models import ROOT
+
+WAYS = tuple((exporter, attention) for exporter in ("dynamo", "torchscript") for attention in ("sdpa", "eager"))
+# As transformers and torch write it; nothing of onnxtool is in it.
+PLAIN_EXPORT = """
+import sys, torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+folder, exporter, attention, output = sys.argv[1:]
+model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention).eval()
+tokens = dict(AutoTokenizer.from_pretrained(folder)(["some text", "another one"], return_tensors="pt"))
+names = dict(input_names=list(tokens), output_names=["logits"], opset_version=18 if exporter == "dynamo" else 17)
+batch, sequence = (torch.export.Dim(name) for name in ("batch_size", "sequence"))
+if exporter == "dynamo":
+    shapes = {name: {0: batch, 1: sequence} for name in tokens}
+    torch.onnx.export(model, kwargs=tokens, f=output, dynamo=True, dynamic_shapes=shapes, external_data=False, **names)
+else:
+    axes = {name: {0: "batch_size", 1: "sequence"} for name in [*tokens, "logits"]}
+    arguments = (tokens["input_ids"], {name: value for name, value in tokens.items() if name != "input_ids"})
+    torch.onnx.export(model, arguments, output, dynamo=False, dynamic_axes=axes, **names)
+"""
+PLAIN_ONNXSCRIPT = """
+import sys, onnx_ir as ir
+from onnxscript.rewriter.ort_fusions import optimize_for_ort
+model, _ = optimize_for_ort(ir.load(sys.argv[1]))
+ir.save(model, sys.argv[2])
+"""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One way to optimize a file: the command of a source and an output."""
+
+    name: str
+    command: tuple[str, ...]
+
+    def run(self, source: Path, output: Path, runs: int) -> Usage | None:
+        """Return the medians of a few runs; None where the tool fails."""
+        command = [part.format(source=source, output=output, folder=output.parent) for part in self.command]
+        try:
+            return median([measure(command) for _ in range(runs)])
+        except SystemExit as failure:
+            print(f"{self.name} on {source.name}: {str(failure).strip().splitlines()[-1]}", file=sys.stderr)
+            return None
+
+
+def tools(optimum: Path | None, olive: Path | None) -> tuple[Tool, ...]:
+    """Return onnxtool and the peers that are here."""
+    python = (sys.executable, "-c")
+    ours = (sys.executable, "-m", "onnxtool", "optimize", "--model_path", "{source}", "--output", "{output}", "--force")
+    found = [
+        Tool("onnxtool, verified", ours),
+        Tool("onnxtool --no_verify", (*ours, "--no_verify")),
+        Tool("onnxruntime.transformers.optimizer", (*python, PLAIN_OPTIMIZE, "{source}", "{output}")),
+        Tool("onnxscript optimize_for_ort", (*python, PLAIN_ONNXSCRIPT, "{source}", "{output}")),
+    ]
+    if optimum is not None:
+        program = (
+            "import sys; from optimum.onnxruntime import ORTOptimizer, ORTModelForMaskedLM; "
+            "from optimum.onnxruntime.configuration import AutoOptimizationConfig; from pathlib import Path; "
+            "source, folder, checkpoint = map(Path, sys.argv[1:]); "
+            "model = ORTModelForMaskedLM.from_pretrained(checkpoint, file_name=source.name); "
+            "ORTOptimizer.from_pretrained(model).optimize(AutoOptimizationConfig.O2(), folder)"
+        )
+        command = (str(optimum / "bin" / "python"), "-c", program, "{source}", "{folder}", "{folder}")
+        found.append(Tool("optimum-onnx O2", command))
+    if olive is not None:
+        command = (str(olive / "bin" / "olive"), "run-pass", "--pass-name", "OrtTransformersOptimization")
+        found.append(Tool("olive", (*command, "-m", "{source}", "-o", "{folder}/olive")))
+    return tuple(found)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return nodes, fused attentions and bytes of a file."""
+    from onnxtool.summary import summarize_model
+
+    stats = summarize_model(path)
+    attentions = sum(
+        count
+        for operator, count in stats.ops.items()
+        if operator.removeprefix("com.microsoft::") in ("Attention", "MultiHeadAttention")
+    )
+    return {"nodes": stats.num_nodes, "attention": attentions, "MB": round(stats.size_bytes / 1e6, 1)}
+
+
+def time_files(files: Sequence[Path], batch: int, length: int, rounds: int) -> dict[Path, float]:
+    """Return the median milliseconds of one run of each file, one after the other in each round."""
+    import numpy as np
+    import onnxruntime as ort
+
+    from onnxtool.runtime.session import open_session
+
+    generator = np.random.default_rng(0)
+    ids = generator.integers(0, 30522, (batch, length))
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    ort.set_default_logger_severity(4)
+    sessions = {path: open_session(path, provider="cpu") for path in files}
+    times: dict[Path, list[float]] = {path: [] for path in files}
+    for number in range(rounds + 1):
+        for path, session in sessions.items():
+            start = time.perf_counter()
+            session.run_unchecked({name: feeds[name] for name in session.input_names})
+            if number:  # the first run allocates
+                times[path].append((time.perf_counter() - start) * 1e3)
+    return {path: statistics.median(found) for path, found in times.items()}
+
+
+def main() -> int:
+    """Measure and print both tables as Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each tool; the median is printed")
+    parser.add_argument("--rounds", type=int, default=10, help="runs of each file, in turn")
+    parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx")
+    parser.add_argument("--olive", type=Path, metavar="DIR", help="a virtual environment with olive-ai")
+    parser.add_argument("--ways", nargs="+", default=["-".join(way) for way in WAYS], metavar="EXPORTER-ATTENTION")
+    parser.add_argument("--work_dir", type=Path, help="where the files go, and stay; default: a temporary folder")
+    arguments = parser.parse_args()
+    maker = [sys.executable, str(ROOT / "scripts" / "make_models.py"), arguments.model]
+    subprocess.run(maker, check=True, capture_output=True)
+    checkpoint = ROOT / "models" / "checkpoints" / arguments.model
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.work_dir or Path(temporary)
+        files = _optimize(checkpoint, folder, arguments)
+        _print_times(files, arguments.rounds)
+    return 0
+
+
+def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> list[Path]:
+    """Run every tool on every export, print the first table, and return the files worth timing."""
+    print("| export | tool | nodes | attention | MB | wall s | peak MB |\n|---|---|---:|---:|---:|---:|---:|")
+    files = []
+    for way in arguments.ways:
+        source = folder / way / f"{way}.onnx"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        if not source.exists():
+            measure([sys.executable, "-c", PLAIN_EXPORT, str(checkpoint), *way.split("-"), str(source)])
+        found = describe(source)
+        print(f"| {way} | - | {found['nodes']} | {found['attention']} | {found['MB']} | | |", flush=True)
+        files.append(source)
+        for number, tool in enumerate(tools(arguments.optimum, arguments.olive)):
+            output = folder / way / f"{number}.onnx"
+            usage = tool.run(source, output, arguments.runs)
+            if usage is None or not output.exists():
+                print(f"| {way} | {tool.name} | failed | | | | |", flush=True)
+                continue
+            found = describe(output)
+            cells = f"{found['nodes']} | {found['attention']} | {found['MB']}"
+            print(f"| {way} | {tool.name} | {cells} | {usage.wall_s:.1f} | {usage.peak_mb:.0f} |", flush=True)
+            if number != 1:  # the same file, verified or not
+                files.append(output)
+    return files
+
+
+def _print_times(files: Sequence[Path], rounds: int) -> None:
+    shapes = ((8, 128), (1, 128), (1, 16))
+    print("\n| file | " + " | ".join(f"{batch}x{length} ms" for batch, length in shapes) + " |")
+    print("|---|" + "---:|" * len(shapes))
+    by_way: dict[str, list[Path]] = {}
+    for path in files:
+        by_way.setdefault(path.parent.name, []).append(path)
+    for group in by_way.values():
+        measured = [time_files(group, *shape, rounds) for shape in shapes]
+        for path in group:
+            cells = " | ".join(f"{found[path]:.1f} ({found[group[0]] / found[path]:.2f}x)" for found in measured)
+            print(f"| {path.parent.name}/{path.name} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tests of what an attention is made of."""

@@ -1,0 +1,181 @@
+"""What a mask means is found by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.optimize.attention.masks import BIAS, NOTHING, Meaning, find_meaning
+from onnxtool.optimize.attention.scores import Masking, anchors, find_attention
+from onnxtool.optimize.passes.attention import attention
+from onnxtool.optimize.shapes import find_shapes
+from tests.optimize.attention.graphs import INPUTS, MASKINGS, PADDING, PLACES, attention_graph, ragged_feeds
+from tests.optimize.passes.builders import apply, run
+
+PADDED = "masked = Where(allowed, scaled, lowest)"
+NAMES = {
+    "nothing": "nothing",
+    "padding": "padding",
+    "padding, added": "padding",
+    "causal": "causal",
+    "both": "padding, causal",
+    "both, one by one": "padding, causal",
+    "window": "bias",
+    "slopes": "bias",
+    "padding, inverted": "bias",
+}
+
+
+def meaning_of(masking: str, inputs: str = INPUTS, constants: Mapping[str, Any] | None = None) -> Meaning:
+    """Return the meaning of the masks in an attention."""
+    return meaning_in(attention_graph(masking, inputs=inputs, constants=constants))
+
+
+def meaning_in(model: ir.Model) -> Meaning:
+    shapes = find_shapes(model)
+    (anchor,) = anchors(model.graph)
+    return find_meaning(model, find_attention(anchor, shapes).masking, shapes)
+
+
+def name_of(meaning: Meaning) -> str:
+    """Call a meaning by what it has."""
+    parts = [
+        *(["padding"] if meaning.padding is not None else []),
+        *(["causal"] if meaning.is_causal else []),
+        *(["bias"] if meaning.is_bias else []),
+    ]
+    return ", ".join(parts) or "nothing"
+
+
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_a_mask_is_known_by_what_it_does(masking: str) -> None:
+    """However it is computed."""
+    assert name_of(meaning_of(MASKINGS[masking])) == NAMES[masking]
+
+
+def test_the_padding_is_the_input_of_the_graph() -> None:
+    """Not what was computed from it."""
+    padding = meaning_of(MASKINGS["both"]).padding
+    assert padding is not None
+    assert padding.is_graph_input()
+    assert padding.name == "attention_mask"
+
+
+@pytest.mark.parametrize("width", [3, 8, 64, 512, 2000])
+def test_a_window_is_found_however_wide_it_is(width: int) -> None:
+    """A short sequence would not show it."""
+    assert meaning_of(MASKINGS["window"], constants={"window": np.array(width)}) == BIAS
+
+
+def test_a_window_that_is_too_wide_to_try_stays_a_bias() -> None:
+    """A mask grows with the square of it, and a bias is always right."""
+    assert meaning_of(MASKINGS["window"], constants={"window": np.array(4096)}) == BIAS
+
+
+@pytest.mark.parametrize("positions", [64, 120, 600])
+def test_a_window_is_found_in_a_model_of_few_positions(positions: int) -> None:
+    """Though no probe of shapes is as long as the window is wide."""
+    embedded = "table_rows = Slice(table, first, end) x = Add(x0, table_rows)"
+    ends = f"shape0 = Shape(x0) end = Slice(shape0, last, two_index) {embedded}"
+    model = attention_graph(
+        MASKINGS["window"],
+        before=ends,
+        inputs=INPUTS.replace(" x,", " x0,"),
+        constants={
+            "table": np.zeros((positions, 8), np.float32),
+            "window": np.array(positions - 10),
+            "two_index": np.array([2]),
+        },
+    )
+    assert meaning_in(model) == BIAS
+
+
+@pytest.mark.parametrize(("width", "expected"), [(20, BIAS), (64, Meaning(is_causal=True))])
+def test_a_window_in_a_table_is_found(width: int, expected: Meaning) -> None:
+    """GPT-Neo writes one into a table of all places; a table as wide as it is long has none."""
+    places = np.arange(64)
+    apart = places[:, None] - places[None, :]
+    table = ((apart >= 0) & (apart < width))[None, None]
+    body = (
+        "shape = Shape(x) long = Slice(shape, last, two_index) longs = Concat <axis=0> (long, long) "
+        "before = Slice(table, zeros, longs, axes) masked = Where(before, scaled, lowest)"
+    )
+    constants = {
+        "table": table,
+        "zeros": np.array([0, 0]),
+        "two_index": np.array([2]),
+        "axes": np.array([2, 3]),
+    }
+    assert meaning_of(body, constants=constants) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "condition"), [("int64", "real = Cast <to=9> (mask)"), ("bool", "real = Identity(mask)")]
+)
+def test_a_mask_may_be_of_any_dtype(dtype: str, condition: str) -> None:
+    """Its name has to say that it is one."""
+    body = f"{condition} allowed = Unsqueeze(real, outer) {PADDED}"
+    assert name_of(meaning_of(body, INPUTS.replace("int64[B, S] attention_mask", f"{dtype}[B, S] mask"))) == "padding"
+
+
+def test_a_mask_of_another_name_stays_a_bias_and_right() -> None:
+    """Whether its ones are tokens to see nobody has said."""
+    inputs = INPUTS.replace("attention_mask", "padding")
+    model = attention_graph(f"{PADDING} {PADDED}".replace("attention_mask", "padding"), inputs=inputs)
+    assert meaning_in(model) == BIAS
+    feeds = ragged_feeds()
+    real = feeds["attention_mask"].astype(bool)
+    feeds["padding"] = feeds.pop("attention_mask")
+    (expected,) = run(model, feeds)
+    assert apply(attention, model).num_changes == 1
+    # float32 sums of eight numbers around 1, in another order
+    np.testing.assert_allclose(run(model, feeds)[0][real], expected[real], atol=1e-5, rtol=0)
+
+
+def test_a_mask_of_the_first_tokens_alone_is_no_padding() -> None:
+    """Rows that differ from the mask in one place are enough."""
+    body = f"{PLACES} early = Less(column, window) {PADDING} both = And(allowed, early)"
+    body += " masked = Where(both, scaled, lowest)"
+    assert meaning_of(body) == BIAS
+
+
+def test_a_mask_of_every_head_for_itself_stays_a_bias() -> None:
+    """The fused operators know one for all of them."""
+    body = "masked = Where(by_head, scaled, lowest)"
+    assert meaning_of(body, constants={"by_head": np.array([True, False]).reshape(1, 2, 1, 1)}) == BIAS
+
+
+def test_what_is_added_is_a_bias_unless_it_keeps_out() -> None:
+    """-10 lowers a score and keeps no token out."""
+    body = MASKINGS["padding, added"].replace("lowest", "low")
+    assert meaning_of(body, constants={"low": np.array(-10.0, np.float32)}) == BIAS
+
+
+def test_what_keeps_nothing_out_is_nothing() -> None:
+    """Such as an attention_mask of image models, which is there for its form."""
+    body = f"{PLACES} all = Greater(column, below) masked = Where(all, scaled, lowest)"
+    assert meaning_of(body, constants={"below": np.array(-1)}) == NOTHING
+
+
+def test_a_mask_that_comes_from_hidden_states_stays_a_bias() -> None:
+    """What it keeps out depends on numbers, not on the lengths of rows."""
+    length = "b = Abs(x) a = ReduceMax <axes=[-1], keepdims=0> (b) real = Greater(a, one)"
+    body = f"{length} allowed = Unsqueeze(real, outer) {PADDED}"
+    assert meaning_of(body) == BIAS
+
+
+def test_no_masks_mean_nothing() -> None:
+    """And nothing is run."""
+    model = attention_graph()
+    assert find_meaning(model, Masking(), find_shapes(model)) == NOTHING
+
+
+@pytest.mark.parametrize("masking", ["padding", "both"])
+def test_a_model_of_fixed_sizes_has_masks_as_well(masking: str) -> None:
+    """There is one size to try."""
+    inputs = "float[3, 7, 8] x, int64[3, 7] attention_mask"
+    assert name_of(meaning_of(MASKINGS[masking], inputs)) == NAMES[masking]

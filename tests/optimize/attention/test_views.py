@@ -1,0 +1,160 @@
+"""Which tensor a view shows, and how, is found by moving the indices of its elements.
+
+Letters of shapes: B batch, S sequence, H = 2 heads, D = 4 the size of a head, G groups of keys.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
+from onnxtool.optimize.shapes import find_shapes
+from tests.optimize.passes.builders import build
+
+NUMBERS = {
+    "heads": np.array([0, 0, 2, 4]),
+    "more": np.array([0, 0, 2, 4, 1]),
+    "joined": np.array([0, 0, 8]),
+    "crossed": np.array([0, 2, -1, 4]),
+    "squeezed": np.array([4]),
+    "group": np.array([0, 0, 1, 8]),
+    "repeated": np.array([0, 2, -1, 8]),
+    "two": np.array(2.0, np.float32),
+    "five": np.array(5.0, np.float32),
+    "lone": np.array([2]),
+    "many": np.array([1, 1, 2, 1, 1]),
+    "by_heads": np.array([0, 4, -1, 2]),
+}
+FLAT, INSIDE, OUTSIDE = "float[B, S, 8] x", "float[B, S, 2, 4] x", "float[B, 2, S, 4] x"
+# What a MatMul reads as `y`, with the input and the layout that it shows.
+VIEWS = {
+    "flat": (FLAT, "r = Reshape(x, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)", Layout.FLAT),
+    "heads inside": (INSIDE, "y = Transpose <perm=[0, 2, 1, 3]> (x)", Layout.HEADS_INSIDE),
+    "heads outside": (OUTSIDE, "y = Identity(x)", Layout.HEADS_OUTSIDE),
+    "turned twice": (
+        FLAT,
+        "r = Reshape(x, heads) a = Transpose <perm=[2, 0, 1, 3]> (r) y = Transpose <perm=[1, 0, 2, 3]> (a)",
+        Layout.FLAT,
+    ),
+    "through five axes": (
+        FLAT,
+        "r = Reshape(x, more) a = Transpose <perm=[0, 2, 1, 3, 4]> (r) y = Squeeze(a, squeezed)",
+        Layout.FLAT,
+    ),
+}
+
+
+def model_of(inputs: str, body: str) -> ir.Model:
+    """Return a model that makes `y`."""
+    words = body.replace("(", " ").replace(")", " ").replace(",", " ").split()
+    used = {name: array for name, array in NUMBERS.items() if name in words}
+    return build(f"g ({inputs}) => (float y) {{ {body} }}", used)
+
+
+def heads_of(inputs: str, body: str, *, transposed: bool = False, num_heads: int = 2) -> Heads | None:
+    """Return the heads that the output of a graph shows."""
+    model = model_of(inputs, body)
+    return find_heads(model.graph.outputs[0], find_shapes(model), num_heads, transposed=transposed)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_layout_of_what_a_view_shows_is_found(view: str) -> None:
+    """With the tensor itself, which is the input here."""
+    inputs, body, layout = VIEWS[view]
+    heads = heads_of(inputs, body)
+    assert heads is not None
+    assert (heads.source.name, heads.layout, heads.num_heads, heads.head_size, heads.scale) == ("x", layout, 2, 4, 1.0)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_keys_are_found_as_well_when_they_are_transposed(view: str) -> None:
+    """Their last two axes are exchanged."""
+    inputs, body, layout = VIEWS[view]
+    heads = heads_of(inputs, f"{body.replace('y =', 'z =')} y = Transpose <perm=[0, 1, 3, 2]> (z)", transposed=True)
+    assert heads is not None
+    assert (heads.source.name, heads.layout) == ("x", layout)
+
+
+def test_scales_on_the_way_are_multiplied() -> None:
+    """Wherever they stand, and on whichever side."""
+    body = "r = Reshape(x, heads) d = Div(r, two) e = Mul(five, d) y = Transpose <perm=[0, 2, 1, 3]> (e)"
+    heads = heads_of(FLAT, body)
+    assert heads is not None
+    assert (heads.source.name, heads.scale) == ("x", 2.5)
+
+
+def test_the_flat_tensor_is_the_end_of_a_view() -> None:
+    """It is what a linear layer gives, and what the fused operators read."""
+    body = "m = Mul(x, two) r = Reshape(m, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)"
+    heads = heads_of(FLAT, body)
+    assert heads is not None
+    assert (heads.source.name, heads.scale) == ("m", 1.0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "r = Reshape(x, heads) y = Transpose <perm=[0, 2, 3, 1]> (r)",
+        "r = Reshape(x, by_heads) y = Transpose <perm=[0, 3, 2, 1]> (r)",
+        "y = Reshape(x, crossed)",
+    ],
+    ids=["not turned back", "heads innermost", "cut across the sequence"],
+)
+def test_another_order_of_the_elements_is_no_view_of_the_flat_tensor(body: str) -> None:
+    """Shapes alone would not tell."""
+    heads = heads_of(FLAT, body)
+    assert heads is None or heads.source.name != "x"
+
+
+def test_what_a_graph_computes_is_where_the_view_ends() -> None:
+    """Nothing is looked for above it."""
+    heads = heads_of(FLAT, "a = Abs(x) r = Reshape(a, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)")
+    assert heads is not None
+    assert (heads.source.name, heads.layout) == ("a", Layout.FLAT)
+
+
+def test_keys_of_groups_are_shown_where_they_are_repeated() -> None:
+    """One group for two heads: what the fused operator reads has to have both."""
+    body = (
+        "r = Reshape(x, group) k = Transpose <perm=[0, 2, 1, 3]> (r) u = Unsqueeze(k, lone) e = Expand(u, many) "
+        "y = Reshape(e, repeated)"
+    )
+    heads = heads_of(FLAT, body)
+    assert heads is not None
+    assert (heads.source.name, heads.layout) == ("y", Layout.HEADS_OUTSIDE)
+
+
+def test_a_width_that_moves_is_no_size_of_a_head() -> None:
+    """The last axis has to be one number for all inputs."""
+    assert heads_of("float[B, 2, S, D] x", "y = Identity(x)") is None
+
+
+def test_a_cast_to_another_dtype_ends_a_view() -> None:
+    """The numbers before it are others."""
+    heads = heads_of("float16[B, 2, S, 4] x", "y = Cast <to=1> (x)")
+    assert heads is not None
+    assert heads.source.name == "y"
+
+
+JOINED = "t = Transpose <perm=[0, 2, 1, 3]> (c)"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (f"c = Abs(x) {JOINED} y = Reshape(t, joined)", "y"),
+        (f"c = Abs(x) {JOINED} j = Reshape(t, joined) y = Neg(j)", "j"),
+        (f"c = Abs(x) {JOINED} y = Neg(t)", None),
+        ("c = Abs(x) j = Reshape(c, joined) y = Neg(j)", None),
+        (f"c = Abs(x) {JOINED} j = Reshape(t, joined) a = Neg(c) s = ReduceSum(a) y = Add(j, s)", None),
+    ],
+    ids=["at the end", "in the middle", "never joined", "joined otherwise", "read elsewhere"],
+)
+def test_the_heads_are_joined_where_their_indices_say_so(body: str, expected: str | None) -> None:
+    """And where nothing reads what stands in between."""
+    model = model_of(OUTSIDE, body)
+    result = next(node.outputs[0] for node in model.graph if node.op_type == "Abs")
+    found = find_joined(result, find_shapes(model), 2)
+    assert (None if found is None else found.name) == expected

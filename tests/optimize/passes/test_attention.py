@@ -1,0 +1,312 @@
+"""Attentions that are written as one operator, and those that are left alone.
+
+Letters of shapes: B batch, S sequence, H = 2 heads, D = 4 the size of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.optimize.attention.masks import NOTHING
+from onnxtool.optimize.passes import attention as module
+from onnxtool.optimize.passes.attention import attention
+from tests.optimize.attention.graphs import MASKINGS, SCORES, WEIGHTING, attention_graph, ragged_feeds
+from tests.optimize.passes.builders import (
+    Arrays,
+    apply,
+    assert_left_alone,
+    assert_same_numbers,
+    assert_twice_is_once,
+    build,
+    count,
+    normal,
+    operators,
+    run,
+)
+
+MASK_INPUT, BIAS_INPUT = 3, 5  # of com.microsoft::Attention
+# What each masking becomes: whether there is a mask, a bias, and an attribute for causal.
+WRITTEN = {
+    "nothing": (False, False, False),
+    "padding": (True, False, False),
+    "padding, added": (True, False, False),
+    "causal": (False, False, True),
+    "both": (True, False, True),
+    "both, one by one": (True, False, True),
+    "window": (False, True, False),
+    "slopes": (False, True, False),
+    "padding, inverted": (False, True, False),
+}
+HEADS = "float[B, 2, S, 4] q, float[B, 2, S, 4] k, float[B, 2, S, 4] v"
+
+
+def fused_node(model: ir.Model) -> ir.Node:
+    """Return the one fused attention."""
+    (node,) = [node for node in model.graph if node.domain == "com.microsoft" and "Attention" in node.op_type]
+    return node
+
+
+def has_input(node: ir.Node, index: int) -> bool:
+    return len(node.inputs) > index and node.inputs[index] is not None
+
+
+def assert_same_on_real_tokens(model: ir.Model, feeds: Arrays) -> None:
+    """Compare before and after: float32 sums of eight numbers around 1, in another order."""
+    real = feeds["attention_mask"].astype(bool)
+    (expected,) = run(model, feeds)
+    assert apply(attention, model).num_changes == 1
+    (found,) = run(model, feeds)
+    np.testing.assert_allclose(found[real], expected[real], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_a_mask_keeps_its_numbers(masking: str) -> None:
+    """On rows that are padded on either side, have a hole, and are whole."""
+    assert_same_on_real_tokens(attention_graph(MASKINGS[masking]), ragged_feeds())
+
+
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_a_mask_becomes_what_it_means(masking: str) -> None:
+    """An input for padding, an attribute for causal, and a bias for all else."""
+    model = attention_graph(MASKINGS[masking])
+    outcome = apply(attention, model)
+    assert (outcome.num_changes, outcome.note) == (1, "")
+    node = fused_node(model)
+    assert node.op_type == "Attention"
+    found = (has_input(node, MASK_INPUT), has_input(node, BIAS_INPUT), "unidirectional" in node.attributes)
+    assert found == WRITTEN[masking]
+    assert node.attributes["num_heads"].as_int() == 2
+    assert "Softmax" not in operators(model)
+
+
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_an_attention_is_written_once(masking: str) -> None:
+    """The second time there is none."""
+    assert_twice_is_once(attention, attention_graph(MASKINGS[masking]))
+
+
+def test_a_mask_that_is_lost_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a planted error in the meaning of masks the numbers differ."""
+    monkeypatch.setattr(module, "find_meaning", lambda *_: NOTHING)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_same_on_real_tokens(attention_graph(MASKINGS["padding"]), ragged_feeds())
+
+
+def test_layers_share_the_mask_that_they_read() -> None:
+    """It is cast once for all of them."""
+    again = SCORES.replace("scores", "scores2").replace("scaled", "scaled2")
+    masked = "masked2 = Where(allowed, scaled2, lowest) p2 = Softmax <axis=-1> (masked2) c2 = MatMul(p2, v)"
+    result = "t2 = Transpose <perm=[0, 2, 1, 3]> (c2) z = Reshape(t2, joined)"
+    model = attention_graph(
+        f"{MASKINGS['padding']} {again} {masked} {result}", outputs="float[B, S, 8] y, float[B, S, 8] z"
+    )
+    assert apply(attention, model).num_changes == 2
+    assert (count(model, "Cast"), count(model, "Attention", "com.microsoft")) == (1, 2)
+
+
+def test_the_metadata_stays() -> None:
+    """The pass writes into the graph alone; the names of outputs and the dtypes stay as well."""
+    assert_same_numbers(attention, attention_graph(), {**ragged_feeds()})
+
+
+@pytest.mark.parametrize(
+    ("scores", "scale"),
+    [
+        ("scaled = MatMul(q, k)", 1.0),
+        ("scores = MatMul(q, k) scaled = Div(scores, two)", 0.5),
+        ("q5 = Mul(q, third) k5 = Mul(third, k) scaled = MatMul(q5, k5)", 1 / 9),
+        ("q5 = Div(q, two) scores = MatMul(q5, k) scaled = Mul(third, scores)", 1 / 6),
+    ],
+    ids=["none", "of the scores", "of both sides", "in three places"],
+)
+def test_a_scale_is_found_wherever_it_stands(scores: str, scale: float) -> None:
+    """That of the size of a head is the operator's own."""
+    constants = {"two": np.array(2.0, np.float32), "third": np.array(1 / 3, np.float32)}
+    model = attention_graph(MASKINGS["padding"], scores=scores, constants=constants)
+    assert_same_on_real_tokens(model, ragged_feeds())
+    node = fused_node(model)
+    written = node.attributes["scale"].as_float() if "scale" in node.attributes else 4**-0.5
+    assert written == pytest.approx(scale, rel=1e-6)
+
+
+def test_a_scale_after_a_bias_scales_the_bias() -> None:
+    """As DeBERTa's first version has it."""
+    added = "a = Add(scores, slopes) masked = Mul(a, half)"
+    model = attention_graph(added, scores="scores = MatMul(q, k)")
+    assert_same_on_real_tokens(model, ragged_feeds())
+    assert has_input(fused_node(model), BIAS_INPUT)
+
+
+def test_heads_that_are_merged_with_the_batch_are_found() -> None:
+    """[B * H, S, D], as models wrote it that came from fairseq."""
+    text = """g (float[B, S, 8] x) => (float[B, S, 8] y) {
+        q0 = MatMul(x, wq) q1 = Reshape(q0, heads) q2 = Transpose <perm=[0, 2, 1, 3]> (q1)
+        k0 = MatMul(x, wk) k1 = Reshape(k0, heads) k2 = Transpose <perm=[0, 2, 1, 3]> (k1)
+        v0 = MatMul(x, wv) v1 = Reshape(v0, heads) v2 = Transpose <perm=[0, 2, 1, 3]> (v1)
+        shape = Shape <start=0, end=2> (x) b = Gather(shape, zero) s = Gather(shape, one)
+        bh = Mul(b, two) merged = Concat <axis=0> (bh, s, four) split = Concat <axis=0> (b, two, s, four)
+        q = Reshape(q2, merged) k3 = Reshape(k2, merged) v = Reshape(v2, merged)
+        k = Transpose <perm=[0, 2, 1]> (k3)
+        scores = MatMul(q, k) whole = Concat <axis=0> (b, two, s, s) flat = Concat <axis=0> (bh, s, s)
+        four_axes = Reshape(scores, whole) masked = Add(four_axes, slopes) three_axes = Reshape(masked, flat)
+        p = Softmax <axis=-1> (three_axes) c = MatMul(p, v)
+        c4 = Reshape(c, split) t = Transpose <perm=[0, 2, 1, 3]> (c4) y = Reshape(t, joined)
+    }"""
+    weights = {
+        **{f"w{name}": normal(8, 8, seed=number) for number, name in enumerate("qkv")},
+        "heads": np.array([0, 0, 2, 4]),
+        "joined": np.array([0, 0, 8]),
+        **{name: np.array([number]) for number, name in enumerate(("zero", "one", "two"))},
+        "four": np.array([4]),
+        "slopes": normal(1, 2, 1, 1),
+    }
+    model = build(text, weights)
+    assert_same_numbers(attention, model, {"x": normal(3, 7, 8)})
+    assert fused_node(model).op_type == "Attention"
+
+
+def of_operator(attributes: str = "", mask: str = "", inputs: str = HEADS) -> ir.Model:
+    """Return a model of one `Attention` of ai.onnx, opset 23, of heads that are graph inputs."""
+    body = f"y = Attention {attributes} (q, k, v{', mask' if mask else ''})"
+    return build(f"g ({inputs}{', ' + mask if mask else ''}) => (float[B, 2, S, 4] y) {{ {body} }}", opset=23)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "mask"),
+    [
+        ("", ""),
+        ("<scale=0.25>", ""),
+        ("<is_causal=1>", ""),
+        ("", "bool[B, 1, S, S] mask"),
+        ("", "bool[S, S] mask"),
+        ("", "float[B, 2, S, S] mask"),
+        ("", "float[S, S] mask"),
+        ("<is_causal=1, scale=0.3>", "float[B, 1, S, S] mask"),
+    ],
+)
+def test_an_attention_of_onnx_itself_is_one_of_onnxruntime(attributes: str, mask: str) -> None:
+    """Against the graph before, in onnxruntime, which has kernels for both."""
+    model = of_operator(attributes, mask)
+    shape = [{"B": 2, "S": 5}.get(part, part) for part in mask[mask.find("[") + 1 : mask.find("]")].split(", ")]
+    feeds: dict[str, Any] = {name: normal(2, 2, 5, 4, seed=number) for number, name in enumerate("qkv")}
+    if mask:
+        numbers = normal(*(int(size) for size in shape), seed=5)
+        # A query that may attend to nothing is another matter: each may attend to itself.
+        feeds["mask"] = (numbers > 0) | np.eye(5, dtype=bool) if mask.startswith("bool") else numbers
+    assert_same_numbers(attention, model, feeds)
+    node = fused_node(model)
+    assert node.op_type == "MultiHeadAttention"
+    assert ("unidirectional" in node.attributes) == ("is_causal" in attributes)
+    assert ("scale" in node.attributes) == ("scale" in attributes)
+    assert has_input(node, 5) == bool(mask)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "inputs", "note"),
+    [
+        ("<softcap=5.0>", HEADS, "capped by a Tanh"),
+        ("", HEADS.replace("2, S, 4] k", "1, S, 4] k").replace("2, S, 4] v", "1, S, 4] v"), "fewer heads"),
+        ("", HEADS.replace("2, S, 4]", "N, S, 4]"), "number of heads that is not known"),
+        ("", HEADS.replace("float", "double"), "dtype float64"),
+    ],
+)
+def test_an_attention_of_onnx_that_has_no_like_is_left_alone(attributes: str, inputs: str, note: str) -> None:
+    """With the reason."""
+    body = f"y = Attention {attributes} (q, k, v)"
+    output = "double" if "double" in inputs else "float"
+    model = build(f"g ({inputs}) => ({output}[B, 2, S, 4] y) {{ {body} }}", opset=23)
+    assert_left_alone(attention, model, note)
+
+
+def test_causal_queries_that_are_fewer_than_the_keys_are_left_alone() -> None:
+    """ONNX counts their places from the first key on, onnxruntime back from the last."""
+    keys = HEADS.replace("S, 4] k", "L, 4] k").replace("S, 4] v", "L, 4] v")
+    assert_left_alone(attention, of_operator("<is_causal=1>", inputs=keys), "as many queries as keys")
+
+
+TANH = "scores = MatMul(q, k) fifth = Mul(scores, half) bent = Tanh(fifth) scaled = Mul(bent, five)"
+REFUSALS = {
+    "another axis": ("nothing", SCORES, WEIGHTING.replace("-1", "1"), "a Softmax over another axis than the last"),
+    "capped": ("nothing", TANH, WEIGHTING, "scores that are capped by a Tanh"),
+    "capped and masked": ("padding, added", TANH, WEIGHTING, "scores that are capped by a Tanh"),
+    "capped, then blocked": ("padding", TANH, WEIGHTING, "scores that are capped by a Tanh"),
+    "changed": ("nothing", SCORES.replace(" Mul(", " Pow("), WEIGHTING, "scores that are changed by Pow"),
+    "with sinks": (
+        "nothing",
+        SCORES,
+        "w = Concat <axis=-1> (masked, sink) p0 = Softmax (w) p = Slice(p0, zeros, ends, three) c = MatMul(p, v)",
+        "scores with sinks beside them",
+    ),
+    "dropped": (
+        "nothing",
+        SCORES,
+        "p0 = Softmax <axis=-1> (masked) p = Where(kept, p0, zero) c = MatMul(p, v)",
+        "probabilities that are masked otherwise than the scores",
+    ),
+    "squared": ("nothing", SCORES, "p0 = Softmax <axis=-1> (masked) p = Mul(p0, p0) c = MatMul(p, v)", ""),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
+    """With the reason in the note, where its probabilities weight anything."""
+    masking, scores, weighting, reason = REFUSALS[refusal]
+    constants = {
+        "five": np.array(5.0, np.float32),
+        "zero": np.array(0.0, np.float32),
+        "kept": np.array([True, False]).reshape(2, 1, 1),
+        "sink": normal(2, 2, 5, 1),
+        "zeros": np.array([0]),
+        "ends": np.array([-1]),
+        "three": np.array([3]),
+    }
+    inputs = "float[2, 5, 8] x, int64[2, 5] attention_mask"
+    model = attention_graph(
+        MASKINGS[masking], scores=scores, weighting=weighting, inputs=inputs, outputs="float y", constants=constants
+    )
+    assert_left_alone(attention, model, f"1 left alone: {reason}" if reason else "")
+
+
+@pytest.mark.parametrize("beside", ["p", "c2 = MatMul(p, k3)"], ids=["an output", "weights twice"])
+def test_probabilities_that_are_read_elsewhere_have_to_be_there(beside: str) -> None:
+    """A fused operator has none."""
+    weighting, outputs = WEIGHTING, "float[B, S, 8] y, float[B, 2, S, S] p"
+    if beside != "p":
+        weighting += f" k3 = Transpose <perm=[0, 1, 3, 2]> (k) {beside}"
+        outputs = "float[B, S, 8] y, float[B, 2, S, 4] c2"
+    model = attention_graph(weighting=weighting, outputs=outputs)
+    assert_left_alone(attention, model, "1 left alone: probabilities that are read elsewhere as well")
+
+
+def test_scores_that_are_read_elsewhere_stay_beside_the_fused_operator() -> None:
+    """Their product is computed twice then, and the numbers are the same."""
+    model = attention_graph(outputs="float[B, S, 8] y, float[B, 2, S, S] scaled")
+    assert_same_numbers(attention, model, ragged_feeds())
+    assert sorted(operators(model)).count("Attention") == 1
+
+
+def test_a_softmax_that_classifies_is_no_attention() -> None:
+    """It weights nothing, and there is nothing to say about it."""
+    model = build("g (float[B, S, 8] x) => (float[B, S, 8] y) { y = Softmax <axis=-1> (x) }")
+    assert_left_alone(attention, model)
+
+
+def test_doubles_are_left_alone() -> None:
+    """Onnxruntime's operators have no float64."""
+    heads = HEADS.replace("float", "double")
+    body = "k5 = Transpose <perm=[0, 1, 3, 2]> (k) s = MatMul(q, k5) p = Softmax <axis=-1> (s) y = MatMul(p, v)"
+    model = build(f"g ({heads}) => (double[B, 2, S, 4] y) {{ {body} }}")
+    assert_left_alone(attention, model, "queries of dtype float64")
+
+
+def test_scores_of_one_side_are_no_attention() -> None:
+    """A learned mixing of tokens has a weight where the keys would be."""
+    text = (
+        "g (float[3, 2, 5, 4] q, float[3, 2, 5, 4] v) => (float y) { s = MatMul(q, w) p = Softmax(s) y = MatMul(p, v) }"
+    )
+    model = build(text, {"w": normal(4, 5)})
+    assert_left_alone(attention, model, "keys whose heads cannot be told apart")

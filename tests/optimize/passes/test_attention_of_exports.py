@@ -1,0 +1,111 @@
+"""The attentions of transformers' own models, as PyTorch exports them, against PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+
+from onnxtool.optimize.attention.scores import anchors
+from onnxtool.optimize.passes.attention import attention
+from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
+from onnxtool.optimize.passes.fold_constants import fold_constants
+from onnxtool.optimize.passes.input_sizes import input_sizes
+from tests.optimize.passes.builders import apply, assert_left_alone
+from tests.optimize.passes.exports import ARCHITECTURES, CAPPED, ask, ask_torch, export
+from tests.workshop import Workshop
+
+# They have their own way of attending, which transformers writes in one form only.
+EAGER_ONLY = ("mpnet", "deberta-v2", "deberta-v2-own-keys", "bloom", "gpt-neo")
+# dynamo takes ten seconds a model, so these stand for all: each masks, moves heads or biases in another way.
+BY_DYNAMO = [
+    ("bert", "sdpa"),
+    ("deberta-v2", "eager"),
+    ("modernbert", "sdpa"),
+    ("gpt2", "eager"),
+    ("llama", "sdpa"),
+    ("t5", "eager"),
+]
+BY_TORCHSCRIPT = [
+    (name, form) for name in ARCHITECTURES for form in ("eager", "sdpa") if form == "eager" or name not in EAGER_ONLY
+]
+WAYS = [("torchscript", *way) for way in BY_TORCHSCRIPT] + [("dynamo", *way) for way in BY_DYNAMO]
+# Which architectures need their masks as a bias, and which see what comes before alone.
+WITH_BIAS = {"mpnet", "deberta-v2", "deberta-v2-own-keys", "mistral", "bloom", "t5"}
+CAUSAL = {"gpt2", "llama", "qwen3"}
+
+
+def settled(workshop: Workshop, exporter: str, name: str, form: str) -> ir.Model:
+    """Return an export on which the passes have run that run before."""
+    model = export(workshop, name, exporter, form)
+    for step in (fold_constants, input_sizes, common_subexpressions):
+        apply(step, model)
+    return model
+
+
+def distance(found: NDArray[np.float32], expected: NDArray[np.float32], real: NDArray[np.bool_]) -> float:
+    """Return the largest difference on real tokens, as a part of the largest number."""
+    return float(np.abs(found - expected)[real].max() / np.abs(expected[real]).max())
+
+
+@pytest.mark.parametrize(
+    ("exporter", "name", "form"),
+    [pytest.param(*way, marks=[pytest.mark.slow] if way[0] == "dynamo" else []) for way in WAYS],
+)
+def test_every_attention_of_an_architecture_is_fused(workshop: Workshop, exporter: str, name: str, form: str) -> None:
+    """And computes what PyTorch computes, on padding on either side and holes; without the mask it would not."""
+    architecture = ARCHITECTURES[name]
+    model = settled(workshop, exporter, name, form)
+    assert len(list(anchors(model.graph))) == architecture.num_layers
+    outcome = apply(attention, model)
+    assert (outcome.num_changes, outcome.note) == (architecture.num_layers, "")
+    assert not list(anchors(model.graph))
+
+    feeds = architecture.feeds()
+    expected = ask_torch(architecture, form, feeds)
+    real = feeds["attention_mask"].astype(bool) if "attention_mask" in feeds else np.ones(expected.shape[:2], bool)
+    # Two layers of sums of 32 products in float32, after a softmax of scores that are tens.
+    assert distance(ask(model, feeds), expected, real) < 1e-4
+    if "attention_mask" in feeds:
+        unmasked = {**feeds, "attention_mask": np.ones_like(feeds["attention_mask"])}
+        assert distance(ask(model, unmasked), expected, real) > 0.1
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta-v2", "modernbert", "gpt-neo", "gpt2", "llama", "mistral", "t5"])
+def test_a_mask_is_written_as_what_it_means(workshop: Workshop, name: str) -> None:
+    """As a bias only where it is more than padding and causal."""
+    model = settled(workshop, "torchscript", name, "eager")
+    apply(attention, model)
+    fused = [node for node in model.graph if node.op_type in ("Attention", "MultiHeadAttention")]
+    with_bias = [len(node.inputs) > 5 and node.inputs[5] is not None for node in fused]
+    causal = ["unidirectional" in node.attributes for node in fused]
+    if name in ("modernbert", "gpt-neo"):  # one layer sees everything, and one a window
+        assert with_bias == [False, True]
+        assert causal == [name == "gpt-neo", False]
+    else:
+        assert set(with_bias) == {name in WITH_BIAS}
+        assert set(causal) == {name in CAUSAL}
+
+
+def test_nothing_is_left_to_fuse_the_second_time(workshop: Workshop) -> None:
+    """Behind an operator of onnxruntime shapes are known as well."""
+    model = settled(workshop, "torchscript", "deberta-v2", "eager")
+    assert apply(attention, model).num_changes == 2
+    assert_left_alone(attention, model)
+
+
+def test_capped_scores_are_left_alone(workshop: Workshop) -> None:
+    """Gemma 2's, in both of its layers; the note tells why."""
+    model = settled(workshop, "torchscript", CAPPED, "eager")
+    assert_left_alone(attention, model, "2 left alone: scores that are capped by a Tanh")
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_probabilities_that_are_outputs_are_kept(workshop: Workshop, name: str) -> None:
+    """As `output_attentions` makes them."""
+    model = settled(workshop, "torchscript", name, "eager")
+    for anchor in list(anchors(model.graph)):
+        anchor.outputs[0].dtype = ir.DataType.FLOAT
+        model.graph.outputs.append(anchor.outputs[0])
+    assert_left_alone(attention, model, "2 left alone: probabilities that are read elsewhere as well")

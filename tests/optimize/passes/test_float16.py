@@ -1,0 +1,50 @@
+"""Half precision inside, and the same inputs and outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.optimize.passes.float16 import to_float16
+from onnxtool.optimize.passes.fold_constants import fold_constants
+from tests.optimize.passes.builders import apply, assert_left_alone, build, ragged_feeds, run
+from tests.workshop import Workshop
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_the_numbers_are_those_of_eleven_bits(workshop: Workshop, exporter: str) -> None:
+    """On real tokens; hidden states are about 3 large, and each layer rounds anew."""
+    path, feeds = workshop.exported("tiny-encoder", exporter=exporter), ragged_feeds()
+    expected = run(ir.load(path), feeds)
+    model = ir.load(path)
+    apply(fold_constants, model)  # constants are initializers by then
+    outcome = apply(to_float16(), model)
+    assert outcome.num_changes > 0
+    found = run(outcome.model, feeds)
+    real = feeds["attention_mask"].astype(bool)
+    np.testing.assert_allclose(found[0][real], expected[0][real], atol=2e-2, rtol=0)
+    np.testing.assert_allclose(found[1], expected[1], atol=2e-2, rtol=0)
+
+
+def test_inputs_and_outputs_keep_their_types_and_the_weights_are_halved(workshop: Workshop, tmp_path: Path) -> None:
+    """Whoever calls the model calls it as before."""
+    path = workshop.exported("tiny-encoder", exporter="torchscript")
+    model = apply(to_float16(), ir.load(path)).model
+    assert {value.dtype for value in model.graph.outputs} == {ir.DataType.FLOAT}
+    ir.save(ir.external_data.load_to_model(model), tmp_path / "half.onnx")
+    assert (tmp_path / "half.onnx").stat().st_size < 0.52 * path.stat().st_size
+
+
+def test_twice_is_once(workshop: Workshop) -> None:
+    """There is nothing left to round."""
+    model = apply(to_float16(), ir.load(workshop.exported("tiny-encoder", exporter="torchscript"))).model
+    assert apply(to_float16(), model).num_changes == 0
+
+
+def test_a_model_without_matrices_is_left_alone() -> None:
+    """There is nothing to halve."""
+    model = build("g (int64[B] x) => (int64[B] y) { y = Neg(x) }")
+    assert_left_alone(to_float16(), model, "no float32 weights to convert")

@@ -1,0 +1,117 @@
+"""onnxruntime's own fusions, for what ours leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.optimize.passes.attention import attention
+from onnxtool.optimize.passes.fold_constants import fold_constants
+from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
+from onnxtool.optimize.pipeline import Context
+from tests.optimize.passes.builders import apply, assert_left_alone, count, ragged_feeds, run
+from tests.optimize.passes.exports import CAPPED, export
+from tests.workshop import Workshop
+
+BERT = Context("bert", num_heads=4, hidden_size=32)
+
+
+def encoder(workshop: Workshop, exporter: str = "torchscript") -> ir.Model:
+    """Return an export on which none of our own passes has run."""
+    return ir.load(workshop.exported("tiny-encoder", exporter=exporter))
+
+
+def test_attention_of_torchscript_exports_is_fused(workshop: Workshop) -> None:
+    """One a layer, with the mask as it is and not as a length, which is wrong for padding on the left."""
+    model = onnxruntime_fusions.apply(encoder(workshop), BERT).model
+    assert count(model, "Attention", "com.microsoft") == 2
+    assert model.graph.opset_imports["com.microsoft"] == 1
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_the_numbers_stay_on_real_tokens(workshop: Workshop, exporter: str) -> None:
+    """Against the model that went in, on masks with holes everywhere; hidden states are about 3 large."""
+    feeds = ragged_feeds()
+    expected = run(encoder(workshop, exporter), feeds)
+    outcome = onnxruntime_fusions.apply(encoder(workshop, exporter), BERT)
+    assert outcome.num_changes > 0
+    found = run(outcome.model, feeds)
+    real = feeds["attention_mask"].astype(bool)
+    np.testing.assert_allclose(found[0][real], expected[0][real], atol=2e-5, rtol=0)
+    np.testing.assert_allclose(found[1], expected[1], atol=2e-5, rtol=0)
+
+
+def test_nothing_is_run_where_our_own_pass_has_fused_everything(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds, and holds all weights in memory."""
+    from onnxruntime.transformers import optimizer
+
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise AssertionError("onnxruntime's fusions are run")
+
+    monkeypatch.setattr(optimizer, "optimize_model", refuse)
+    model = encoder(workshop)
+    apply(fold_constants, model)
+    assert apply(attention, model).num_changes == 2
+    assert_left_alone(onnxruntime_fusions, model)
+
+
+def test_probabilities_that_are_outputs_are_kept(workshop: Workshop) -> None:
+    """The patterns of onnxruntime remove the Softmax that makes them."""
+    model = encoder(workshop)
+    softmax = next(node for node in model.graph if node.op_type == "Softmax")
+    softmax.outputs[0].dtype = ir.DataType.FLOAT
+    model.graph.outputs.append(softmax.outputs[0])
+    assert_left_alone(onnxruntime_fusions, model, "not run: probabilities of attentions are read")
+
+
+def test_an_attention_that_our_own_pass_refused_is_theirs_to_try(workshop: Workshop) -> None:
+    """They know none with capped scores either, and the numbers stay."""
+    model = export(workshop, CAPPED, "torchscript", "eager")
+    feeds = {name: array for name, array in ragged_feeds().items() if name != "token_type_ids"}
+    feeds["input_ids"] = feeds["input_ids"] % 50
+    (expected,) = run(model, feeds)
+    outcome = onnxruntime_fusions.apply(model, Context("gemma2", 4, 32))
+    assert "'gemma2'" in outcome.note
+    real = feeds["attention_mask"].astype(bool)
+    # Hidden states of about 3 in float32, normalized by another operator.
+    np.testing.assert_allclose(run(outcome.model, feeds)[0][real], expected[real], atol=2e-5, rtol=0)
+    assert count(outcome.model, "Softmax") == 2
+
+
+def test_skip_layer_normalization_is_for_cuda_only(workshop: Workshop) -> None:
+    """On the CPU it is slower than what it replaces."""
+    on_cpu = onnxruntime_fusions.apply(encoder(workshop), BERT).model
+    on_cuda = onnxruntime_fusions.apply(encoder(workshop), Context("bert", 4, 32, provider="cuda")).model
+    assert count(on_cpu, "SkipLayerNormalization", "com.microsoft") == 0
+    assert count(on_cuda, "SkipLayerNormalization", "com.microsoft") == 4
+
+
+def test_an_architecture_without_patterns_is_said_so(workshop: Workshop) -> None:
+    """The general fusions are used, and the note tells."""
+    outcome = onnxruntime_fusions.apply(encoder(workshop), Context("neverheard"))
+    assert "'neverheard'" in outcome.note
+    assert outcome.num_changes > 0
+
+
+def test_patterns_that_trip_over_a_graph_give_way_to_the_general_ones(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-2's look for nodes that no encoder has, and end in an IndexError on some graphs; the note tells."""
+    from onnxruntime.transformers import optimizer
+
+    general = optimizer.optimize_model
+
+    def trip(*arguments: Any, model_type: str, **options: Any) -> Any:
+        if model_type == "gpt2":
+            raise IndexError("list index out of range")
+        return general(*arguments, model_type=model_type, **options)
+
+    monkeypatch.setattr(optimizer, "optimize_model", trip)
+    outcome = onnxruntime_fusions.apply(encoder(workshop), Context("gpt2", 4, 32))
+    assert "gpt2 fail on this graph (list index out of range)" in outcome.note
+    assert count(outcome.model, "BiasGelu", "com.microsoft") == 2
