@@ -13,12 +13,16 @@ from onnxtool.export.modalities.combined import SideBySide, WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
+from onnxtool.export.tasks import TASK_WITH_CACHE
 
 __all__ = ["find_modality", "text_of"]
 
 _DUAL_TASKS = ("zero-shot-image-classification",)
 # For these, a model that may see pictures as well is exported as one of text.
-_TEXT_TASKS = ("fill-mask", "text-classification", "token-classification", "feature-extraction", "text-generation")
+_TEXT_TASKS = (
+    *("fill-mask", "text-classification", "token-classification", "feature-extraction"),
+    *("text-generation", TASK_WITH_CACHE),
+)
 # Image GPT takes pictures as the numbers of their colours, under the name of a text's ids.
 _PICTURE_TASKS = ("image-classification",)
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
