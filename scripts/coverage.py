@@ -1,7 +1,7 @@
 """Try every model type of transformers: make a tiny checkpoint, export it, and judge the file independently.
 
 `python scripts/coverage.py` tries all tasks and types and writes docs/coverage.md. Each step of each type runs in a
-process of its own with limits; what is known already is kept in the work folder, so that --resume goes on from there.
+process of its own with limits; what was found is kept in docs/coverage.json, and --resume goes on from there.
 `--peers` tries transformers' own exporter on the same checkpoints, and `--optimum DIR` optimum-onnx, which needs a
 virtual environment of its own in DIR.
 """
@@ -33,7 +33,7 @@ from zoo.tasks import TASK_NAMES, find_task, model_classes  # noqa: E402
 def main() -> int:
     """Try what the command line names, and write the tables; return 1 where a file is wrong."""
     arguments = _parse()
-    results = arguments.work_dir / "results.json"
+    results = arguments.results
     known: dict[str, Any] = {}
     if arguments.resume and results.exists():
         known = json.loads(results.read_text("utf-8"))
@@ -55,9 +55,7 @@ def main() -> int:
         for number, done in enumerate(as_completed(under_way), 1):
             trial, result = under_way[done], done.result()
             known[trial.key] = result
-            partial = results.with_suffix(".partial")
-            partial.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            partial.replace(results)
+            _save(known, results)
             verdicts = ", ".join(f"{tool} {result[tool]['verdict']}" for tool in tools if tool in result)
             print(f"{number}/{len(trials)} {trial.key}: {verdicts or 'not runnable'}", file=sys.stderr, flush=True)
     if arguments.output:
@@ -65,6 +63,14 @@ def main() -> int:
         arguments.output.write_text(render(known), encoding="utf-8")
         print(arguments.output)
     return int(any(result.get("onnxtool", {}).get("verdict") == "wrong" for result in known.values()))
+
+
+def _save(known: dict[str, Any], results: Path) -> None:
+    """Write what is known, a line for each type."""
+    lines = [f"{json.dumps(key)}: {json.dumps(known[key], sort_keys=True)}" for key in sorted(known)]
+    partial = results.with_suffix(".partial")
+    partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    partial.replace(results)
 
 
 def _parse() -> argparse.Namespace:
@@ -76,7 +82,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx, to try")
     parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "docs" / "coverage.md")
     parser.add_argument("--work_dir", type=Path, default=_SCRIPTS.parent / "models" / "coverage")
-    parser.add_argument("--resume", action="store_true", help="keep what results.json in the work folder has")
+    parser.add_argument("--results", type=Path, default=_SCRIPTS.parent / "docs" / "coverage.json")
+    parser.add_argument("--resume", action="store_true", help="keep what the results have already")
     parser.add_argument("--time_limit", type=float, default=300, help="seconds that one step may take")
     parser.add_argument("--memory_limit", type=float, default=8, help="GB that one step may take")
     return parser.parse_args()

@@ -274,7 +274,15 @@ def test_the_script_tries_exports_and_judges(tmp_path: Path) -> None:
     """The command line, from the making of a checkpoint to the page; what is known is not tried again."""
     command = [
         *(sys.executable, str(ROOT / "scripts" / "coverage.py"), "--tasks", "fill-mask", "--types", "bert"),
-        *("--work_dir", str(tmp_path / "work"), "--output", str(tmp_path / "coverage.md"), "--resume"),
+        *(
+            "--work_dir",
+            str(tmp_path / "work"),
+            "--output",
+            str(tmp_path / "coverage.md"),
+            "--results",
+            str(tmp_path / "results.json"),
+            "--resume",
+        ),
     ]
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr
