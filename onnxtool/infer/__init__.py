@@ -2,6 +2,6 @@
 
 from onnxtool.infer.benchmark import BenchmarkOptions, benchmark_model
 from onnxtool.infer.encode import infer_texts
-from onnxtool.infer.inputs import TextInput, read_texts
+from onnxtool.texts.inputs import TextInput, read_texts
 
 __all__ = ["BenchmarkOptions", "TextInput", "benchmark_model", "infer_texts", "read_texts"]

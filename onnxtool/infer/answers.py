@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError, SessionError
-from onnxtool.infer.checkpoint_folder import CheckpointFolder
 from onnxtool.infer.pooling import (
     Floats,
     Mask,
@@ -25,8 +24,9 @@ from onnxtool.infer.pooling import (
     softmax,
     splade_weights,
 )
-from onnxtool.infer.tokenizer import EncodedText, TextTokenizer
 from onnxtool.reports import Scored
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
+from onnxtool.texts.tokenizer import EncodedText, TextTokenizer
 
 # Modules of a sentence-transformers checkpoint that are computed here when the graph ends before them.
 _COMPUTED_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")

@@ -11,13 +11,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
-from onnxtool.infer.checkpoint_folder import CheckpointFolder, find_checkpoint_folder
-from onnxtool.infer.limits import graph_limit
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import BenchmarkReport, BenchmarkResult
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.timing import peak_rss_bytes, summarize_latencies
+from onnxtool.texts.checkpoint_folder import CheckpointFolder, find_checkpoint_folder
+from onnxtool.texts.limits import graph_limit
 
 # What stops a shape where the caller names neither: enough runs for a p95, or as long as one likes to wait.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
 from onnxtool.infer.answers import Answer, AnswerRule, Batch, Interpreter
-from onnxtool.infer.checkpoint_folder import find_checkpoint_folder
-from onnxtool.infer.inputs import TextInput
-from onnxtool.infer.limits import Limit, fixed_shape, text_limit
 from onnxtool.infer.pooling import cosine_similarities
 from onnxtool.infer.tasks import deduce_task, rule_for, stated_task
-from onnxtool.infer.tokenizer import EncodedText, TextTokenizer
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import InferReport, TextAnswer
 from onnxtool.runtime.feeds import index_bounds, is_mask
 from onnxtool.runtime.session import Session, open_session
+from onnxtool.texts.checkpoint_folder import find_checkpoint_folder
+from onnxtool.texts.feeds import text_feeds
+from onnxtool.texts.inputs import TextInput
+from onnxtool.texts.limits import Limit, fixed_shape, text_limit
+from onnxtool.texts.tokenizer import EncodedText, TextTokenizer
 
 # Texts are read and sorted by length this many at a time, so that batches are even and a corpus of any size fits.
 _TEXTS_AT_A_TIME = 1024
@@ -30,7 +31,6 @@ _MAX_BATCH_SIZE = 32
 _MAX_OUTPUT_ELEMENTS = 1 << 26
 # A table of all pairs grows with the square of the texts.
 _MAX_SIMILARITIES = 1000
-_INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
 
 
 def infer_texts(
@@ -131,7 +131,7 @@ class _Runner:
                     f"the tokenizer gives token {arrays['input_ids'].max()}, and {model.path} knows {bound} tokens",
                     "the tokenizer belongs to another model; pass --model_name with the right one",
                 )
-            outputs = self.session.run(_feeds(model, arrays))
+            outputs = self.session.run(text_feeds(model, arrays))
             batch = Batch(
                 together,
                 arrays["input_ids"][: len(together)],
@@ -170,24 +170,6 @@ def _batches(lengths: Sequence[int], limits: tuple[int, int], *, may_pad: bool) 
         batch.append(place)
     if batch:
         yield batch
-
-
-def _feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
-    """Take the inputs that the graph has from `arrays`, in the graph's dtypes."""
-    feeds = {}
-    for info in model.structure.inputs:
-        if info.name not in arrays:
-            raise InputError(
-                f"the model has the input {info.name}, which no tokenizer gives ({', '.join(arrays)})",
-                "export the model for texts, or run it with onnxtool.open_session and inputs of your own",
-            )
-        if info.dtype not in _INPUT_DTYPES:
-            raise InputError(
-                f"the input {info.name} is of dtype {info.dtype}, which no ids or masks have",
-                "export the model for token ids",
-            )
-        feeds[info.name] = arrays[info.name].astype(info.dtype, copy=False)
-    return feeds
 
 
 def _without_filling(array: NDArray[Any], num_texts: int, num_rows: int) -> NDArray[Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from onnxtool.infer.answers import RULES, SHAPES, AnswerRule
-from onnxtool.infer.checkpoint_folder import CheckpointFolder
 from onnxtool.metadata import TASK_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
 
 UNKNOWN_TASK = "unknown"
 

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 
 from onnxtool.errors import InputError, ModelFileError, ProviderError
 from onnxtool.infer import TextInput, encode, infer_texts
-from onnxtool.infer.checkpoint_folder import CheckpointFolder
-from onnxtool.infer.tokenizer import TextTokenizer
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
+from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import (
     VOCABULARY,
     ids_of,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from onnxtool.infer.checkpoint_folder import CheckpointFolder
 from onnxtool.infer.tasks import deduce_task, rule_for, stated_task
 from onnxtool.model_file import ModelFile
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
 V = len(VOCABULARY)

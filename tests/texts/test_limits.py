@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ModelFileError
-from onnxtool.infer.checkpoint_folder import CheckpointFolder
-from onnxtool.infer.limits import Limit, graph_limit, text_limit
 from onnxtool.model_file import ModelFile
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
+from onnxtool.texts.limits import Limit, graph_limit, text_limit
 from tests.infer.tiny_models import TinyModel, save_graph, table, write_checkpoint
 
 ROBERTA = {"model_type": "roberta", "pad_token_id": 1, "max_position_embeddings": 20}

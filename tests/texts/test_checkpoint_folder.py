@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from onnxtool.errors import InputError, ModelFileError
-from onnxtool.infer.checkpoint_folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.model_file import ModelFile
+from onnxtool.texts.checkpoint_folder import CheckpointFolder, find_checkpoint_folder
 from tests.infer.tiny_models import TinyModel, table, write_checkpoint
 
 

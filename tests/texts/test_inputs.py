@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onnxtool.errors import InputError
-from onnxtool.infer import TextInput, read_texts
+from onnxtool.texts.inputs import TextInput, read_texts
 
 
 def test_a_plain_file_holds_a_text_a_line(tmp_path: Path) -> None:

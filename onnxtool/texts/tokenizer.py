@@ -14,9 +14,9 @@ import numpy as np
 from tokenizers import Tokenizer, normalizers
 
 from onnxtool.errors import InputError
-from onnxtool.infer.checkpoint_folder import TOKENIZER_NAME, CheckpointFolder
-from onnxtool.infer.limits import Limit
 from onnxtool.reports import Json
+from onnxtool.texts.checkpoint_folder import TOKENIZER_NAME, CheckpointFolder
+from onnxtool.texts.limits import Limit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
