@@ -1,1 +1,1 @@
-"""Lower precision with a measured error: which products can have int8, what it does to them, and which cannot afford it."""
+"""Lower precision with a measured error: what can have it, what that does to the outputs, and what stays out of it."""

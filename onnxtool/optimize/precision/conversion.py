@@ -1,14 +1,19 @@
-"""Which pass brings a fused model to a lower precision; what it leaves as it is, is measured on the model itself."""
+"""Bring a fused model to a lower precision; what stays as it is, is measured on the model itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnxtool.model_file import ModelFile
 from onnxtool.optimize.passes.float16 import to_float16
-from onnxtool.optimize.pipeline import Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.precision.calibration import make_calibration
+from onnxtool.optimize.precision.int8 import to_int8
 from onnxtool.optimize.precision.ranges import Feeds, beyond, measure_ranges
+from onnxtool.reports import KeptLayer, Quantization
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -17,20 +22,56 @@ if TYPE_CHECKING:
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
 
-def converter(model: ir.Model, precision: str, feeds: Iterable[Feeds], folder: Path) -> Pass:
-    """Return the pass that brings `model` to a precision of PRECISIONS other than fp32.
+@dataclass(frozen=True)
+class Conversion:
+    """A precision, and what is needed to reach it.
 
-    Args:
-        model: what the passes of a provider made.
-        precision: the one that is wanted.
-        feeds: what to run the model on, to see what it would lose.
+    Attributes:
+        precision: one of PRECISIONS, other than fp32.
+        source: the file that is optimized, with its tokenizer beside it.
+        feeds: inputs of many shapes, to see how large values become.
         folder: where to put files that are run and removed again.
+        max_error: the most that 1 - cosine may be in int8; None for all layers in int8.
+        texts_path: texts to calibrate int8 on; None for onnxtool's own.
+        on_progress: is told what is being done.
     """
-    return _CONVERTERS[precision](model, feeds, folder)
 
+    precision: str
+    source: ModelFile
+    feeds: Sequence[Feeds]
+    folder: Path
+    max_error: float | None
+    texts_path: Path | None
+    on_progress: Callable[[str], None]
 
-def _float16(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> Pass:
-    return to_float16(beyond(measure_ranges(model, feeds, folder), _LARGEST_IN_FLOAT16))
+    def prepare(self, model: ir.Model) -> tuple[Pass, Quantization | None]:
+        """Return the pass that converts `model`, the fused one, and what is known of its error.
 
+        Raises:
+            PassError: it cannot be converted, or not within `max_error`.
+            InputError: the texts cannot be read, or there is no tokenizer for them.
+        """
+        return self._int8(model) if self.precision == "int8" else (self._float16(model), None)
 
-_CONVERTERS: dict[str, Callable[[ir.Model, Iterable[Feeds], Path], Pass]] = {"fp16": _float16}
+    def _float16(self, model: ir.Model) -> Pass:
+        return to_float16(beyond(measure_ranges(model, self.feeds, self.folder), _LARGEST_IN_FLOAT16))
+
+    def _int8(self, model: ir.Model) -> tuple[Pass, Quantization]:
+        calibration = make_calibration(self.source.path, self.texts_path)
+        result = to_int8(model, calibration.feeds, self.max_error, on_progress=self.on_progress)
+        quantization = Quantization(
+            num_layers=result.num_layers,
+            kept=tuple(KeptLayer(layer.name, layer.error) for layer in result.kept),
+            num_embeddings=result.num_embeddings,
+            num_texts=calibration.num_texts,
+            error=result.error,
+            mean_error=result.mean_error,
+            note=calibration.note,
+        )
+        done = [result.outcome]
+
+        def apply(fused: ir.Model, _context: Context) -> Outcome:
+            """Take what was converted already; somebody else's model, when passes are searched, is converted anew."""
+            return done.pop() if done else to_int8(fused, calibration.feeds, self.max_error).outcome
+
+        return Pass("int8", apply), quantization

@@ -1,0 +1,145 @@
+"""Compute products with weights in int8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.optimize.matching import MICROSOFT, Editor, supersede, tensor_of
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.precision.products import Product, find_products, open_attention, scalable_normalization
+from onnxtool.optimize.precision.quantization import PLAIN, Adjustment, quantize_weight
+from onnxtool.optimize.shapes import find_shapes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnxtool.optimize.precision.quantization import Floats
+
+_FIRST_OPSET = 13  # of Split with its lengths as an input
+
+
+def quantize_int8(kept: frozenset[str] = frozenset(), adjustments: Mapping[str, Adjustment] | None = None) -> Pass:
+    """Return the pass that computes in int8 all products with weights but those whose weights are `kept`.
+
+    Args:
+        kept: names of weights that stay float32.
+        adjustments: what makes a product easier to round, by the name of its weight; products that read the same
+            activations share one division where they have the same divisor.
+    """
+
+    def apply(model: ir.Model, _context: Context) -> Outcome:
+        return _apply(model, kept, adjustments or {})
+
+    return Pass("quantize_int8", apply)
+
+
+def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adjustment]) -> Outcome:
+    """Replace `x @ W + b` by `DynamicQuantizeMatMul(x, int8 W, scale, b)`, with a scale for each column of W.
+
+    A packed `Attention` is opened for that; a weight that an embedding shares gets a quantized copy.
+    """
+    if model.opset_imports.get("", 0) < _FIRST_OPSET:
+        return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
+    reasons = open_attention(model, kept, find_shapes(model))
+    products, others = find_products(model)
+    wanted = [product for product in products if product.name not in kept]
+    folded = _fold_divisors(wanted, adjustments)
+    divided: dict[tuple[ir.Value, bytes], ir.Value] = {}
+    for product in wanted:
+        adjustment, value = adjustments.get(product.name, PLAIN), product.value
+        if adjustment.divisor is not None and value not in folded:
+            key = (value, adjustment.divisor.tobytes())
+            if key not in divided:
+                divided[key] = divide(product, adjustment.divisor, Editor(product.node))
+            value = divided[key]
+        supersede(product.result, write_product(product, value, adjustment, Editor(product.node)))
+    for name in {product.name for product in wanted}:
+        if not model.graph.initializers[name].uses():
+            model.graph.initializers.pop(name)
+    return Outcome(model, len(wanted), refusals([*reasons, *others]))
+
+
+def _fold_divisors(products: Sequence[Product], adjustments: Mapping[str, Adjustment]) -> set[ir.Value]:
+    """Let normalizations divide by themselves where only products with one divisor read them; return their outputs."""
+    readers: dict[ir.Value, list[Product]] = {}
+    for product in products:
+        readers.setdefault(product.value, []).append(product)
+    folded = set()
+    for value, group in readers.items():
+        divisors = [adjustments.get(product.name, PLAIN).divisor for product in group]
+        divisor, node = divisors[0], scalable_normalization(value)
+        if divisor is None or node is None or len(value.uses()) != len(group) or value.is_graph_output():
+            continue
+        if any(one is None or not np.array_equal(one, divisor) for one in divisors):
+            continue
+        for place in range(1, len(node.inputs)):
+            one = node.inputs[place]
+            if one is not None:
+                scaled = (tensor_of(one).numpy() / divisor).astype(divisor.dtype)
+                node.replace_input_with(place, _weight(scaled, f"{one.name}_divided", node))
+        folded.add(value)
+    return folded
+
+
+def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
+    import onnx_ir as ir
+
+    return Editor(node).weight(ir.tensor(array), name)
+
+
+def divide(product: Product, divisor: Floats, editor: Editor) -> ir.Value:
+    """Write the division of the activations of a product, as a multiplication."""
+    factor = editor.constant(1 / divisor, f"{product.name}_factor")
+    return editor.node("Mul", [product.value, factor], like=product.value)
+
+
+def write_product(product: Product, value: ir.Value, adjustment: Adjustment, editor: Editor) -> ir.Value:
+    """Write the int8 of a product with `value`, its activations divided already, and return its result."""
+    weight, scale = _lazy_weights(product, adjustment)
+    inputs: list[ir.Value | None] = [
+        value,
+        _initializer(product, weight, f"{product.name}_int8", editor),
+        _initializer(product, scale, f"{product.name}_scale", editor),
+    ]
+    bias = product.bias
+    if adjustment.shift is not None:
+        own = product.read_bias()
+        bias = editor.constant(adjustment.shift if own is None else own + adjustment.shift, f"{product.name}_int8_bias")
+    if bias is not None:
+        inputs += [None, bias]  # without a zero point: the grid is symmetric
+    return editor.node("DynamicQuantizeMatMul", inputs, domain=MICROSOFT, like=product.result)
+
+
+def _initializer(product: Product, tensor: ir.TensorProtocol, name: str, editor: Editor) -> ir.Value:
+    """Return the initializer that holds `tensor`: that of another product with the same weight where there is one."""
+    import onnx_ir as ir
+
+    graph: Any = product.node.graph
+    held: ir.Value | None = graph.initializers.get(name)
+    # What a file brought under this name is not lazy.
+    if held is not None and isinstance(held.const_value, ir.LazyTensor) and held.const_value.shape == tensor.shape:
+        return held
+    return editor.weight(tensor, name)
+
+
+def _lazy_weights(product: Product, adjustment: Adjustment) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+    """Return int8 [K, N] and its scale, float32 [N], which are computed when their bytes are asked for."""
+    import onnx_ir as ir
+
+    divisor = adjustment.divisor
+    read = product.weight_reader()
+
+    def quantized(index: int) -> ir.TensorProtocol:
+        weight = read()
+        return ir.tensor(quantize_weight(weight if divisor is None else weight * divisor[:, None])[index])
+
+    rows, columns = product.size
+    return (
+        ir.LazyTensor(lambda: quantized(0), ir.DataType.INT8, ir.Shape([rows, columns])),
+        # Small enough to be written into every protobuf that somebody makes of the graph on the way.
+        ir.LazyTensor(lambda: quantized(1), ir.DataType.FLOAT, ir.Shape([columns]), cache=True),
+    )

@@ -1,0 +1,62 @@
+"""The arithmetic of int8 in NumPy: how onnxruntime's DynamicQuantizeMatMul rounds weights and activations.
+
+Letters of shapes: T rows of activations, K their width, N the width of the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+_LARGEST_WEIGHT = 127  # -128 is left out, so that the grid is symmetric and no product of two overflows a pair
+_NUM_STEPS = 255  # of uint8 activations
+_SMALLEST = np.float32(1e-30)  # the scale of a column of zeros
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What makes a product easier to round, without changing what it computes.
+
+    Attributes:
+        divisor: float32 [K]; the activations are divided by it and the rows of the weight multiplied with it. None for
+            ones. An outlier in one channel takes the grid from all others: this takes it from the activations, which
+            share one scale, to the weight, which has one a column (SmoothQuant, arXiv:2211.10438).
+        shift: float32 [N], added to the product: what rounding loses on average. None for zeros.
+    """
+
+    divisor: Floats | None = None
+    shift: Floats | None = None
+
+
+PLAIN = Adjustment()
+
+
+def quantize_weight(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Round a weight, float32 [K, N], to int8 [K, N] in -127..127 and a scale a column, float32 [N]."""
+    largest = np.maximum(weight.max(axis=0), -weight.min(axis=0))
+    scale = np.maximum(largest / _LARGEST_WEIGHT, _SMALLEST).astype(np.float32)
+    return np.rint(weight / scale).astype(np.int8), scale
+
+
+def round_weight(weight: Floats) -> Floats:
+    """Return the numbers that the int8 of a weight stand for, float32 [K, N]."""
+    rounded, scale = quantize_weight(weight)
+    return rounded.astype(np.float32) * scale
+
+
+def round_activations(values: Floats, lowest: float, highest: float) -> Floats:
+    """Return the numbers that the uint8 of `values` stand for, where they all lie in `lowest`..`highest`.
+
+    As ONNX defines DynamicQuantizeLinear: the range includes zero, which is exact.
+    """
+    low, high = min(0.0, lowest), max(0.0, highest)
+    scale = np.float32((high - low) / _NUM_STEPS)
+    if scale == 0:
+        return values
+    zero = np.clip(np.rint(-low / scale), 0, _NUM_STEPS)
+    rounded: Floats = ((np.clip(np.rint(values / scale) + zero, 0, _NUM_STEPS) - zero) * scale).astype(np.float32)
+    return rounded

@@ -1,0 +1,71 @@
+"""How far outputs are from those of the model that went in, as the number that `max_error` bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.runtime.comparison import measure
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SMALLEST_NORM = 1e-30
+_ROWS_AT_A_TIME = 256  # of logits, 31 MB
+
+
+def padding_mask(feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
+    """Return the padding mask among `feeds`, bool [B, S], false on padding; None where there is none."""
+    for name, array in feeds.items():
+        if "mask" in name and array.ndim == 2:
+            return array.astype(bool)
+    return None
+
+
+def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Return 1 - cosine of each row along the last axis, float64 [R], without rows of padding.
+
+    Args:
+        found: float [..., D].
+        expected: the same shape.
+        valid: bool [B, S], false on padding; it counts for outputs whose first axes are B and S.
+    """
+    if valid is not None and found.ndim >= 3 and found.shape[:2] == valid.shape:
+        found, expected = found[valid], expected[valid]
+    rows, wanted = (array.reshape(-1, array.shape[-1]) for array in (found, expected))
+    parts = [
+        _cosine_errors(rows[start : start + _ROWS_AT_A_TIME], wanted[start : start + _ROWS_AT_A_TIME])
+        for start in range(0, len(rows), _ROWS_AT_A_TIME)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _cosine_errors(rows: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.float64]:
+    one, other = rows.astype(np.float64), wanted.astype(np.float64)
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    cosines = (one * other).sum(axis=1) / np.maximum(norms, _SMALLEST_NORM)
+    # A row of zeros has no direction: it is right where both are zero.
+    cosines[norms <= _SMALLEST_NORM] = (one == other).all(axis=1)[norms <= _SMALLEST_NORM]
+    errors: NDArray[np.float64] = np.where(np.isfinite(cosines), np.maximum(0.0, 1.0 - cosines), 2.0)
+    return errors
+
+
+def output_errors(
+    found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], valid: NDArray[np.bool_] | None
+) -> NDArray[np.float64]:
+    """Return 1 - cosine of each row of each floating output, and of each such output as a whole.
+
+    The worst of them is what `max_error` bounds: of hidden states and logits [B, S, D] that of each real token, of
+    embeddings [B, D] that of each text. A row of one number has no direction that could turn, so that outputs whose
+    last axis is one count as a whole only.
+    """
+    errors = [np.zeros(0)]
+    for name, wanted in expected.items():
+        if wanted.dtype.kind != "f" or not wanted.size:
+            continue
+        if wanted.ndim >= 2 and wanted.shape[-1] > 1:
+            errors.append(row_errors(found[name], wanted, valid))
+        errors.append(np.array([max(0.0, 1.0 - measure(found[name], wanted, valid).cosine)]))
+    return np.concatenate(errors)

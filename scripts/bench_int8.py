@@ -1,0 +1,93 @@
+"""Measure what int8 costs and gives: latency, size and error of an optimized model for several bounds of the error.
+
+Run `python scripts/bench_int8.py --model_path NAME-optimized.onnx --max_error none 0.01 0.001`. Latencies are the
+processor time of one thread, taken in turns, so that the ratios hold on a machine that does other things as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtool.errors import OnnxtoolError
+from onnxtool.model_file import ModelFile
+from onnxtool.optimize.precision.calibration import make_calibration
+from onnxtool.optimize.precision.int8 import to_int8
+from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+from onnxtool.weights import load_model, write_inline
+
+SHAPES = ((8, 128), (1, 16))
+SECONDS = 8.0  # for each shape and model
+FEWEST_RUNS = 5
+
+
+def open_session(path: Path) -> Any:
+    """Open a session of one thread with the settings that optimized files are tuned for."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    disabled = ["SkipLayerNormFusion"]
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
+
+
+def latencies_ms(paths: Sequence[Path], batch_size: int, sequence_length: int) -> list[float]:
+    """Return the median processor time of each model, all of them taken in turns."""
+    model = ModelFile.open(paths[0])
+    feeds = random_feeds(
+        model.structure.inputs, FeedShape.full(batch_size, sequence_length), index_bounds(model), seed=0
+    )
+    sessions = [open_session(path) for path in paths]
+    samples: list[list[float]] = [[] for _ in paths]
+    start = time.perf_counter()
+    while len(samples[0]) <= FEWEST_RUNS or time.perf_counter() - start < SECONDS * len(paths):
+        for session, taken in zip(sessions, samples, strict=True):
+            begin = time.process_time()
+            session.run(None, feeds)
+            taken.append((time.process_time() - begin) * 1e3)
+    return [float(np.median(taken[1:])) for taken in samples]  # the first run allocates
+
+
+def main() -> int:
+    """Convert, measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model_path", type=Path, required=True, help="an optimized float32 model")
+    parser.add_argument("--calibration", type=Path, help="texts to calibrate on; without it, onnxtool's own")
+    parser.add_argument("--max_error", nargs="+", default=["none", "0.01", "0.001"], metavar="X")
+    arguments = parser.parse_args()
+    calibration = make_calibration(arguments.model_path, arguments.calibration)
+    print(f"{calibration.num_texts} texts. {calibration.note}")
+    rows = [("fp32", arguments.model_path, "", "")]
+    with tempfile.TemporaryDirectory() as name:
+        for text in arguments.max_error:
+            bound = None if text == "none" else float(text)
+            start = time.perf_counter()
+            try:
+                result = to_int8(load_model(arguments.model_path), calibration.feeds, bound)
+            except OnnxtoolError as failure:
+                print(f"max_error {text}: {failure.message}", file=sys.stderr)
+                continue
+            path = Path(name) / f"{text}.onnx"
+            write_inline(result.outcome.model, path)
+            layers = f"{result.num_layers - len(result.kept)} of {result.num_layers} in int8"
+            print(f"max_error {text}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            rows.append((f"int8, max_error {text}", path, layers, f"{result.error:.5f}"))
+        paths = [path for _, path, _, _ in rows]
+        timed = [latencies_ms(paths, *shape) for shape in SHAPES]
+        shapes = " | ".join(f"{batch}x{length} ms | ratio" for batch, length in SHAPES)
+        print(f"| model | layers | error | MB | {shapes} |\n|{'---|' * (4 + 2 * len(SHAPES))}")
+        for place, (label, path, layers, error) in enumerate(rows):
+            figures = " | ".join(f"{taken[place]:.1f} | {taken[0] / taken[place]:.2f}" for taken in timed)
+            print(f"| {label} | {layers} | {error} | {path.stat().st_size / 1e6:.0f} | {figures} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
