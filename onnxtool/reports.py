@@ -220,8 +220,38 @@ class FusionCount:
 
 
 @dataclass(frozen=True)
+class KeptLayer:
+    """A layer that stays in float32, and 1 - cosine of the outputs where it alone is quantized."""
+
+    name: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a quantized model costs, measured on calibration texts.
+
+    Attributes:
+        num_layers: products with weights; those in `kept` stay in float32.
+        num_embeddings: lookups that read a quantized table.
+        num_texts: how many texts it was calibrated on; 0 for random ids.
+        error: the largest 1 - cosine of an output, or of a row of one, over all texts; real tokens alone count.
+        mean_error: the average of the same.
+        note: what a reader should know of the calibration; empty where there is nothing.
+    """
+
+    num_layers: int
+    kept: tuple[KeptLayer, ...]
+    num_embeddings: int
+    num_texts: int
+    error: float
+    mean_error: float
+    note: str
+
+
+@dataclass(frozen=True)
 class OptimizeReport:
-    """What `optimize` made of a model."""
+    """What `optimize` made of a model; `quantization` is None where nothing was quantized."""
 
     output: str
     provider: str
@@ -230,6 +260,7 @@ class OptimizeReport:
     after: Stats
     passes: tuple[PassResult, ...]
     fusions: tuple[FusionCount, ...]
+    quantization: Quantization | None
     verification: Verification | None
     duration_ms: dict[str, float]
 

@@ -52,14 +52,20 @@ ir.save(model, sys.argv[2])
 
 @dataclass(frozen=True)
 class Tool:
-    """One way to optimize a file: the command of a source and an output."""
+    """One way to optimize a file.
+
+    Attributes:
+        command: with {source}, {output} and {folder} for the files.
+        result: where in the folder it writes what it makes; empty for the output.
+    """
 
     name: str
     command: tuple[str, ...]
+    result: str = ""
 
-    def run(self, source: Path, output: Path, runs: int) -> Usage | None:
+    def run(self, source: Path, output: Path, folder: Path, runs: int) -> Usage | None:
         """Return the medians of a few runs; None where the tool fails."""
-        command = [part.format(source=source, output=output, folder=output.parent) for part in self.command]
+        command = [part.format(source=source, output=output, folder=folder) for part in self.command]
         try:
             return median([measure(command) for _ in range(runs)])
         except SystemExit as failure:
@@ -78,18 +84,19 @@ def tools(optimum: Path | None, olive: Path | None) -> tuple[Tool, ...]:
         Tool("onnxscript optimize_for_ort", (*python, PLAIN_ONNXSCRIPT, "{source}", "{output}")),
     ]
     if optimum is not None:
-        program = (
-            "import sys; from optimum.onnxruntime import ORTOptimizer, ORTModelForMaskedLM; "
-            "from optimum.onnxruntime.configuration import AutoOptimizationConfig; from pathlib import Path; "
-            "source, folder, checkpoint = map(Path, sys.argv[1:]); "
-            "model = ORTModelForMaskedLM.from_pretrained(checkpoint, file_name=source.name); "
-            "ORTOptimizer.from_pretrained(model).optimize(AutoOptimizationConfig.O2(), folder)"
+        command = (
+            str(optimum / "bin" / "optimum-cli"),
+            "onnxruntime",
+            "optimize",
+            "--onnx_model",
+            "{folder}/one",
+            "-O2",
         )
-        command = (str(optimum / "bin" / "python"), "-c", program, "{source}", "{folder}", "{folder}")
-        found.append(Tool("optimum-onnx O2", command))
+        found.append(Tool("optimum-cli -O2", (*command, "-o", "{folder}/optimum"), "optimum/model_optimized.onnx"))
     if olive is not None:
-        command = (str(olive / "bin" / "olive"), "run-pass", "--pass-name", "OrtTransformersOptimization")
-        found.append(Tool("olive", (*command, "-m", "{source}", "-o", "{folder}/olive")))
+        settings = '{{"model_type": "bert", "num_heads": 12, "hidden_size": 768}}'
+        run = (str(olive / "bin" / "olive"), "run-pass", "--pass-name", "OrtTransformersOptimization", "-m", "{source}")
+        found.append(Tool("olive", (*run, "--pass-config", settings, "-o", "{folder}/olive"), "olive/model.onnx"))
     return tuple(found)
 
 
@@ -159,12 +166,13 @@ def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> 
         source.parent.mkdir(parents=True, exist_ok=True)
         if not source.exists():
             measure([sys.executable, "-c", PLAIN_EXPORT, str(checkpoint), *way.split("-"), str(source)])
+        _lay_out(source, checkpoint)
         found = describe(source)
         print(f"| {way} | - | {found['nodes']} | {found['attention']} | {found['MB']} | | |", flush=True)
         files.append(source)
         for number, tool in enumerate(tools(arguments.optimum, arguments.olive)):
-            output = folder / way / f"{number}.onnx"
-            usage = tool.run(source, output, arguments.runs)
+            output = folder / way / (tool.result or f"{number}.onnx")
+            usage = tool.run(source, output, folder / way, arguments.runs)
             if usage is None or not output.exists():
                 print(f"| {way} | {tool.name} | failed | | | | |", flush=True)
                 continue
@@ -174,6 +182,15 @@ def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> 
             if number != 1:  # the same file, verified or not
                 files.append(output)
     return files
+
+
+def _lay_out(source: Path, checkpoint: Path) -> None:
+    """Put the export into a folder of its own under the name that optimum-onnx looks for, beside its config."""
+    folder = source.parent / "one"
+    folder.mkdir(exist_ok=True)
+    for name, target in (("model.onnx", source), ("config.json", checkpoint / "config.json")):
+        if not (folder / name).exists():
+            (folder / name).hardlink_to(target)
 
 
 def _print_times(files: Sequence[Path], rounds: int) -> None:

@@ -12,7 +12,7 @@ from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.presets import PRECISION_NAMES, PROVIDER_NAMES
-from onnxtool.reports import FusionCount, OptimizeReport
+from onnxtool.reports import FusionCount, OptimizeReport, Quantization
 
 
 @click.command(
@@ -38,7 +38,17 @@ from onnxtool.reports import FusionCount, OptimizeReport
 @click.option("--hidden_size", type=click.IntRange(min=1), help="Hidden width; without it, the metadata's.")
 @click.option("--require_fusion", is_flag=True, help="Fail unless every attention is fused.")
 @click.option(
-    "--max_error", type=click.FloatRange(0, 1), metavar="X", help="The most that 1 - cosine of any output may be."
+    "--max_error",
+    type=click.FloatRange(0, 1),
+    metavar="X",
+    help="The most that 1 - cosine of any output may be. In int8 layers stay in float32 until it holds on the texts of "
+    "the calibration; without it, 0.01 there.",
+)
+@click.option(
+    "--calibration",
+    type=PathType(),
+    metavar="FILE",
+    help="Texts for int8, one a line or JSON Lines with contents; without it, onnxtool's own.",
 )
 @click.option("--verify/--no_verify", default=True, show_default=True, help="Compare the result with the input.")
 @click.option("--stats", is_flag=True, help="Print the summaries of both graphs.")
@@ -53,6 +63,7 @@ def command(
     hidden_size: int | None,
     require_fusion: bool,
     max_error: float | None,
+    calibration: Path | None,
     verify: bool,
     stats: bool,
     output: Path | None,
@@ -75,6 +86,7 @@ def command(
         hidden_size=hidden_size,
         require_fusion=require_fusion,
         max_error=max_error,
+        calibration=calibration,
         verify=verify,
         force=force,
     )
@@ -107,6 +119,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *(Note(f"{result.name}: {result.note}") for result in report.passes if result.note),
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),
         *_elsewhere(report),
+        *_quantized(report.quantization),
         *verification_blocks(report.verification),
     ]
     return blocks
@@ -115,6 +128,30 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
 def _fusion(count: FusionCount) -> str:
     expected = "" if count.expected is None else f" of {count.expected}"
     return f"{count.kind} {count.found}{expected}"
+
+
+def _quantized(quantization: Quantization | None) -> list[Block]:
+    """Describe what is in int8, how far it is off, and which layers could not afford it."""
+    if quantization is None:
+        return []
+    texts = f"{quantization.num_texts} texts" if quantization.num_texts else "random ids"
+    in_int8 = quantization.num_layers - len(quantization.kept)
+    blocks: list[Block] = [
+        Heading("Quantization"),
+        Facts(
+            [
+                ("In int8", f"{in_int8} of {quantization.num_layers} layers, {quantization.num_embeddings} embeddings"),
+                (
+                    "Error",
+                    f"1 - cosine {quantization.error:.2g} at most, {quantization.mean_error:.2g} on average, {texts}",
+                ),
+            ]
+        ),
+    ]
+    if quantization.kept:
+        rows = [(layer.name, f"{layer.error:.2g}") for layer in quantization.kept]
+        blocks.append(Table(("stays in float32", "its error in int8"), rows, frozenset({"its error in int8"})))
+    return [*blocks, Note(quantization.note)] if quantization.note else blocks
 
 
 def _elsewhere(report: OptimizeReport) -> list[Note]:

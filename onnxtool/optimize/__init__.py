@@ -14,7 +14,7 @@ from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY, sta
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.optimize.fusions import count_fusions, expected_attentions, require_attention
 from onnxtool.optimize.pipeline import Context, run_passes
-from onnxtool.optimize.precision.conversion import converter
+from onnxtool.optimize.precision.conversion import Conversion
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, passes_for
 from onnxtool.optimize.verification import Prover, verification_feeds
 from onnxtool.reports import OptimizeReport, Stats
@@ -37,7 +37,9 @@ class OptimizeOptions:
         output: None for NAME-optimized.onnx beside NAME.onnx.
         model_type: replaces the metadata's; so do `num_heads` and `hidden_size`.
         require_fusion: fail unless every attention is fused.
-        max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision.
+        max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision. In int8,
+            layers stay in float32 until it holds on the texts of `calibration`; None for 0.01.
+        calibration: texts for int8, one a line or JSON Lines with `contents`; None for onnxtool's own.
     """
 
     model_path: Path
@@ -49,6 +51,7 @@ class OptimizeOptions:
     hidden_size: int | None = None
     require_fusion: bool = False
     max_error: float | None = None
+    calibration: Path | None = None
     verify: bool = True
     force: bool = False
 
@@ -71,6 +74,8 @@ def optimize_model(
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
+    if options.calibration is not None and options.precision != "int8":
+        raise PassError(f"--calibration is for int8, and the precision is {options.precision}", "pass --precision int8")
     check_model_output(output, force=options.force)
     context = _context(source, options)
     before = summarize_model(options.model_path)
@@ -81,11 +86,12 @@ def optimize_model(
     with staged(output, force=options.force) as staging:
         model, results = run_passes(model, passes, context, on_progress)
         stopwatch.lap("passes")
+        quantization = None
         if options.precision != "fp32":
             on_progress(f"converting to {options.precision}")
-            convert = converter(model, options.precision, verification_feeds(source), staging.folder)
-            model, converted = run_passes(model, (convert,), context, on_progress, most_rounds=1)
-            passes, results = (*passes, convert), (*results, *converted)
+            step, quantization = _conversion(options, source, staging.folder, on_progress).prepare(model)
+            model, converted = run_passes(model, (step,), context, on_progress, most_rounds=1)
+            passes, results = (*passes, step), (*results, *converted)
             stopwatch.lap("precision")
         _describe(model, options)
         on_progress(f"writing {output}")
@@ -121,16 +127,31 @@ def optimize_model(
         after=summarize_model(output),
         passes=results,
         fusions=fusions,
+        quantization=quantization,
         verification=verification,
         duration_ms=stopwatch.laps_ms,
+    )
+
+
+def _conversion(
+    options: OptimizeOptions, source: ModelFile, folder: Path, on_progress: Callable[[str], None]
+) -> Conversion:
+    return Conversion(
+        precision=options.precision,
+        source=source,
+        feeds=verification_feeds(source),
+        folder=folder,
+        max_error=options.max_error,
+        texts_path=options.calibration,
+        on_progress=on_progress,
     )
 
 
 def _describe(model: ir.Model, options: OptimizeOptions) -> None:
     """Note in the metadata what the model is now, and how a session has to be set for it."""
     model.metadata_props.pop(STEPS_KEY, None)  # stamped anew with this step
-    if options.precision == "fp16":
-        model.metadata_props[DTYPE_KEY] = "float16"
+    if options.precision != "fp32":
+        model.metadata_props[DTYPE_KEY] = {"fp16": "float16", "int8": "int8"}[options.precision]
     disabled = DISABLED_OPTIMIZERS[options.provider]
     model.metadata_props.pop(DISABLED_OPTIMIZERS_KEY, None)
     if disabled:
@@ -154,7 +175,9 @@ def _require_same_signature(before: Stats, after: Stats) -> None:
 
 def _tolerance(options: OptimizeOptions, before: Stats) -> Tolerance:
     tolerance = TOLERANCES["fp16" if _is_half(before) else options.precision]
-    return tolerance if options.max_error is None else replace(tolerance, cosine=1.0 - options.max_error)
+    if options.max_error is None or options.precision == "int8":  # whose error was measured on texts
+        return tolerance
+    return replace(tolerance, cosine=1.0 - options.max_error)
 
 
 def _is_half(stats: Stats) -> bool:

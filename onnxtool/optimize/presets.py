@@ -40,7 +40,7 @@ PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
 # Of onnxruntime's own, which run when the file is loaded: what the file was tuned for, its metadata ask for.
 DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": ()}
 
-PRECISIONS: dict[str, tuple[str, ...]] = {"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16")}
+PRECISIONS: dict[str, tuple[str, ...]] = {"cpu": ("fp32", "fp16", "int8"), "cuda": ("fp32", "fp16")}
 
 PROVIDER_NAMES = tuple(PRESETS)
 PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))

@@ -52,10 +52,12 @@ class Tolerance:
     cosine: float
 
 
-# By the precision of the weights that ran. fp16 keeps 11 bits, and errors add up over a dozen layers.
+# By the precision of the weights that ran. fp16 keeps 11 bits, and errors add up over a dozen layers. In int8 the
+# outputs of random ids show that masks and shapes are right; how good it is, texts show, on which it is calibrated.
 TOLERANCES = {
     "fp32": Tolerance(atol=1e-4, rtol=1e-5, cosine=0.99999),
     "fp16": Tolerance(atol=5e-3, rtol=1e-2, cosine=0.9999),
+    "int8": Tolerance(atol=1e-2, rtol=0.5, cosine=0.97),
 }
 
 

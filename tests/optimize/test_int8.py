@@ -1,0 +1,85 @@
+"""int8 from the command's own entry point: the promise, what is named, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxtool.errors import InputError, PassError
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.infer import infer_texts
+from onnxtool.model_file import ModelFile
+from onnxtool.optimize import OptimizeOptions, optimize_model
+from tests.workshop import Workshop
+
+
+@pytest.fixture
+def exported(workshop: Workshop, tmp_path: Path) -> Path:
+    """An export to optimize in a folder of its own, with its tokenizer beside it."""
+    source = workshop.exported("tiny-encoder", exporter="torchscript")
+    shutil.copytree(source.with_suffix(""), tmp_path / "tiny")
+    return Path(shutil.copy(source, tmp_path / "tiny.onnx"))
+
+
+def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -> None:
+    """On as many texts as there are in the file, by weights a quarter as large."""
+    texts = exported.with_name("texts.txt")
+    texts.write_text("a first text\nanother one, a little longer\nand a third\n")
+    report = optimize_model(OptimizeOptions(exported, precision="int8", max_error=0.2, calibration=texts))
+    found = report.quantization
+    assert found is not None
+    assert (found.num_texts, found.note) == (3, "")
+    assert 0 < found.mean_error <= found.error <= 0.2
+    assert found.num_layers > len(found.kept)
+    assert report.after.ops["com.microsoft::DynamicQuantizeMatMul"] == found.num_layers - len(found.kept)
+    assert report.after.size_bytes < 0.4 * report.before.size_bytes
+    assert ModelFile.open(Path(report.output)).metadata["onnxtool.dtype"] == "int8"
+    assert report.verification is not None
+    assert report.verification.passed
+
+
+def test_layers_that_cannot_afford_it_are_named(exported: Path) -> None:
+    """Their weights are still there in float32."""
+    report = optimize_model(OptimizeOptions(exported, precision="int8", max_error=2e-4))
+    assert report.quantization is not None
+    assert report.quantization.error <= 2e-4
+    names = {layer.name for layer in report.quantization.kept}
+    assert names
+    assert names <= {tensor.name for tensor in ModelFile.open(Path(report.output)).structure.initializers}
+
+
+def test_a_promise_that_nothing_keeps_is_an_error(exported: Path) -> None:
+    """And no file is left."""
+    with pytest.raises(PassError, match="int8 cannot hold an error of 1e-15"):
+        optimize_model(OptimizeOptions(exported, precision="int8", max_error=1e-15))
+    assert not exported.with_name("tiny-optimized.onnx").exists()
+
+
+def test_texts_without_int8_are_refused(exported: Path) -> None:
+    """They would do nothing."""
+    with pytest.raises(PassError, match="--calibration is for int8, and the precision is fp16"):
+        optimize_model(OptimizeOptions(exported, precision="fp16", calibration=Path("texts.txt")))
+
+
+def test_a_missing_file_of_texts_is_an_error(exported: Path) -> None:
+    """It is not replaced by texts of our own."""
+    with pytest.raises(InputError, match="no-such-file"):
+        optimize_model(OptimizeOptions(exported, precision="int8", calibration=Path("no-such-file.txt")))
+
+
+@pytest.mark.slow
+def test_the_promise_holds_for_trained_weights(minilm: Path, tmp_path: Path) -> None:
+    """On sentences that it was not calibrated on, pooled in the graph."""
+    exported = export_model(ExportOptions(str(minilm), output=tmp_path / "m.onnx", exporter="torchscript")).output
+    report = optimize_model(OptimizeOptions(Path(exported), precision="int8"))
+    subjects = ("the train", "a letter", "our cat", "this parser", "the third chapter")
+    texts = [
+        f"{subject} arrives late before {time}" for subject in subjects for time in ("noon", "the deadline", "rain")
+    ]
+    wanted, found = (np.array(infer_texts(Path(path), texts).similarities) for path in (exported, report.output))
+    # Unit vectors that are 0.01 off move a cosine by at most 2 * sqrt(2 * 0.01); ranks decide less.
+    np.testing.assert_allclose(found, wanted, atol=0.03, rtol=0)
+    assert np.corrcoef(found.reshape(-1), wanted.reshape(-1))[0, 1] > 0.998
