@@ -40,6 +40,7 @@ def load_model(path: Path) -> ir.Model:
         raise ModelFileError(
             f"{path} is no valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
         ) from error
+    _refuse_hard_links(path, model)
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, path.parent)
     # What is small, or lies in a graph inside a node, is read now: whoever turns the model into a protobuf and back
@@ -47,6 +48,20 @@ def load_model(path: Path) -> ir.Model:
     with detached_weights(model):
         ir.external_data.load_to_model(model)
     return model
+
+
+def _refuse_hard_links(path: Path, model: ir.Model) -> None:
+    """Refuse files with several names, whose weights onnx_ir does not read: another name may lie in another folder."""
+    import onnx_ir as ir
+
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    locations = {path.parent / tensor.location for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    for file in sorted(locations):
+        if file.is_file() and file.stat().st_nlink > 1:
+            raise ModelFileError(
+                f"{file} is a hard link: {file.stat().st_nlink} names share its content",
+                "make a copy of it, and use that",
+            )
 
 
 def write_inline(model: ir.Model, path: Path) -> None:

@@ -190,7 +190,7 @@ def _lay_out(source: Path, checkpoint: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, target in (("model.onnx", source), ("config.json", checkpoint / "config.json")):
         if not (folder / name).exists():
-            (folder / name).hardlink_to(target)
+            (folder / name).symlink_to(target.resolve())
 
 
 def _print_times(files: Sequence[Path], rounds: int) -> None:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxtool.errors import ModelFileError
 from onnxtool.weights import detached_weights, load_model, write_inline
 from onnxtool.wire import read_structure
+from tests.graphs import save_external
 from tests.workshop import Workshop
 
 GENERATOR = np.random.default_rng(0)
@@ -163,3 +164,12 @@ def test_a_file_that_only_looks_like_a_model_is_an_error(tmp_path: Path) -> None
     onnx.save(model, tmp_path / "in.onnx")
     with pytest.raises(ModelFileError, match="no valid ONNX model"):
         load_model(tmp_path / "in.onnx")
+
+
+def test_a_hard_link_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """onnx_ir would refuse to read its weights, in the middle of something else."""
+    save_external(tmp_path / "in.onnx", 1.0, "in.data")
+    (tmp_path / "other.data").hardlink_to(tmp_path / "in.data")
+    with pytest.raises(ModelFileError, match="in.data is a hard link: 2 names share its content") as failure:
+        load_model(tmp_path / "in.onnx")
+    assert "make a copy" in failure.value.hint
