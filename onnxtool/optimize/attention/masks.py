@@ -147,8 +147,14 @@ def _feeds(
             mask = _ragged(shape[0], shape[1], generator)
             masks[value] = mask
             feeds[str(value.name)] = mask.astype(dtype)
+        elif dtype.kind == "f":  # what depends on hidden states may be anything on others than those that are tried
+            return None, {}
         else:
-            feeds[str(value.name)] = generator.integers(0, 2, shape).astype(dtype)
+            # Not 0 and 1 alone: where any of the others is not taken like 1, this is no mask by another name.
+            numbers = generator.integers(0, 4, shape).astype(dtype)
+            feeds[str(value.name)] = numbers
+            if len(shape) == 2:
+                masks[value] = numbers != 0
     return feeds, masks
 
 
