@@ -10,7 +10,7 @@ from onnxtool.export.modalities.sizes import Axis
 from onnxtool.export.tracing import EXPORTERS, Exporter
 
 # dynamo reasons about every size that is open, and about those of Swin's rolling windows without an end.
-_PATIENCE_S = 300.0
+_PATIENCE_S = 180.0
 
 
 @dataclass(frozen=True)

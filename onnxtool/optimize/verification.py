@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.reports import Verification
+from onnxtool.reports import TensorInfo, Verification
 from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
-from onnxtool.runtime.feeds import index_bounds, is_mask, random_feeds, verification_shapes
+from onnxtool.runtime.feeds import FeedShape, index_bounds, is_mask, random_feeds, verification_shapes
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.weights import load_model
@@ -20,6 +20,7 @@ from onnxtool.weights import load_model
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_SAMPLES_IN_A_STEP = 640  # twice what a step of wav2vec2 has, and enough for its first one
 _LONGEST = 64  # for a model that does not say how long its texts may be
 
 
@@ -95,11 +96,24 @@ def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:
     return [case.feeds for case in _cases(source)]
 
 
+def _holds_samples(info: TensorInfo) -> bool:
+    """Whether an input is a row of samples of sound, of which a model makes one step of hundreds."""
+    return info.dtype.startswith("float") and len(info.shape) == 2 and not isinstance(info.shape[1], int)
+
+
+def _in_samples(shape: FeedShape) -> FeedShape:
+    lengths = tuple(length * _SAMPLES_IN_A_STEP for length in shape.lengths)
+    return replace(shape, lengths=lengths, sequence_length=shape.sequence_length * _SAMPLES_IN_A_STEP)
+
+
 def _cases(source: ModelFile) -> list[Case]:
     bounds = index_bounds(source)
     longest = source.metadata_number(MAX_LENGTH_KEY) or _LONGEST
+    samples = any(_holds_samples(info) for info in source.structure.inputs)
     cases = []
     for seed, shape in enumerate(verification_shapes(longest)):
+        if samples:
+            shape = _in_samples(shape)
         feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)
         masked = any(is_mask(info) for info in source.structure.inputs)
         cases.append(Case(shape.description, feeds, shape.mask if masked else None))
