@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ from make_models import ROOT
 WAYS = tuple((exporter, attention) for exporter in ("dynamo", "torchscript") for attention in ("sdpa", "eager"))
 # As transformers and torch write it; nothing of onnxtool is in it.
 PLAIN_EXPORT = """
-import sys, torch
+import inspect, sys, torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 folder, exporter, attention, output = sys.argv[1:]
 model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention).eval()
-tokens = dict(AutoTokenizer.from_pretrained(folder)(["some text", "another one"], return_tensors="pt"))
+tokens = AutoTokenizer.from_pretrained(folder)(["some text", "another one"], return_tensors="pt")
+# In the order of the signature, in which torch puts them and gives them their names.
+tokens = {name: tokens[name] for name in inspect.signature(model.forward).parameters if name in tokens}
 names = dict(input_names=list(tokens), output_names=["logits"], opset_version=18 if exporter == "dynamo" else 17)
 batch, sequence = (torch.export.Dim(name) for name in ("batch_size", "sequence"))
 if exporter == "dynamo":
@@ -151,16 +153,17 @@ def main() -> int:
     checkpoint = ROOT / "models" / "checkpoints" / arguments.model
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.work_dir or Path(temporary)
+        folder = (arguments.work_dir or Path(temporary)).resolve()
+        os.chdir(temporary)  # Olive leaves a cache with whole models wherever it is run
         files = _optimize(checkpoint, folder, arguments)
         _print_times(files, arguments.rounds)
     return 0
 
 
-def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> list[Path]:
-    """Run every tool on every export, print the first table, and return the files worth timing."""
+def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, list[Path]]:
+    """Run every tool on every export, print the first table, and return the files worth timing of each export."""
     print("| export | tool | nodes | attention | MB | wall s | peak MB |\n|---|---|---:|---:|---:|---:|---:|")
-    files = []
+    files: dict[str, list[Path]] = {}
     for way in arguments.ways:
         source = folder / way / f"{way}.onnx"
         source.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +172,7 @@ def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> 
         _lay_out(source, checkpoint)
         found = describe(source)
         print(f"| {way} | - | {found['nodes']} | {found['attention']} | {found['MB']} | | |", flush=True)
-        files.append(source)
+        files[way] = [source]
         for number, tool in enumerate(tools(arguments.optimum, arguments.olive)):
             output = folder / way / (tool.result or f"{number}.onnx")
             usage = tool.run(source, output, folder / way, arguments.runs)
@@ -180,7 +183,7 @@ def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> 
             cells = f"{found['nodes']} | {found['attention']} | {found['MB']}"
             print(f"| {way} | {tool.name} | {cells} | {usage.wall_s:.1f} | {usage.peak_mb:.0f} |", flush=True)
             if number != 1:  # the same file, verified or not
-                files.append(output)
+                files[way].append(output)
     return files
 
 
@@ -193,18 +196,16 @@ def _lay_out(source: Path, checkpoint: Path) -> None:
             (folder / name).symlink_to(target.resolve())
 
 
-def _print_times(files: Sequence[Path], rounds: int) -> None:
+def _print_times(files: Mapping[str, Sequence[Path]], rounds: int) -> None:
+    """Time the files of each export against the export itself, the first of them."""
     shapes = ((8, 128), (1, 128), (1, 16))
     print("\n| file | " + " | ".join(f"{batch}x{length} ms" for batch, length in shapes) + " |")
     print("|---|" + "---:|" * len(shapes))
-    by_way: dict[str, list[Path]] = {}
-    for path in files:
-        by_way.setdefault(path.parent.name, []).append(path)
-    for group in by_way.values():
+    for group in files.values():
         measured = [time_files(group, *shape, rounds) for shape in shapes]
         for path in group:
             cells = " | ".join(f"{found[path]:.1f} ({found[group[0]] / found[path]:.2f}x)" for found in measured)
-            print(f"| {path.parent.name}/{path.name} | {cells} |", flush=True)
+            print(f"| {path.relative_to(group[0].parent.parent)} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_SCRIPTS), os.envir
 
 from survey.processes import Limits, Workers  # noqa: E402
 from survey.tables import render  # noqa: E402
-from survey.trials import Trial, try_type  # noqa: E402
+from survey.trials import Trial, try_type, without_folders  # noqa: E402
 from zoo.tasks import TASK_NAMES, find_task, model_classes  # noqa: E402
 
 
@@ -48,7 +48,8 @@ def main() -> int:
     tools = ["onnxtool", *(("exporters",) if arguments.peers else ()), *(("optimum",) if arguments.optimum else ())]
 
     def work(trial: Trial) -> dict[str, Any]:
-        return try_type(trial, tools, known.get(trial.key, {}), workers, arguments.work_dir, arguments.optimum)
+        result = try_type(trial, tools, known.get(trial.key, {}), workers, arguments.work_dir, arguments.optimum)
+        return without_folders(result, arguments.work_dir, _SCRIPTS.parent)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         under_way = {pool.submit(work, trial): trial for trial in trials}

@@ -24,6 +24,7 @@ from survey.exports import export_with_transformers
 from survey.judging import difference, judge
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
+from survey.trials import without_folders
 from zoo.checkpoint import Facts, NotRunnableError, make_checkpoint
 from zoo.shrinking import shrink
 from zoo.tasks import TASKS, find_task, model_classes
@@ -293,3 +294,10 @@ def test_the_script_tries_exports_and_judges(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert time.perf_counter() - start < 60
     assert (tmp_path / "coverage.md").read_text("utf-8") == page
+
+
+def test_what_is_kept_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    """The results stand in the repository, and where they were made is nobody's business."""
+    reason = f"{tmp_path}/work/fill-mask/bert/checkpoint has no tokenizer; see {tmp_path}/work/a"
+    kept = without_folders({"onnxtool": {"reason": reason}}, tmp_path / "work", tmp_path)
+    assert kept == {"onnxtool": {"reason": "fill-mask/bert/checkpoint has no tokenizer; see a"}}

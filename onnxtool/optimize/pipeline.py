@@ -96,7 +96,7 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
         return step.apply(model, context)
     except OnnxtoolError:
         raise
-    except Exception as error:
+    except Exception as error:  # libraries fail with whatever their own code raises on a graph they did not expect
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise PassError(
             f"the pass {step.name} failed: {type(error).__name__}: {reason}",

@@ -71,7 +71,7 @@ class Session:
         """
         try:
             outputs: list[NDArray[Any]] = self._inference.run(None, feeds)
-        except Exception as error:
+        except Exception as error:  # onnxruntime has no error of its own
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
             raise SessionError(
                 f"onnxruntime cannot run {self.model.path} on {shapes}: {_first_line(error)}",
@@ -105,7 +105,7 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal
         inference = ort.InferenceSession(
             str(path), options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled_optimizers(model)
         )
-    except Exception as error:
+    except Exception as error:  # onnxruntime has no error of its own
         raise SessionError(
             f"onnxruntime {ort.__version__} cannot load {path}: {_first_line(error)}",
             "check it with onnxtool stats; a newer onnxruntime may be needed for its opsets",

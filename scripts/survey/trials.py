@@ -51,6 +51,15 @@ def try_type(
     return result
 
 
+def without_folders(result: dict[str, Any], *folders: Path) -> dict[str, Any]:
+    """Return a result whose messages name files without these folders, which are of no meaning elsewhere."""
+    text = json.dumps(result)
+    for folder in folders:
+        text = text.replace(f"{folder}/", "")
+    stripped: dict[str, Any] = json.loads(text)
+    return stripped
+
+
 def _make(trial: Trial, checkpoint: Path, workers: Workers, folder: Path) -> dict[str, Any]:
     outcome = workers.run(make, folder, "make", trial.task, trial.model_type, str(checkpoint))
     if outcome.value is not None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from onnxtool.weights import write_inline
 from tests.cli.entry_point import run_onnxtool
+from tests.optimize.passes.exports import CAPPED, export
 from tests.workshop import Workshop
 
 
@@ -51,19 +53,14 @@ def test_markdown_is_for_reviews(exported: Path) -> None:
 
 def test_unfused_attention_fails_where_it_is_required(workshop: Workshop, tmp_path: Path) -> None:
     """Exit 1, the figure, and a way out; no file."""
-    done = run_onnxtool(
-        Path(),
-        "optimize",
-        "--model_path",
-        workshop.exported("tiny-splade"),
-        "--require_fusion",
-        "--output",
-        tmp_path / "o.onnx",
-    )
+    path = tmp_path / "capped.onnx"
+    write_inline(export(workshop, CAPPED, "torchscript", "eager"), path)
+    done = run_onnxtool(Path(), "optimize", "--model_path", path, "--require_fusion", "--output", tmp_path / "o.onnx")
     assert done.returncode == 1
     assert "0 of 2 attentions are fused" in done.stderr
-    assert "--exporter torchscript" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert "capped by a Tanh" in done.stderr
+    assert "another way (--exporter)" in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x07\x3a\xff\xff\x03"])

@@ -169,7 +169,7 @@ def _capture(model: Any, batch: int, length: int, *, parallel: bool) -> dict[str
     with quiet(), plain_generation(model):
         try:
             captured = decompose_prefill_decode(model, sample, multi_token_decode=parallel)
-        except Exception as error:
+        except Exception as error:  # models raise whatever their own code raises
             raise ExportError(
                 f"{type(model).__name__} does not generate from {IDS} and {MASK}: {reason_of(error)}", WITHOUT_CACHE
             ) from error

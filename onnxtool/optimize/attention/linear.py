@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.matching import attribute, is_weight, operands, producer
+from onnxtool.optimize.matching import attribute, is_weight, operands, producer, tensor_of
 from onnxtool.optimize.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _whole(value: ir.Value, shapes: Shapes) -> Linear | None:
         if sides is None or (product := _product(sides[1])) is None:
             return None
         bias, weight = sides[0], product[1]
-        return Linear(*product, bias) if bias.shape == weight.shape[1:] else None  # type: ignore[index]
+        return Linear(*product, bias) if tensor_of(bias).shape[0] == tensor_of(weight).shape[1] else None
     product = _product(value)
     return Linear(*product, None) if product is not None else _flattened(value, shapes)
 

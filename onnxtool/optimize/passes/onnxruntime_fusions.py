@@ -47,7 +47,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     before = inventory(model)
     try:
         result = _fuse(model, model_type, context)
-    except Exception as error:
+    except Exception as error:  # its patterns raise whatever they trip over
         if model_type == _FALLBACK:
             raise
         note = f"onnxruntime's patterns for {model_type} fail on this graph ({error}); {_FALLBACK}'s were used"
