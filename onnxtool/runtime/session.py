@@ -13,6 +13,7 @@ from onnxtool.errors import InputError, ProviderError, SessionError
 from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
+from onnxtool.wire import externalized
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,13 +98,12 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal
     provider = resolve_provider(provider)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or _threads_to_ask_for()
-    if frugal:
-        _make_frugal(options, model)
+    source: str | bytes = _make_frugal(options, model) if frugal else str(path)
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
     start = time.perf_counter()
     try:
         inference = ort.InferenceSession(
-            str(path), options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled_optimizers(model)
+            source, options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled_optimizers(model)
         )
     except Exception as error:  # onnxruntime has no error of its own
         raise SessionError(
@@ -124,7 +124,8 @@ def disabled_optimizers(model: ModelFile) -> list[str]:
     return [name for name in model.metadata.get(DISABLED_OPTIMIZERS_KEY, "").split(",") if name]
 
 
-def _make_frugal(options: Any, model: ModelFile) -> None:
+def _make_frugal(options: Any, model: ModelFile) -> str | bytes:
+    """Set `options` for little memory, and return what to load in place of the model's path."""
     # Threads that spin while they wait keep the cores of a busy machine from those that they wait for.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # An arena keeps the most that any run needed until the session ends.
@@ -132,6 +133,10 @@ def _make_frugal(options: Any, model: ModelFile) -> None:
     if model.size_bytes > MAX_INLINE_BYTES:
         # Repacked weights are a second copy of all of them. They save a fifth of the time of a run.
         options.add_session_config_entry("session.disable_prepacking", "1")
+    path = model.path.resolve()  # onnxruntime reads no external data through a link
+    # Weights that onnxruntime finds by their place in the file it maps; those inside of a message it parses and copies.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return externalized(path)
 
 
 def _threads_to_ask_for() -> int:

@@ -163,3 +163,21 @@ def test_a_session_that_fell_back_is_refused(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("onnxtool.runtime.session.resolve_provider", lambda name: name)
     with pytest.raises(ProviderError, match="fell back to CPUExecutionProvider|could not start CUDA"):
         open_session(path, provider="cuda")
+
+
+def test_a_frugal_session_reads_the_weights_where_they_lie_and_answers_the_same(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    weight = generator.standard_normal((64, 128)).astype(np.float32)  # large enough not to be parsed
+    file = save_graph(
+        tmp_path / "files" / "model.onnx",
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 128])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    link = tmp_path / "link.onnx"  # as in a hub's cache
+    link.symlink_to(file)
+    x = generator.standard_normal((3, 64)).astype(np.float32)
+    plain, frugal = (open_session(link, provider="cpu", frugal=frugal).run({"x": x})["y"] for frugal in (False, True))
+    np.testing.assert_allclose(plain, x @ weight, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(frugal, plain, rtol=1e-6, atol=1e-6)
