@@ -83,6 +83,13 @@ def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
     return weight.const_value
 
 
+def is_made_on_saving(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is computed each time that it is read: one that a pass made of weights."""
+    import onnx_ir as ir
+
+    return isinstance(tensor, ir.LazyTensor)
+
+
 def operands(node: ir.Node, wanted: Callable[[ir.Value], Any]) -> tuple[ir.Value, ir.Value] | None:
     """Return the inputs of a commutative node of two, the one that `wanted` accepts first; None where it takes none."""
     if len(node.inputs) != 2:

@@ -17,6 +17,7 @@ from onnxtool.optimize.passes.onnxoptimizer_cleanup import onnxoptimizer_cleanup
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
 from onnxtool.optimize.passes.rms_normalization import rms_normalization
 from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
+from onnxtool.optimize.passes.tied_transposes import tied_transposes
 from onnxtool.optimize.passes.transposed_weights import transposed_weights
 from onnxtool.optimize.pipeline import Pass
 
@@ -25,7 +26,7 @@ _SETTLE = (fold_constants, input_sizes, common_subexpressions)
 # What layers are made of. Attention looks for the products with weights that transposed_weights would rewrite.
 _FUSE = (
     *(layer_normalization, rms_normalization, gelu, attention, onnxruntime_fusions),
-    *(transposed_weights, matmul_add, embed_layer_normalization, bias_gelu),
+    *(tied_transposes, transposed_weights, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # What the others leave behind.
 _CLEAN = (onnxoptimizer_cleanup, deduplicate_initializers)
@@ -40,7 +41,10 @@ PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
 # Of onnxruntime's own, which run when the file is loaded: what the file was tuned for, its metadata ask for.
 DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": ()}
 
-PRECISIONS: dict[str, tuple[str, ...]] = {"cpu": ("fp32", "fp16", "int8"), "cuda": ("fp32", "fp16")}
+PRECISIONS: dict[str, tuple[str, ...]] = {
+    "cpu": ("fp32", "fp16", "int8", "int4", "auto"),
+    "cuda": ("fp32", "fp16", "int4", "auto"),
+}
 
 PROVIDER_NAMES = tuple(PRESETS)
 PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))

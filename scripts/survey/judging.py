@@ -194,7 +194,12 @@ def _run(session: Any, feeds: Feeds) -> Feeds:
     }
 
 
-_NUMPY: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
+_NUMPY: dict[str, Any] = {
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(float)": np.float32,
+    "tensor(bool)": np.bool_,
+}
 
 
 def _input(name: str, feeds: Feeds) -> NDArray[Any]:
@@ -252,6 +257,9 @@ def _text_cases(model: Any, folder: Path, fixed: dict[str, dict[int, int]]) -> I
         if batch is not None and len(lengths) != batch:
             continue
         feeds = text_feeds(model, lengths, length, padding=padding, seed=seed + 1, decodes="decoder_input_ids" in fixed)
+        written = fixed.get("decoder_input_ids", {}).get(1)
+        if written is not None:
+            feeds["decoder_input_ids"] = np.resize(feeds["decoder_input_ids"], (len(lengths), written))
         mask = feeds.get("attention_mask")
         position = np.arange(length)[None, :]
         own = np.array(lengths)[:, None]

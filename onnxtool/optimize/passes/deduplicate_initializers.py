@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.matching import replace, tensor_of
+from onnxtool.optimize.matching import is_made_on_saving, replace, tensor_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:
@@ -45,18 +45,11 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 def _look(value: ir.Value) -> Any:
     """Return dtype, shape and a few elements of a tensor; None for one whose memory cannot be looked at."""
     tensor = value.const_value
-    if tensor is None or tensor.dtype.name in ("STRING", "UNDEFINED") or _is_made_on_saving(tensor):
+    if tensor is None or tensor.dtype.name in ("STRING", "UNDEFINED") or is_made_on_saving(tensor):
         return None
     array = tensor.numpy().reshape(-1)
     step = max(1, array.size // _SAMPLES)
     return tensor.dtype, tuple(tensor.shape.numpy()), array[::step].tobytes()
-
-
-def _is_made_on_saving(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is computed each time that it is read: one that a pass made of weights."""
-    import onnx_ir as ir
-
-    return isinstance(tensor, ir.LazyTensor)
 
 
 def _same(first: ir.Value, second: ir.Value) -> bool:

@@ -1,0 +1,87 @@
+"""Find the transposed copy of a weight that an exporter stored beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.optimize.matching import Editor, is_made_on_saving, is_weight, tensor_of
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_SMALLEST = 1 << 16  # elements; a smaller copy is not worth looking for
+_SAMPLES = 64  # elements, far apart: enough to tell nearly all weights from each other without reading them
+_ROWS = 1024  # of a weight that are compared at a time
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace a weight `W` of `MatMul(x, W)` by `Transpose(V)` where `V` is another one, and `W` its transpose.
+
+    Exporters that fold constants write the output layer so that is tied to an embedding. The Transpose is then left to
+    `transposed_weights`, which lets the product do it.
+    """
+    graph = model.graph
+    weights = [value for value in graph.initializers.values() if _is_candidate(value)]
+    by_shape: dict[Any, list[ir.Value]] = defaultdict(list)
+    for value in weights:
+        by_shape[_shape(value)].append(value)
+    num_changes = 0
+    for copy in weights:
+        if not _is_only_multiplied(copy):
+            continue
+        others = by_shape[_shape(copy)[::-1]]
+        original = next((one for one in others if one is not copy and one.uses() and _is_transposed(copy, one)), None)
+        if original is not None:
+            _replace(copy, original)
+            num_changes += 1
+    return Outcome(model, num_changes)
+
+
+def _is_candidate(value: ir.Value) -> bool:
+    if not is_weight(value, 2) or value.is_graph_output():
+        return False
+    tensor = tensor_of(value)
+    return tensor.size >= _SMALLEST and not is_made_on_saving(tensor)
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    return tuple(tensor_of(value).shape.numpy())
+
+
+def _is_only_multiplied(weight: ir.Value) -> bool:
+    uses = list(weight.uses())
+    return bool(uses) and all(
+        place == 1 and node.op_type == "MatMul" and not node.domain and node.graph is weight.graph
+        for node, place in uses
+    )
+
+
+def _is_transposed(copy: ir.Value, original: ir.Value) -> bool:
+    """Whether the one is the other's transpose to the bit, so that NaN is itself, and 0.0 is not -0.0."""
+    if tensor_of(copy).dtype != tensor_of(original).dtype:
+        return False
+    one, other = (_bits(tensor_of(value).numpy()) for value in (copy, original))
+    rows, columns = (np.linspace(0, size - 1, _SAMPLES).astype(int) for size in one.shape)
+    if not np.array_equal(one[rows, columns], other[columns, rows]):
+        return False
+    blocks = range(0, one.shape[0], _ROWS)
+    return all(np.array_equal(one[start : start + _ROWS], other[:, start : start + _ROWS].T) for start in blocks)
+
+
+def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.view(f"u{array.itemsize}")
+
+
+def _replace(copy: ir.Value, original: ir.Value) -> None:
+    """Let every reader of `copy` read the transpose of `original`."""
+    for node, place in list(copy.uses()):
+        node.replace_input_with(place, Editor(node).node("Transpose", [original], {"perm": [1, 0]}, like=copy))
+    if copy.graph is not None:
+        copy.graph.initializers.pop(str(copy.name))
+
+
+tied_transposes = Pass("tied_transposes", _apply)
