@@ -1,0 +1,340 @@
+"""Time one BERT in every precision, by onnxtool and by its peers, in turns on the same inputs.
+
+`python scripts/bench_precision.py --openvino DIR` prints a table as Markdown: milliseconds of a run, ratio to the plain
+export in onnxruntime, 1 - cosine to it, and size. Every contender is a process of its own that waits while the others
+run. PyTorch is that of this environment; OpenVINO needs a virtual environment with `openvino` and `nncf`, which makes
+its int8. The last lines say what the fastest int8 file reaches of the machine's int8 products, MatMulInteger of
+1024x3072x3072 in the same turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 30522
+PEAK = (1024, 3072, 3072)
+SHAPES = ((8, 128), (1, 128), (1, 16))
+CALIBRATION = 64  # inputs for OpenVINO's int8
+Run = Callable[[Mapping[str, Any]], Any]
+
+
+# --- The contenders. What follows also runs in OpenVINO's environment, which has neither onnxtool nor torch. ---
+
+
+def open_onnxruntime(path: str) -> Run:
+    """Open a file as everybody does."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run(None, dict(feeds))[0]
+
+
+def open_onnxtool(path: str) -> Run:
+    """Open a file with the settings that it was tuned for."""
+    from onnxtool.runtime.session import open_session
+
+    session = open_session(Path(path), provider="cpu")
+    return lambda feeds: session.run_unchecked(dict(feeds))[0]
+
+
+def open_torch(path: str, dtype: str) -> Run:
+    """Load a checkpoint in a dtype."""
+    import torch
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+
+    def run(feeds: Mapping[str, Any]) -> Any:
+        with torch.inference_mode():
+            return model(**{name: torch.from_numpy(value) for name, value in feeds.items()}).logits.float().numpy()
+
+    return run
+
+
+def open_openvino(path: str, dtype: str) -> Run:
+    """Compile a file for speed, with float arithmetic in `dtype`."""
+    import openvino as ov
+
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": dtype}
+    compiled = ov.Core().compile_model(path, "CPU", settings)
+    return lambda feeds: compiled(dict(feeds))[0]
+
+
+def quantize_with_nncf(source: str, output: str) -> None:
+    """Write an int8 model for OpenVINO, with scales from random texts."""
+    import nncf
+    import openvino as ov
+
+    texts = [make_feeds(1, 128, seed=seed) for seed in range(CALIBRATION)]
+    model = nncf.quantize(
+        ov.Core().read_model(source),
+        nncf.Dataset(texts),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=CALIBRATION,
+    )
+    ov.save_model(model, output, compress_to_fp16=False)
+
+
+def open_peak(_path: str) -> Run:
+    """Make one product of uint8 and int8, the largest that BERT-base has, and nothing around it."""
+    import onnxruntime as ort
+    from onnx import TensorProto, helper, numpy_helper
+
+    rows, depth, columns = PEAK
+    weight = np.random.default_rng(0).integers(-127, 128, (depth, columns)).astype(np.int8)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["a", "b"], ["y"])],
+        "peak",
+        [helper.make_tensor_value_info("a", TensorProto.UINT8, [rows, depth])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [rows, columns])],
+        [numpy_helper.from_array(weight, "b")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = {"a": np.random.default_rng(1).integers(0, 256, (rows, depth)).astype(np.uint8)}
+    return lambda _feeds: session.run(None, given)[0]
+
+
+OPENERS: dict[str, Callable[..., Run]] = {
+    "onnxruntime": open_onnxruntime,
+    "onnxtool": open_onnxtool,
+    "torch": open_torch,
+    "openvino": open_openvino,
+    "peak": open_peak,
+}
+
+
+def make_feeds(batch: int, length: int, seed: int = 0) -> dict[str, Any]:
+    """Return random texts, int64 [batch, length], the second half of them a third shorter."""
+    ids = np.random.default_rng(seed).integers(1000, VOCABULARY, (batch, length))
+    mask = np.ones_like(ids)
+    mask[batch // 2 :, length * 2 // 3 :] = 0
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
+def wait_and_run(kind: str, arguments: Sequence[str]) -> None:
+    """Be a contender: open, then run once for each line `batch length [file]`, and print the milliseconds."""
+    run = OPENERS[kind](*arguments)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        batch, length, *file = line.split()
+        feeds = make_feeds(int(batch), int(length))
+        start = time.perf_counter()
+        output = run(feeds)
+        print((time.perf_counter() - start) * 1e3, flush=True)
+        if file:
+            np.save(file[0], np.asarray(output, dtype=np.float32))
+
+
+# --- The race. ---
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of the table.
+
+    Attributes:
+        command: the interpreter, the opener and its arguments.
+        file: what it reads, for its size.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    file: Path | None = None
+
+
+@contextmanager
+def started(contender: Contender) -> Iterator[Callable[[str], float]]:
+    """Start a contender, and give the function that lets it run once."""
+    python, *rest = contender.command
+    process = subprocess.Popen(
+        [python, __file__, "--contender", *rest],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    reader, writer = process.stdout, process.stdin
+    if reader is None or writer is None or not any("ready" in line for line in reader):
+        raise SystemExit(f"{contender.name} cannot be opened: {' '.join(contender.command)}")
+
+    def run(line: str) -> float:
+        print(line, file=writer, flush=True)
+        return float(reader.readline())
+
+    try:
+        yield run
+    finally:
+        process.kill()
+        process.wait()
+
+
+def race(
+    contenders: Sequence[Contender], shapes: Sequence[tuple[int, int]], rounds: int, folder: Path
+) -> list[list[float]]:
+    """Return the median milliseconds of each contender and shape, run in turns; the first answers go to `folder`."""
+    with ExitStack() as stack:
+        runs = [stack.enter_context(started(one)) for one in contenders]
+        medians: list[list[float]] = [[] for _ in contenders]
+        for batch, length in shapes:
+            times: list[list[float]] = [[] for _ in contenders]
+            for turn in range(rounds + 1):
+                for number, run in enumerate(runs):
+                    answer = f" {folder / f'{number}.npy'}" if not turn and (batch, length) == shapes[0] else ""
+                    elapsed = run(f"{batch} {length}{answer}")
+                    if turn:  # the first run allocates
+                        times[number].append(elapsed)
+            for number, found in enumerate(times):
+                medians[number].append(statistics.median(found))
+    return medians
+
+
+def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
+    """Make the files, and return all contenders, the plain export first and the peak last."""
+    from bench_optimize import PLAIN_EXPORT
+    from make_models import ROOT
+
+    here = sys.executable
+    checkpoint = ROOT / "models" / "checkpoints" / arguments.model
+    source = folder / "plain.onnx"
+    _run(here, str(ROOT / "scripts" / "make_models.py"), arguments.model)
+    if not source.exists():
+        _run(here, "-c", PLAIN_EXPORT, str(checkpoint), "dynamo", "sdpa", str(source))
+    contenders = [Contender("onnxruntime, plain export", (here, "onnxruntime", str(source)), source)]
+    for precision in arguments.precisions:
+        output = folder / f"{precision.replace(' ', '-')}.onnx"
+        if not output.exists():
+            options = PRECISIONS[precision]
+            _run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
+        contenders.append(Contender(f"onnxtool {precision}", (here, "onnxtool", str(output)), output))
+    contenders += [
+        Contender(f"PyTorch {dtype}", (here, "torch", str(checkpoint), dtype)) for dtype in ("float32", "bfloat16")
+    ]
+    if arguments.openvino is not None:
+        python = str(arguments.openvino / "bin" / "python")
+        int8 = folder / "openvino-int8.xml"
+        if not int8.exists():
+            _run(python, __file__, "--quantize", str(source), str(int8))
+        contenders += [
+            *(Contender(f"OpenVINO {name}", (python, "openvino", str(source), name)) for name in ("f32", "bf16")),
+            *(
+                Contender(f"OpenVINO int8, {name}", (python, "openvino", str(int8), name), int8.with_suffix(".bin"))
+                for name in ("f32", "bf16")
+            ),
+        ]
+    return [*contenders, Contender("MatMulInteger", (here, "peak", ""))]
+
+
+# The error is free: weights are random, and layers that it would keep are of no meaning for the time.
+PRECISIONS: dict[str, tuple[str, ...]] = {
+    "fp32": (),
+    "int8": ("--precision", "int8", "--max_error", "1"),
+    "int8 static": ("--precision", "int8", "--activations", "static", "--max_error", "1"),
+    "int4": ("--precision", "int4", "--max_error", "1"),
+}
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} … failed:\n{done.stderr}")
+
+
+def distance(one: Path, other: Path) -> float:
+    """Return 1 - cosine of two answers, over real tokens."""
+    mask = make_feeds(*np.load(one, mmap_mode="r").shape[:2])["attention_mask"].astype(bool)
+    first, second = (np.load(path)[mask].astype(np.float64).ravel() for path in (one, other))
+    return float(1 - first @ second / np.sqrt((first @ first) * (second @ second)))
+
+
+def operations(path: Path, shape: tuple[int, int]) -> float:
+    """Return the multiplications and additions of a model's products with weights, for tokens [batch, length]."""
+    from onnxtool.weights import load_model
+
+    graph = load_model(path).graph
+    weights = [node.inputs[1] for node in graph if node.op_type in ("MatMul", "Gemm")]
+    # Behind a Transpose lies the weight of an output layer that is tied to the embedding.
+    above = [value.producer() if value is not None else None for value in weights]
+    held = [
+        node.inputs[0] if node is not None and node.op_type == "Transpose" else value
+        for node, value in zip(above, weights, strict=True)
+    ]
+    sizes = [value.const_value.size for value in held if value is not None and value.const_value is not None]
+    return 2.0 * shape[0] * shape[1] * sum(sizes)
+
+
+def main() -> int:
+    """Race, and print the table as Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json: a BERT")
+    parser.add_argument("--openvino", type=Path, metavar="DIR", help="a virtual environment with openvino and nncf")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="BATCHxLENGTH")
+    parser.add_argument("--rounds", type=int, default=15, help="runs of each contender and shape")
+    parser.add_argument("--work_dir", type=Path, help="where the files go, and stay; default: a temporary folder")
+    parser.add_argument("--contender", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--quantize", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.contender:
+        wait_and_run(arguments.contender[0], arguments.contender[1:])
+        return 0
+    if arguments.quantize:
+        quantize_with_nncf(*arguments.quantize)
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.work_dir or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        contenders = prepare(arguments, folder)
+        medians = race(contenders, arguments.shapes, arguments.rounds, Path(temporary))
+        print_table(contenders, medians, arguments.shapes, Path(temporary))
+        print_share(contenders, medians, operations(folder / "plain.onnx", arguments.shapes[0]))
+    return 0
+
+
+def print_table(
+    contenders: Sequence[Contender],
+    medians: Sequence[Sequence[float]],
+    shapes: Sequence[tuple[int, int]],
+    answers: Path,
+) -> None:
+    """Print a row for each contender but the last, beside the first."""
+    print("| contender | " + " | ".join(f"{batch}x{length} ms" for batch, length in shapes) + " | 1 - cosine | MB |")
+    print("|---|" + "---:|" * (len(shapes) + 2))
+    for number, contender in enumerate(contenders[:-1]):
+        cells = [f"{own:.1f} ({base / own:.2f}x)" for own, base in zip(medians[number], medians[0], strict=True)]
+        error = distance(answers / "0.npy", answers / f"{number}.npy")
+        size = "" if contender.file is None else f"{contender.file.stat().st_size / 1e6:.0f}"
+        print(f"| {contender.name} | " + " | ".join([*cells, f"{error:.1g}", size]) + " |")
+
+
+def print_share(contenders: Sequence[Contender], medians: Sequence[Sequence[float]], operations: float) -> None:
+    """Print what the fastest int8 of onnxtool reaches at the first shape of what the last contender does."""
+    times = [own[0] for own, one in zip(medians, contenders, strict=True) if "onnxtool int8" in one.name]
+    if not times:
+        return
+    rate = operations / min(times) / 1e6
+    peak = 2.0 * float(np.prod(PEAK, dtype=np.float64)) / medians[-1][0] / 1e6
+    print(f"\nint8 of onnxtool: {rate:.0f} GOP/s, {rate / peak:.0%} of MatMulInteger's {peak:.0f}")
+
+
+def _shape(text: str) -> tuple[int, int]:
+    batch, length = text.split("x")
+    return int(batch), int(length)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
