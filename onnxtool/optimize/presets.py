@@ -16,6 +16,7 @@ from onnxtool.optimize.passes.matmul_add import matmul_add
 from onnxtool.optimize.passes.onnxoptimizer_cleanup import onnxoptimizer_cleanup
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
 from onnxtool.optimize.passes.rms_normalization import rms_normalization
+from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
 from onnxtool.optimize.passes.tied_transposes import tied_transposes
 from onnxtool.optimize.passes.transposed_weights import transposed_weights
@@ -25,7 +26,7 @@ from onnxtool.optimize.pipeline import Pass
 _SETTLE = (fold_constants, input_sizes, common_subexpressions)
 # What layers are made of. Attention looks for the products with weights that transposed_weights would rewrite.
 _FUSE = (
-    *(layer_normalization, rms_normalization, gelu, attention, onnxruntime_fusions),
+    *(layer_normalization, rms_normalization, gelu, rotary_embedding, attention, onnxruntime_fusions),
     *(tied_transposes, transposed_weights, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # What the others leave behind.

@@ -19,6 +19,7 @@ _LIKE_THEIR_INPUT = frozenset(
         (MICROSOFT, "FastGelu"),
         (MICROSOFT, "Gelu"),
         (MICROSOFT, "QuickGelu"),
+        (MICROSOFT, "RotaryEmbedding"),
         (MICROSOFT, "SkipLayerNormalization"),
         (MICROSOFT, "SkipSimplifiedLayerNormalization"),
     }
