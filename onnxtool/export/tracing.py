@@ -6,6 +6,7 @@ The one module that knows the quirks of these two. Tested with torch 2.13 and tr
 from __future__ import annotations
 
 import gc
+import math
 import re
 import signal
 import threading
@@ -139,32 +140,54 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
         for name in sample
     }
     config = OnnxConfig(dynamic=True, dynamic_shapes=axes, opset_version=opset)
-    with complex_indexing():
+    with operators_apart():
         graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
     forget_graphs()
     return graph
 
 
-def complex_indexing() -> AbstractContextManager[object]:
-    """Take an index of a complex tensor apart while the block runs, as transformers' exporter does other operators.
+def operators_apart() -> AbstractContextManager[object]:
+    """Take two operators apart while the block runs, as transformers' exporter does others: no ONNX stands for them.
 
-    Llama 4 keeps its rotary embeddings as complex numbers, which ONNX does not have. A patch of Tensor.__getitem__
-    would do it as well, and would leave the class changed for good: Python then takes every tensor for a sequence,
-    and no TorchScript trace in this process works any more. Tested with transformers 5.23.
+    These are an index of a complex tensor (Llama 4 keeps its rotary embeddings as complex numbers) and the inverse of
+    the error function (Gemma 3n works out how many activations it keeps). A patch of Tensor.__getitem__ would do it as
+    well, and would leave the class changed for good: Python then takes every tensor for a sequence, and no TorchScript
+    trace in this process works any more. Tested with transformers 5.23.
     """
     import torch
 
     index = torch.Tensor.__getitem__
+    inverses = (torch.erfinv, torch.Tensor.erfinv, torch.special.erfinv)
 
     class Apart(torch.overrides.TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
         def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            """Index the real and the imaginary part on their own."""
+            """Index the real and the imaginary part on their own; search for the inverse."""
             if function is index and torch.is_complex(args[0]):
                 tensor, position = args
                 return torch.complex(index(tensor.real, position), index(tensor.imag, position))
+            if function in inverses and not kwargs:
+                return _inverse_error_function(*args)
             return function(*args, **(kwargs or {}))
 
     return Apart()
+
+
+def _inverse_error_function(value: Any) -> Any:
+    """Find x with erf(x) = value, which is within -1 and 1: Winitzki's formula, then two of Halley's steps.
+
+    S. Winitzki, A handy approximation for the error function and its inverse (2008); it is right to 0.002, and each
+    step triples the digits.
+    """
+    import torch
+
+    constant = 0.147
+    logarithm = torch.log(1 - value * value)
+    middle = 2 / (math.pi * constant) + logarithm / 2
+    found = torch.sign(value) * torch.sqrt(torch.sqrt(middle * middle - logarithm / constant) - middle)
+    for _ in range(2):
+        newton = (torch.erf(found) - value) * math.sqrt(math.pi) / 2 * torch.exp(found * found)
+        found = found - newton / (1 + found * newton)
+    return found
 
 
 def forget_graphs() -> None:

@@ -34,7 +34,11 @@ QUIRKS: dict[str, Quirk] = {
     "ernie4_5_moe": _last_layer,
     "esm": _fixed(mask_token_id=32, pad_token_id=1),  # its defaults have none, and it asks for both
     "gemma3n_text": _fixed(num_kv_shared_layers=0),  # shared layers need one of each kind before them
+    "granitemoehybrid": _fixed(layer_types=["linear_attention", "full_attention"]),  # as bamba
     "gpt_neo": _fixed(attention_types=[[["global", "local"], 1]]),  # one entry tells the kinds and the depth
+    "mamba2": _fixed(num_heads=8, head_dim=16),  # together twice the width
+    # As long as its texts, as in every checkpoint there is: it limits the cache alone, and its mask knows of no window.
+    "moshi": _fixed(sliding_window=256),
     "reformer": _fixed(
         axial_pos_shape=[16, 16],
         axial_pos_embds_dim=[16, 48],
@@ -42,6 +46,7 @@ QUIRKS: dict[str, Quirk] = {
         num_buckets=8,
         attn_layers=["local", "lsh"],
     ),
+    "recurrent_gemma": _fixed(block_types=["recurrent", "attention"]),  # two layers, one of each kind
     # The layers that share their weights are found as those that are like the first: there must be two.
     "zamba": _fixed(
         num_hidden_layers=4,

@@ -149,6 +149,66 @@ def test_texts_of_a_decoder_reach_from_one_token_to_many() -> None:
     assert {case.feeds["decoder_input_ids"].shape[1] for case in modality.cases({"decoder_sequence": 32})} == {32}
 
 
+def test_texts_of_a_decoder_end_in_padding_as_well() -> None:
+    """Some rows are shorter than others, in what is traced and in some cases; the others have none."""
+
+    class Encoder:
+        axes = ()
+
+        def sample(self, _fixed: Any) -> dict[str, Any]:
+            return {"input_ids": np.zeros((2, 8), np.int64)}
+
+        def cases(self, _fixed: Any) -> list[Case]:
+            return [Case(str(row), {"input_ids": np.zeros((3, 8), np.int64)}, None) for row in range(8)]
+
+    modality: Any = WithDecoder(Encoder(), 40, 7, longest=48, pad_id=3)  # type: ignore[arg-type]  # as above
+    padded = [case for case in modality.cases({}) if case.description.endswith("padding in the decoder")]
+    assert {case.feeds["decoder_input_ids"].shape[1] for case in padded} == {2, 5, 7, 9, 48}
+    for feeds in (modality.sample({}), *(case.feeds for case in padded)):
+        ids = feeds["decoder_input_ids"]
+        real = ids != 3
+        assert (ids[:, 0] == 7).all()
+        assert set(real.sum(axis=1)) > {ids.shape[1] - 1}
+        assert (np.sort(real, axis=1)[:, ::-1] == real).all()
+    others = [case for case in modality.cases({}) if not case.description.endswith("padding in the decoder")]
+    assert all((case.feeds["decoder_input_ids"] != 3).all() for case in others)
+
+
+def test_a_case_with_other_padding_has_the_same_text_in_the_decoder() -> None:
+    """Or the two answers would differ for another reason than the padding."""
+
+    class Encoder:
+        axes = ()
+
+        def cases(self, _fixed: Any) -> list[Case]:
+            feeds = {"input_ids": np.zeros((2, 8), np.int64)}
+            return [Case("a", feeds, None), Case("b", feeds, None), Case("c", feeds, None, like="a")]
+
+    modality: Any = WithDecoder(Encoder(), 40, 7, longest=48, pad_id=3)  # type: ignore[arg-type]  # as above
+    ids = {case.description: case.feeds["decoder_input_ids"] for case in modality.cases({})}
+    np.testing.assert_array_equal(ids["a"], ids["c"])
+    assert ids["a"].shape != ids["b"].shape
+
+
+def test_a_decoder_that_looks_for_padding_among_its_ids_finds_it_in_the_file(tmp_path: Path) -> None:
+    """FSMT masks what is behind a text's end; traced on a text without one, its graph would mask nothing."""
+    config = transformers.FSMTConfig(
+        langs=["en", "de"], src_vocab_size=40, tgt_vocab_size=40, d_model=32, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32,
+        max_position_embeddings=48, use_cache=False,
+    )  # fmt: skip
+    folder = with_tokenizer(save(transformers.FSMTForConditionalGeneration(config), tmp_path / "fsmt"))
+    report = export(folder, tmp_path / "fsmt.onnx", task="text2text-generation", exporter="torchscript")
+    ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
+    texts = np.array([[2, 7, 8, 9, 10], [2, 8, 1, 1, 11]])
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "decoder_input_ids": texts}
+    model = transformers.FSMTForConditionalGeneration.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        wanted = model(**{name: torch.from_numpy(array) for name, array in feeds.items()}).logits.numpy()
+    (found,) = onnxruntime.InferenceSession(report.output).run(None, feeds)
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
 def test_a_model_of_sound_takes_any_length(tmp_path: Path) -> None:
     """The frames of the output follow the samples and are not as many, so that axis has another name."""
     config = transformers.Wav2Vec2Config(

@@ -26,11 +26,14 @@ PAST = "past_sequence"
 IDS, MASK, LOGITS = "input_ids", "attention_mask", "logits"
 WITHOUT_CACHE = "export it with --task text-generation, which is without a cache"
 
-# (B, S) of the prompts that are captured; the first one is traced. Longer ones would fill the windows of small models,
-# whose caches then stop growing; a size of 1 would be fixed by the tracer.
+# (B, S) of the prompts that are captured; the first one is traced. A size of 1 would be fixed by the tracer.
 _SAMPLES = ((3, 5), (2, 6))
 # What the argument is called that holds the cache: transformers.generation.utils.ALL_CACHE_NAMES.
 _CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+
+# What configurations call the size of the chunks in which a recurrence takes a prompt.
+_CHUNKS = ("chunk_size", "mamba_chunk_size")
+_LARGEST_CHUNK = 1024
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,33 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
         raise ExportError(
             f"the cache of {type(model).__name__} grows in a way of its own: {', '.join(strange)}", WITHOUT_CACHE
         )
+    if parallel and (chunk := chunk_size(model)) is not None:
+        _lengthen(arguments, 2 * chunk + 3)
     fixed = {path: leaf for path, leaf in leaves.items() if leaf.ndim == 0 and leaf.equal(others[path])}
     leading = None if positions is None else tuple(positions.shape[:-2])
     step = Step(arguments, leading, axes, fixed)
     if not step.cache:
         raise ExportError(f"{type(model).__name__} generates without a cache", WITHOUT_CACHE)
     return step
+
+
+def chunk_size(model: Any) -> int | None:
+    """Return how many tokens of a prompt the model takes at a time, where it carries a state from chunk to chunk."""
+    config = model.config.get_text_config()
+    sizes = (getattr(config, name, None) for name in _CHUNKS)
+    return next((size for size in sizes if isinstance(size, int) and 1 < size <= _LARGEST_CHUNK), None)
+
+
+def _lengthen(arguments: dict[str, Any], length: int) -> None:
+    """Let a captured call be for `length` tokens in place of two: of less than two chunks, the tracer fixes the number.
+
+    All else that is captured is of the tokens before them.
+    """
+    ids, mask = arguments[IDS], arguments[MASK]
+    more = length - ids.shape[1]
+    arguments[IDS] = ids.repeat(1, length)[:, :length]
+    arguments[MASK] = mask.new_ones(mask.shape[0], mask.shape[1] + more)
+    arguments[MASK][:, : mask.shape[1]] = mask
 
 
 def count_positions(mask: Any, length: int) -> Any:
@@ -166,7 +190,7 @@ def _capture(model: Any, batch: int, length: int, *, parallel: bool) -> dict[str
     # Padding on the left, where generation has it; without any, `generate` drops the mask, and the graph has none.
     mask = (columns > rows % 2).long()
     sample = {IDS: ids.to(model.device), MASK: mask.to(model.device)}
-    with quiet(), plain_generation(model):
+    with quiet(), plain_generation(model), _whole_windows():
         try:
             captured = decompose_prefill_decode(model, sample, multi_token_decode=parallel)
         except Exception as error:  # models raise whatever their own code raises
@@ -175,6 +199,26 @@ def _capture(model: Any, batch: int, length: int, *, parallel: bool) -> dict[str
             ) from error
     arguments: dict[str, Any] = captured["decode"][1]
     return arguments
+
+
+@contextmanager
+def _whole_windows() -> Iterator[None]:
+    """Let the cache of a layer with a sliding window keep all tokens while the block runs, as the tracer lets it.
+
+    It would be cut to the window otherwise, and a window smaller than the samples taken for a size that never moves.
+    The mask slides all the same. `transformers.exporters` patches these three while it traces. transformers 5.23.
+    """
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    names = ("update", "get_mask_sizes", "get_seq_length")
+    before = {name: vars(DynamicSlidingWindowLayer)[name] for name in names}
+    try:
+        for name in names:
+            setattr(DynamicSlidingWindowLayer, name, vars(DynamicLayer)[name])
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(DynamicSlidingWindowLayer, name, method)
 
 
 def _axes(path: str, shape: tuple[int, ...], other: tuple[int, ...], *, parallel: bool) -> tuple[Dimension, ...]:

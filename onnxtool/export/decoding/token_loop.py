@@ -9,10 +9,9 @@ Letters of shapes: B batch, S tokens given to the graph, P tokens before them, V
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from onnxtool.export.decoding.nodes import Nodes, new_value
 from onnxtool.export.decoding.step import IDS, LOGITS, MASK
 from onnxtool.reports import Dimension
 
@@ -39,10 +38,10 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
     """
     import onnx_ir as ir
 
-    outer = _Nodes("tokens", {})
-    ids, mask = (_value(name, ir.DataType.INT64) for name in (IDS, MASK))
+    outer = Nodes("tokens", {})
+    ids, mask = (new_value(name, ir.DataType.INT64) for name in (IDS, MASK))
     taken = {str(value.name): value for value in step.graph.inputs}
-    given = {name: _value(name, taken[name].dtype) for name in cache}
+    given = {name: new_value(name, taken[name].dtype) for name in cache}
     length, total = (
         outer("Gather", outer("Shape", tensor), outer.constant("axis", 1), axis=0) for tensor in (ids, mask)
     )
@@ -94,10 +93,10 @@ def _body(
     """Make the body of the loop from the nodes of `step`: its token and mask are slices of all tokens and the mask."""
     import onnx_ir as ir
 
-    nodes = _Nodes("token", constants)
-    number, going = _value("token/number", ir.DataType.INT64, []), _value("token/going", ir.DataType.BOOL, [])
+    nodes = Nodes("token", constants)
+    number, going = new_value("token/number", ir.DataType.INT64, []), new_value("token/going", ir.DataType.BOOL, [])
     taken = {str(value.name): value for value in step.graph.inputs}
-    carried = {name: _value(f"token/{name}", taken[name].dtype) for name in cache}
+    carried = {name: new_value(f"token/{name}", taken[name].dtype) for name in cache}
     axis, zero, one = (nodes.constant(name, [value]) for name, value in (("axes", 1), ("zero", 0), ("one", 1)))
     first = nodes("Unsqueeze", number, zero)
     here = nodes("Add", before, first)
@@ -138,39 +137,3 @@ def _rename_past(value: ir.Value, past: str) -> None:
             size if isinstance(size, int) or size.value is None else size.value.replace(past, "tokens_before")
             for size in value.shape
         )
-
-
-class _Nodes:
-    """Makes nodes in their order, under names that are unique in the model."""
-
-    def __init__(self, scope: str, constants: dict[str, ir.Value]) -> None:
-        self.nodes: list[ir.Node] = []
-        self.constants = constants
-        self._scope = scope
-
-    def __call__(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        import onnx_ir as ir
-
-        name = f"{self._scope}/{op_type}_{len(self.nodes)}"
-        node = ir.node(op_type, list(inputs), attributes, name=name)
-        node.outputs[0].name = f"{name}/output"
-        self.nodes.append(node)
-        return node.outputs[0]
-
-    def constant(self, name: str, value: Any) -> ir.Value:
-        """Return an initializer of the outer graph: the same one for the same name."""
-        import onnx_ir as ir
-
-        name = f"tokens/{name}"
-        if name not in self.constants:
-            tensor = ir.tensor(np.asarray(value), name=name)
-            kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
-            self.constants[name] = ir.Value(name=name, const_value=tensor, type=kind, shape=shape)
-        return self.constants[name]
-
-
-def _value(name: str, dtype: ir.DataType | None, shape: list[int] | None = None) -> ir.Value:
-    import onnx_ir as ir
-
-    kind = None if dtype is None else ir.TensorType(dtype)
-    return ir.Value(name=name, type=kind, shape=None if shape is None else ir.Shape(shape))

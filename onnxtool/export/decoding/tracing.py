@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ExportError
+from onnxtool.export.decoding.branches import choose_by_length
 from onnxtool.export.decoding.step import (
     IDS,
     LOGITS,
@@ -19,13 +20,14 @@ from onnxtool.export.decoding.step import (
     Step,
     cache_name,
     capture_step,
+    chunk_size,
     count_positions,
     present_name,
 )
 from onnxtool.export.decoding.token_loop import loop_over_tokens
 from onnxtool.export.graph import name_nodes, renamed, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
-from onnxtool.export.tracing import complex_indexing, forget_graphs, guarded
+from onnxtool.export.tracing import forget_graphs, guarded, operators_apart
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:
@@ -51,12 +53,29 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
         A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and a cache, and gives logits float
         [B, S, V] and the cache after these tokens. It starts from an empty cache: P of 0, and zeros for a state that
         has no such axis. `present.0.key` is what the next call takes as `past_key_values.0.key`. Positions are
-        counted from the mask, as `generate` counts them.
+        counted from the mask, as `generate` counts them. Where the model takes prompts in chunks, the graph for one
+        token after others stands beside that for prompts, within an If.
 
     Raises:
         ExportError: the model does not generate with a cache, or cannot be traced.
     """
-    step = capture_step(model, parallel=prompts == PROMPTS[0])
+    parallel = prompts == PROMPTS[0]
+    traced, cache = _traced_step(model, opset, parallel=parallel)
+    if not parallel:
+        traced = loop_over_tokens(traced, cache, batch=BATCH, past=PAST)
+    elif chunk_size(model) is not None:
+        one, same = _traced_step(model, opset, parallel=False)
+        if same != cache:
+            raise ExportError(f"the cache of {type(model).__name__} is another one after a prompt", WITHOUT_CACHE)
+        traced = choose_by_length(traced, one)
+    _set_shapes(traced.graph, cache)
+    strip(traced)
+    return traced
+
+
+def _traced_step(model: Any, opset: int | None, *, parallel: bool) -> tuple[ir.Model, dict[str, tuple[Dimension, ...]]]:
+    """Trace a step of `generate`, and return its graph, all of it named, and the axes of each cache input."""
+    step = capture_step(model, parallel=parallel)
     traced = guarded(
         lambda: _trace(model, step, opset),
         subject=f"dynamo cannot trace {type(model).__name__} with its cache",
@@ -66,12 +85,7 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
     )
     _name(traced, step)
     name_nodes(traced.graph)
-    cache = {cache_name(path): axes for path, axes in step.cache.items()}
-    if prompts != PROMPTS[0]:
-        traced = loop_over_tokens(traced, cache, batch=BATCH, past=PAST)
-    _set_shapes(traced.graph, cache)
-    strip(traced)
-    return traced
+    return traced, {cache_name(path): axes for path, axes in step.cache.items()}
 
 
 def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
@@ -93,7 +107,7 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
 
     shapes = {name: moving(get_auto_dynamic_shapes(value)) for name, value in tensors.items()}
     config = OnnxConfig(dynamic=True, dynamic_shapes=shapes, opset_version=opset)
-    with complex_indexing():
+    with operators_apart():
         exported = OnnxExporter().export(_counting_positions(model, step), arguments, config=config)
     forget_graphs()
     graph: ir.Model = exported.program

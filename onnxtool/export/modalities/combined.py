@@ -21,12 +21,15 @@ class WithDecoder:
         vocabulary_size: how many ids the decoder knows.
         start_id: what every text begins with.
         longest: the most tokens that the decoder takes; None for no limit.
+        pad_id: what stands behind a text that is shorter than others beside it, which some decoders (FSMT's) look for
+            among the ids themselves; None where nothing does.
     """
 
     encoder: Modality
     vocabulary_size: int
     start_id: int
     longest: int | None
+    pad_id: int | None = None
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -38,20 +41,25 @@ class WithDecoder:
         return self._add(self.encoder.feeds(sizes, seed=seed), sizes[DECODER_SEQUENCE], seed)
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return what the encoder is traced on, with ids beside it."""
-        return self._add(self.encoder.sample(fixed), fixed.get(DECODER_SEQUENCE, 5), seed=1)
+        """Return what the encoder is traced on, with ids beside it: one text is shorter, so that there is padding."""
+        return self._add(self.encoder.sample(fixed), fixed.get(DECODER_SEQUENCE, 5), seed=1, ragged=True)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """The encoder's cases, with texts of several lengths beside them."""
-        return [
-            replace(
-                case,
-                feeds=self._add(
-                    dict(case.feeds), fixed.get(DECODER_SEQUENCE, self._lengths[seed % len(self._lengths)]), seed=seed
-                ),
-            )
-            for seed, case in enumerate(self.encoder.cases(fixed))
-        ]
+        """The encoder's cases, with texts of several lengths beside them, and some once more with padding.
+
+        A case that differs from another in its padding only has the same text beside it.
+        """
+        cases: list[Case] = []
+        seeds: dict[str, int] = {}
+        for number, case in enumerate(self.encoder.cases(fixed)):
+            seed = seeds[case.description] = seeds.get(case.like, number)
+            length = fixed.get(DECODER_SEQUENCE, self._lengths[seed % len(self._lengths)])
+            cases.append(replace(case, feeds=self._add(dict(case.feeds), length, seed)))
+            if self.pad_id is not None and length > 1 and number < len(self._lengths):
+                feeds = self._add(dict(case.feeds), length, seed, ragged=True)
+                description = f"{case.description}, padding in the decoder"
+                cases.append(replace(case, description=description, feeds=feeds, like=""))
+        return cases
 
     @property
     def _long(self) -> int:
@@ -62,9 +70,14 @@ class WithDecoder:
         """Return the lengths of the decoder's input over the cases; 1 is the first step of generation."""
         return (5, 1, 9, self._long, 2, 7)
 
-    def _add(self, feeds: Feeds, length: int, seed: int) -> Feeds:
+    def _add(self, feeds: Feeds, length: int, seed: int, *, ragged: bool = False) -> Feeds:
         batch = len(next(iter(feeds.values())))
         ids = np.random.default_rng(seed).integers(0, self.vocabulary_size, (batch, length))
+        if self.pad_id is not None:
+            ids[ids == self.pad_id] = (self.pad_id + 1) % self.vocabulary_size
+            if ragged:  # rows of two or three lengths, which begin with the shorter ones
+                missing = (np.arange(batch)[:, None] + 1) % min(length, 3)
+                ids[np.arange(length)[None] >= length - missing] = self.pad_id
         ids[:, 0] = self.start_id
         return {**feeds, "decoder_input_ids": ids}
 

@@ -18,7 +18,7 @@ from onnxtool.export.tasks import TASK_WITH_CACHE
 __all__ = ["find_modality", "text_of"]
 
 _DUAL_TASKS = ("zero-shot-image-classification",)
-# For these, a model that may see pictures as well is exported as one of text.
+# For these, a model that may see pictures or hear sound as well is exported as one of text.
 _TEXT_TASKS = (
     *("fill-mask", "text-classification", "token-classification", "feature-extraction"),
     *("text-generation", TASK_WITH_CACHE),
@@ -50,7 +50,7 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     modality: Modality
     if "pixel_values" in accepted or checkpoint.task in _PICTURE_TASKS:
         modality = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
-    elif any(name in accepted for name in _SOUNDS):
+    elif any(name in accepted for name in _SOUNDS) and not _reads(model, checkpoint, accepted):
         modality = AudioInputs.of(model, checkpoint.load_feature_extractor(), accepted)
     else:
         modality = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
@@ -60,7 +60,14 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
         start = getattr(config, "decoder_start_token_id", None)
         longest = [size for name in _DECODER_LIMITS if isinstance(size := getattr(config, name, None), int)]
         ids = vocabulary_size(model) or FEW_IDS
-        return WithDecoder(modality, ids, start if isinstance(start, int) else 0, min(longest, default=None))
+        pad = getattr(config, "pad_token_id", None)
+        return WithDecoder(
+            modality,
+            ids,
+            start if isinstance(start, int) else 0,
+            min(longest, default=None),
+            pad if isinstance(pad, int) and 0 <= pad < ids else None,
+        )
     return modality
 
 
@@ -73,9 +80,19 @@ def text_of(modality: Modality) -> TextInputs | None:
     return modality if isinstance(modality, TextInputs) else None
 
 
+def _reads(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...]) -> bool:
+    """Whether a model of sound is exported as one of text, which it takes as well."""
+    return "input_ids" in accepted and checkpoint.task in _TEXT_TASKS and not _is_dual(model)
+
+
+def _is_dual(model: Any) -> bool:
+    """Whether a model compares what two encoders make: it has a weight for how clearly they agree."""
+    return any(name.startswith("logit_scale") for name, _ in model.named_parameters(recurse=False))
+
+
 def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...], text: str | None) -> Modality:
     # A dual encoder projects both into one space; models that read pictures among words need them placed by hand.
-    dual = checkpoint.task in _DUAL_TASKS or "logit_scale" in dict(model.named_parameters(recurse=False))
+    dual = checkpoint.task in _DUAL_TASKS or _is_dual(model)
     if not dual and checkpoint.task not in _TEXT_TASKS:
         raise ExportError(
             f"{type(model).__name__} takes pictures among the words of a text (input_ids and pixel_values)",
