@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -82,6 +83,8 @@ def run_passes(
             start = time.perf_counter()
             outcome = _apply(step, model, context)
             model = outcome.model
+            if outcome.num_changes:
+                _keep_names_apart(model)
             duration_ms = results[step.name].duration_ms + (time.perf_counter() - start) * 1e3
             total = results[step.name].num_changes + outcome.num_changes
             results[step.name] = PassResult(step.name, total, duration_ms, outcome.note)
@@ -89,6 +92,22 @@ def run_passes(
         if not num_changes:
             break
     return model, tuple(results.values())
+
+
+def _keep_names_apart(model: ir.Model) -> None:
+    """Rename values of the main graph whose names are those of others, in a branch or the body of a loop.
+
+    New values are named as if the main graph were alone, and a name may be made once in a model.
+    """
+    graphs = list(model.graphs())
+    taken = {output.name for graph in graphs[1:] for node in graph for output in node.outputs}
+    taken |= {value.name for graph in graphs[1:] for value in (*graph.inputs, *graph.initializers.values())}
+    for node in model.graph if taken else ():
+        for output in node.outputs:
+            if output.name in taken and not output.is_graph_output():
+                number = next(number for number in itertools.count(1) if f"{output.name}_{number}" not in taken)
+                output.name = f"{output.name}_{number}"
+            taken.add(output.name)
 
 
 def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:

@@ -12,7 +12,15 @@ from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
 from onnxtool.reports import TensorInfo, Verification
 from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
-from onnxtool.runtime.feeds import FeedShape, index_bounds, is_mask, random_feeds, verification_shapes
+from onnxtool.runtime.feeds import (
+    FeedShape,
+    has_past,
+    index_bounds,
+    is_mask,
+    past_shapes,
+    random_feeds,
+    verification_shapes,
+)
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.weights import load_model
@@ -111,7 +119,8 @@ def _cases(source: ModelFile) -> list[Case]:
     longest = source.metadata_number(MAX_LENGTH_KEY) or _LONGEST
     samples = any(_holds_samples(info) for info in source.structure.inputs)
     cases = []
-    for seed, shape in enumerate(verification_shapes(longest)):
+    past = past_shapes(longest) if has_past(source.structure.inputs) else ()
+    for seed, shape in enumerate((*verification_shapes(longest), *past)):
         if samples:
             shape = _in_samples(shape)
         feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)

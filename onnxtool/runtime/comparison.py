@@ -52,12 +52,14 @@ class Tolerance:
     cosine: float
 
 
-# By the precision of the weights that ran. fp16 keeps 11 bits, and errors add up over a dozen layers. In int8 the
-# outputs of random ids show that masks and shapes are right; how good it is, texts show, on which it is calibrated.
+# By the precision of the weights that ran. fp16 keeps 11 bits, and errors add up over a dozen layers. In int8
+# and int4 the outputs of random ids show that masks and shapes are right; how good they are, texts show, on which they
+# are calibrated.
 TOLERANCES = {
     "fp32": Tolerance(atol=1e-4, rtol=1e-5, cosine=0.99999),
     "fp16": Tolerance(atol=5e-3, rtol=1e-2, cosine=0.9999),
     "int8": Tolerance(atol=1e-2, rtol=0.5, cosine=0.97),
+    "int4": Tolerance(atol=1e-2, rtol=0.5, cosine=0.95),
 }
 
 
@@ -81,7 +83,7 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
     """Measure how far `output` is from `reference`, in float64, a piece at a time.
 
     Args:
-        output: any shape; the first two axes are B and S where it has a sequence.
+        output: any shape; the first two axes are B and S where it has a sequence, or it is [B, H, S, D].
         reference: the same shape.
         valid: bool [B, S], false on padding, where values mean nothing. None compares everything.
     """
@@ -89,6 +91,9 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
         return _INCOMPARABLE
     if valid is not None and output.ndim >= 2 and output.shape[:2] == valid.shape and not valid.all():
         output, reference = output[valid], reference[valid]
+    elif valid is not None and output.ndim == 4 and output.shape[::2] == valid.shape and not valid.all():
+        # Keys or values, [B, H, S, D].
+        output, reference = output.swapaxes(1, 2)[valid], reference.swapaxes(1, 2)[valid]
     error = scale = dot = output_norm = reference_norm = 0.0
     actual_flat, wanted_flat = output.reshape(-1), reference.reshape(-1)
     for start in range(0, actual_flat.size, _PIECE):

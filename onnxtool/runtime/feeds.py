@@ -6,7 +6,7 @@ Letters of shapes: B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ _FORWARDERS = frozenset(
 _DEFAULT_INDEX_BOUND = 2
 _INDEX_DTYPES = ("int64", "int32")
 _BATCH_AXIS = "batch_size"
+PAST_AXIS = "past_sequence"
+_SUM = " + "  # between the names of axes whose sizes add up, as in `past_sequence + sequence`
 _LONGEST = 1024  # a longer window would make a check cost more than what it checks
 
 
@@ -44,12 +46,15 @@ class FeedShape:
         lengths: real tokens of each of the B rows, at most `sequence_length`.
         sequence_length: S; the rest of a row is padding.
         padding: the side on which it is put, `right` or `left`.
+        past_length: P, tokens before these of which a model with a cache is handed keys and values; the first third of
+            the first row's is padding.
     """
 
     description: str
     lengths: tuple[int, ...]
     sequence_length: int
     padding: str = "right"
+    past_length: int = 0
 
     @classmethod
     def full(cls, batch_size: int, sequence_length: int, description: str = "") -> FeedShape:
@@ -101,6 +106,22 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
         # Beyond the windows of local attention (128 for ModernBERT), masks and rows have to hold as well.
         _ragged("ragged, long rows", (1.0, 0.55), min(160, longest), "right"),
     )
+
+
+def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
+    """Return the shapes that a model with a cache is verified on as well: steps after some tokens of the past."""
+    longest = min(longest or _LONGEST, _LONGEST)
+    past_length = min(11, longest // 2)
+    shapes = (
+        FeedShape.full(3, 1, f"a step, {past_length} tokens before it"),
+        FeedShape.full(2, min(7, longest // 2), f"several tokens, {past_length} before them"),
+    )
+    return tuple(replace(shape, past_length=past_length) for shape in shapes) if past_length else ()
+
+
+def has_past(inputs: Sequence[TensorInfo]) -> bool:
+    """Whether a model is handed a cache of earlier tokens."""
+    return any(isinstance(size, str) and PAST_AXIS in size.split(_SUM) for info in inputs for size in info.shape)
 
 
 def _ragged(description: str, parts: Sequence[float], sequence_length: int, padding: str) -> FeedShape:
@@ -167,7 +188,12 @@ def _random_array(
 ) -> NDArray[Any]:
     dims = [_dimension(info, axis, shape) for axis in range(len(info.shape))]
     if is_mask(info):
-        return shape.mask.astype(_numpy_dtype(info))
+        mask = shape.mask
+        if dims[1] == shape.past_length + shape.sequence_length:
+            past = np.ones((shape.batch_size, shape.past_length), dtype=bool)
+            past[0, : shape.past_length // 3] = False
+            mask = np.concatenate([past, mask], axis=1)
+        return mask.astype(_numpy_dtype(info))
     if info.dtype in _INDEX_DTYPES:
         bound = bounds.get(info.name, _DEFAULT_INDEX_BOUND)
         return generator.integers(0, bound, dims).astype(info.dtype)
@@ -182,7 +208,7 @@ def _random_array(
 
 def _dimension(info: TensorInfo, axis: int, shape: FeedShape) -> int:
     dimension = info.shape[axis]
-    wanted = shape.batch_size if axis == 0 or dimension == _BATCH_AXIS else shape.sequence_length
+    wanted = shape.batch_size if axis == 0 or dimension == _BATCH_AXIS else _length(dimension, shape)
     if isinstance(dimension, int):
         # Ids and masks are [B, S] and nothing else; a fixed axis of any other tensor may be a hidden size.
         if dimension != wanted and len(info.shape) == 2 and (is_mask(info) or info.dtype in _INDEX_DTYPES):
@@ -192,6 +218,12 @@ def _dimension(info: TensorInfo, axis: int, shape: FeedShape) -> int:
             )
         return dimension
     return wanted
+
+
+def _length(dimension: int | str | None, shape: FeedShape) -> int:
+    """Return the size of an axis that is no batch: the past, the sequence, or both together."""
+    names = str(dimension).split(_SUM)
+    return sum(shape.past_length if name == PAST_AXIS else shape.sequence_length for name in names)
 
 
 def _numpy_dtype(info: TensorInfo) -> np.dtype[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from onnxtool.errors import PassError
@@ -109,3 +111,26 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(PassError, match="no preset for int3 on cpu") as error:
         passes_for("cpu", "int3")
     assert "fp16" in error.value.hint
+
+
+def test_new_values_do_not_take_the_names_of_those_in_branches() -> None:
+    """A name may be made once in a model, its branches included, or no runtime loads it."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[N] x, bool c) => (float[N] y) {
+        z = If <then_branch = t () => (float[N] p) { val_0 = Neg(x) p = Abs(val_0) },
+                else_branch = e () => (float[N] q) { q = Identity(x) }> (c)
+        y = Add(z, x)
+    }"""
+    model: ir.Model = ir.from_proto(onnx.parser.parse_model(text))
+
+    def add(model: ir.Model, _context: Context) -> Outcome:
+        branch, result = model.graph
+        for _ in range(2):
+            negated = ir.node("Neg", [result.inputs[1]])
+            model.graph.insert_before(branch, negated)
+            result.replace_input_with(1, negated.outputs[0])
+        return Outcome(model, 2)
+
+    model, _ = run_passes(model, [Pass("add", add)], Context(), lambda _stage: None, most_rounds=1)
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.array([1.0, -2.0], np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x, "c": np.array(True)})[0], [2.0, 0.0])

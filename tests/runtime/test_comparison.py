@@ -202,3 +202,14 @@ def test_padding_is_left_out_of_sequences_only() -> None:
 
     assert verified(frozenset({"logits"}))
     assert not verified(frozenset())
+
+
+def test_padding_is_left_out_of_keys_and_values() -> None:
+    """They are [B, H, S, D], so that their sequence is the third axis."""
+    keys = np.zeros((2, 3, 4, 5), dtype=np.float32)
+    other = keys.copy()
+    valid = np.array([[True, True, True, True], [False, False, True, True]])
+    other[1, :, 0] = 1.0
+    assert measure(other, keys, valid).max_abs_error == 0
+    other[1, 2, 3, 4] = 1.0
+    assert measure(other, keys, valid).max_abs_error == 1

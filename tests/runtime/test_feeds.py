@@ -13,7 +13,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Dimension, TensorInfo
-from onnxtool.runtime.feeds import FeedShape, index_bounds, is_mask, random_feeds, verification_shapes
+from onnxtool.runtime.feeds import (
+    FeedShape,
+    has_past,
+    index_bounds,
+    is_mask,
+    past_shapes,
+    random_feeds,
+    verification_shapes,
+)
 from tests.infer.tiny_models import save_graph
 
 
@@ -182,3 +190,30 @@ def test_bounds_are_found_in_fused_embeddings(tmp_path: Path) -> None:
         node = helper.make_node("EmbedLayerNormalization", inputs, ["y", "unused"], domain="com.microsoft")
         names = [name for name in inputs[:2] if name]
         assert _bounds(tmp_path / "m.onnx", [node], tables, names) == wanted
+
+
+CACHED = (
+    TensorInfo("input_ids", "int64", ("batch_size", "sequence")),
+    TensorInfo("attention_mask", "int64", ("batch_size", "past_sequence + sequence")),
+    TensorInfo("past_key_values.0.key", "float32", ("batch_size", 4, "past_sequence", 16)),
+)
+
+
+def test_a_model_with_a_cache_is_handed_a_past_and_a_mask_of_both() -> None:
+    """A prompt has no past; a step has one, and the first row's begins with padding."""
+    assert has_past(CACHED)
+    assert not has_past(CACHED[:1])
+    prompt = random_feeds(CACHED, FeedShape.full(2, 5), {"input_ids": 10})
+    assert [array.shape for array in prompt.values()] == [(2, 5), (2, 5), (2, 4, 0, 16)]
+    for shape in past_shapes(64):
+        feeds = random_feeds(CACHED, shape, {"input_ids": 10})
+        rows, length = shape.batch_size, shape.sequence_length
+        assert [array.shape for array in feeds.values()] == [(rows, length), (rows, 11 + length), (rows, 4, 11, 16)]
+        assert feeds["attention_mask"].sum() == rows * (11 + length) - 3
+        assert not feeds["attention_mask"][0, :3].any()
+
+
+@pytest.mark.parametrize("longest", [1, 2, 5])
+def test_past_and_sequence_stay_within_what_the_model_takes(longest: int) -> None:
+    """Both together are what its positions count."""
+    assert all(shape.past_length + shape.sequence_length <= longest for shape in past_shapes(longest))
