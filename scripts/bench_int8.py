@@ -1,16 +1,19 @@
-"""Measure what int8 costs and gives: latency, size and error of an optimized model for several bounds of the error.
+"""Measure what int8 and int4 cost and give: latency, size and error of an optimized model for several bounds.
 
-Run `python scripts/bench_int8.py --model_path NAME-optimized.onnx --max_error none 0.01 0.001`. Latencies are the
+Run `python scripts/bench_int8.py --model_path NAME-optimized.onnx --max_error none 0.01 0.001`, with
+`--precision int8 int8-static int4` for all of them. Latencies are the
 processor time of one thread, taken in turns, so that the ratios hold on a machine that does other things as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,18 @@ import onnxruntime as ort
 
 from onnxtool.errors import OnnxtoolError
 from onnxtool.model_file import ModelFile
+from onnxtool.optimize.precision.bounded import Quantized
 from onnxtool.optimize.precision.calibration import make_calibration
+from onnxtool.optimize.precision.int4 import to_int4
 from onnxtool.optimize.precision.int8 import to_int8
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 from onnxtool.weights import load_model, write_inline
 
+METHODS: dict[str, Callable[..., Quantized]] = {
+    "int8": to_int8,
+    "int8-static": partial(to_int8, static=True),
+    "int4": to_int4,
+}
 SHAPES = ((8, 128), (1, 16))
 SECONDS = 8.0  # for each shape and model
 FEWEST_RUNS = 5
@@ -61,24 +71,26 @@ def main() -> int:
     parser.add_argument("--model_path", type=Path, required=True, help="an optimized float32 model")
     parser.add_argument("--calibration", type=Path, help="texts to calibrate on; without it, onnxtool's own")
     parser.add_argument("--max_error", nargs="+", default=["none", "0.01", "0.001"], metavar="X")
+    parser.add_argument("--precision", nargs="+", default=["int8"], choices=METHODS)
     arguments = parser.parse_args()
     calibration = make_calibration(arguments.model_path, arguments.calibration)
     print(f"{calibration.num_texts} texts. {calibration.note}")
     rows = [("fp32", arguments.model_path, "", "")]
     with tempfile.TemporaryDirectory() as name:
-        for text in arguments.max_error:
+        for precision, text in itertools.product(arguments.precision, arguments.max_error):
             bound = None if text == "none" else float(text)
+            label = f"{precision}, max_error {text}"
             start = time.perf_counter()
             try:
-                result = to_int8(load_model(arguments.model_path), calibration.feeds, bound)
+                result = METHODS[precision](load_model(arguments.model_path), calibration.feeds, bound)
             except OnnxtoolError as failure:
-                print(f"max_error {text}: {failure.message}", file=sys.stderr)
+                print(f"{label}: {failure.message}", file=sys.stderr)
                 continue
-            path = Path(name) / f"{text}.onnx"
+            path = Path(name) / f"{precision}-{text}.onnx"
             write_inline(result.outcome.model, path)
-            layers = f"{result.num_layers - len(result.kept)} of {result.num_layers} in int8"
-            print(f"max_error {text}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
-            rows.append((f"int8, max_error {text}", path, layers, f"{result.error:.5f}"))
+            layers = f"{result.num_layers - len(result.kept)} of {result.num_layers}"
+            print(f"{label}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            rows.append((label, path, layers, f"{result.error:.5f}"))
         paths = [path for _, path, _, _ in rows]
         timed = [latencies_ms(paths, *shape) for shape in SHAPES]
         shapes = " | ".join(f"{batch}x{length} ms | ratio" for batch, length in SHAPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,8 +12,9 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.precision.conversion import ACTIVATIONS
 from onnxtool.optimize.presets import PRECISION_NAMES, PROVIDER_NAMES
-from onnxtool.reports import FusionCount, OptimizeReport, Quantization
+from onnxtool.reports import Candidate, FusionCount, OptimizeReport, Quantization
 
 
 @click.command(
@@ -31,7 +33,14 @@ from onnxtool.reports import FusionCount, OptimizeReport, Quantization
     type=click.Choice(PRECISION_NAMES),
     default="fp32",
     show_default=True,
-    help="Of weights and arithmetic; inputs and outputs keep their types.",
+    help="Of weights and arithmetic; inputs and outputs keep their types. int4: weights in blocks of 4 bits. auto: the "
+    "fastest on this machine within --max_error.",
+)
+@click.option(
+    "--activations",
+    type=click.Choice(ACTIVATIONS),
+    help="How activations of int8 get their ranges: in each run (dynamic, the default), or once and for all from the "
+    "texts of the calibration (static), so that an answer does not depend on what else is in the batch.",
 )
 @click.option("--model_type", help="Architecture, as transformers calls it; without it, the metadata's.")
 @click.option("--num_heads", type=click.IntRange(min=1), help="Attention heads; without it, the metadata's.")
@@ -41,14 +50,14 @@ from onnxtool.reports import FusionCount, OptimizeReport, Quantization
     "--max_error",
     type=click.FloatRange(0, 1),
     metavar="X",
-    help="The most that 1 - cosine of any output may be. In int8 layers stay in float32 until it holds on the texts of "
-    "the calibration; without it, 0.01 there.",
+    help="The most that 1 - cosine of any output may be. In int8 and int4 layers stay in higher precision until it "
+    "holds on the texts of the calibration; without it, 0.01 there, and for auto.",
 )
 @click.option(
     "--calibration",
     type=PathType(),
     metavar="FILE",
-    help="Texts for int8, one a line or JSON Lines with contents; without it, onnxtool's own.",
+    help="Texts for int8, int4 and auto, one a line or JSON Lines with contents; without it, onnxtool's own.",
 )
 @click.option("--verify/--no_verify", default=True, show_default=True, help="Compare the result with the input.")
 @click.option("--stats", is_flag=True, help="Print the summaries of both graphs.")
@@ -58,6 +67,7 @@ def command(
     model_path: Path,
     provider: str,
     precision: str,
+    activations: str | None,
     model_type: str | None,
     num_heads: int | None,
     hidden_size: int | None,
@@ -81,6 +91,7 @@ def command(
         output=output,
         provider=provider,
         precision=precision,
+        activations=activations,
         model_type=model_type,
         num_heads=num_heads,
         hidden_size=hidden_size,
@@ -119,6 +130,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *(Note(f"{result.name}: {result.note}") for result in report.passes if result.note),
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),
         *_elsewhere(report),
+        *_candidates(report.candidates),
         *_quantized(report.quantization),
         *verification_blocks(report.verification),
     ]
@@ -130,27 +142,46 @@ def _fusion(count: FusionCount) -> str:
     return f"{count.kind} {count.found}{expected}"
 
 
+def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
+    """Describe what was tried on this machine, and why not where it was not possible."""
+    if not candidates:
+        return []
+    shapes = tuple(dict.fromkeys(shape for one in candidates for shape in one.latency_ms))
+    rows = []
+    for one in candidates:
+        latencies = [f"{one.latency_ms[shape]:.4g} ms" if shape in one.latency_ms else "" for shape in shapes]
+        size = "" if one.size_bytes is None else format_bytes(one.size_bytes)
+        error = "" if one.error is None else f"{one.error:.2g}"
+        verdict = "chosen" if one.chosen else one.reason
+        rows.append((f"{one.precision} {one.activations}".strip(), *latencies, size, error, verdict))
+    figures = (*shapes, "size", "error")
+    return [
+        Heading("Candidates on this machine"),
+        Table(("precision", *figures, "verdict"), rows, frozenset(figures)),
+    ]
+
+
 def _quantized(quantization: Quantization | None) -> list[Block]:
-    """Describe what is in int8, how far it is off, and which layers could not afford it."""
+    """Describe what is in fewer bits, how far it is off, and which layers could not afford it."""
     if quantization is None:
         return []
+    precision, kept = quantization.precision, quantization.kept
     texts = f"{quantization.num_texts} texts" if quantization.num_texts else "random ids"
-    in_int8 = quantization.num_layers - len(quantization.kept)
+    layers = f"{quantization.num_layers - len(kept)} of {quantization.num_layers} layers"
+    if quantization.activations:
+        layers += f" with {quantization.activations} activations"
+    embeddings = f"{quantization.num_embeddings} embeddings"
+    if quantization.embedding_precision not in ("", precision):
+        embeddings += f" in {quantization.embedding_precision}"
+    error = f"1 - cosine {quantization.error:.2g} at most, {quantization.mean_error:.2g} on average, {texts}"
     blocks: list[Block] = [
         Heading("Quantization"),
-        Facts(
-            [
-                ("In int8", f"{in_int8} of {quantization.num_layers} layers, {quantization.num_embeddings} embeddings"),
-                (
-                    "Error",
-                    f"1 - cosine {quantization.error:.2g} at most, {quantization.mean_error:.2g} on average, {texts}",
-                ),
-            ]
-        ),
+        Facts([(f"In {precision}", f"{layers}, {embeddings}"), ("Error", error)]),
     ]
-    if quantization.kept:
-        rows = [(layer.name, f"{layer.error:.2g}") for layer in quantization.kept]
-        blocks.append(Table(("stays in float32", "its error in int8"), rows, frozenset({"its error in int8"})))
+    if kept:
+        columns = ("layer", "is kept in", f"its error in {precision}")
+        rows = [(layer.name, layer.precision, f"{layer.error:.2g}") for layer in kept]
+        blocks.append(Table(columns, rows, frozenset(columns[2:])))
     return [*blocks, Note(quantization.note)] if quantization.note else blocks
 
 

@@ -6,30 +6,23 @@ where it is dynamic, and None where the file says nothing.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
+from onnxtool.figures import Change as Change
+from onnxtool.figures import Difference as Difference
+from onnxtool.figures import Dimension as Dimension
+from onnxtool.figures import Json as Json
+from onnxtool.figures import MappingDelta as MappingDelta
+from onnxtool.figures import Stats as Stats
+from onnxtool.figures import StatsDelta as StatsDelta
+from onnxtool.figures import TensorInfo as TensorInfo
+from onnxtool.figures import to_json as to_json
 from onnxtool.reports.running import BenchmarkReport as BenchmarkReport
 from onnxtool.reports.running import BenchmarkResult as BenchmarkResult
 from onnxtool.reports.running import InferReport as InferReport
 from onnxtool.reports.running import LatencySummary as LatencySummary
 from onnxtool.reports.running import Scored as Scored
 from onnxtool.reports.running import TextAnswer as TextAnswer
-
-Dimension = int | str | None
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """An input or output of a graph."""
-
-    name: str
-    dtype: str
-    shape: tuple[Dimension, ...]
 
 
 @dataclass(frozen=True)
@@ -85,86 +78,6 @@ class Verification:
     padding_effect: float | None = None
     refused: tuple[str, ...] = ()
     provider: str = "cpu"
-
-
-@dataclass(frozen=True)
-class Stats:
-    """The structure of one model. Node and operator counts include the bodies of If, Loop and Scan.
-
-    Attributes:
-        size_bytes: the graph file and its external data.
-        num_inputs: graph inputs that are not initializers.
-        num_parameters: elements of all initializers.
-        ops: operator to number of nodes, most frequent first; other domains as `com.microsoft::Attention`.
-        initializer_bytes: dtype to bytes.
-        duplicate_bytes: bytes that would go if equal initializers were stored once.
-        num_functions: model-local functions.
-        num_subgraphs: graphs inside nodes.
-    """
-
-    path: str
-    size_bytes: int
-    ir_version: int
-    producer: str
-    opsets: dict[str, int]
-    num_nodes: int
-    num_inputs: int
-    num_outputs: int
-    num_initializers: int
-    num_parameters: int
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    ops: dict[str, int]
-    metadata: dict[str, str]
-    initializer_bytes: dict[str, int]
-    duplicate_bytes: int
-    num_functions: int
-    num_subgraphs: int
-
-
-@dataclass(frozen=True)
-class Change:
-    """A figure before and after; None where it is absent."""
-
-    before: Json
-    after: Json
-
-
-@dataclass(frozen=True)
-class MappingDelta:
-    """What was added to, removed from and changed in a mapping."""
-
-    added: dict[str, Json] = field(default_factory=dict)
-    removed: dict[str, Json] = field(default_factory=dict)
-    changed: dict[str, Change] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed)
-
-
-@dataclass(frozen=True)
-class StatsDelta:
-    """The difference of two models; numbers are the model's minus the base's."""
-
-    num_nodes: int
-    num_initializers: int
-    num_parameters: int
-    size_bytes: int
-    duplicate_bytes: int
-    ops: MappingDelta
-    inputs: MappingDelta
-    outputs: MappingDelta
-    opsets: MappingDelta
-    metadata: MappingDelta
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Two models and what separates them."""
-
-    base: Stats
-    model: Stats
-    delta: StatsDelta
 
 
 @dataclass(frozen=True)
@@ -228,10 +141,18 @@ class FusionCount:
 
 @dataclass(frozen=True)
 class KeptLayer:
-    """A layer that stays in float32, and 1 - cosine of the outputs where it alone is quantized."""
+    """A layer that is kept in higher precision.
+
+    Attributes:
+        name: of its weight.
+        error: the largest 1 - cosine of an output, or of a row of it, where this layer alone is quantized as far as the
+            others are; on the calibration inputs that are worst where all layers are.
+        precision: what it is kept in: `float32`, or `int8` for a weight of 8 bits among those of 4.
+    """
 
     name: str
     error: float
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -239,17 +160,24 @@ class Quantization:
     """What a quantized model costs, measured on calibration texts.
 
     Attributes:
-        num_layers: products with weights; those in `kept` stay in float32.
+        precision: `int8` or `int4`.
+        activations: how the activations of int8 get their ranges, `dynamic` or `static`; empty for int4, which leaves
+            activations as they are.
+        num_layers: products with weights; those in `kept` have higher precision.
         num_embeddings: lookups that read a quantized table.
+        embedding_precision: of these; empty where there are none.
         num_texts: how many texts it was calibrated on; 0 for random ids.
         error: the largest 1 - cosine of an output, or of a row of one, over all texts; real tokens alone count.
         mean_error: the average of the same.
         note: what a reader should know of the calibration; empty where there is nothing.
     """
 
+    precision: str
+    activations: str
     num_layers: int
     kept: tuple[KeptLayer, ...]
     num_embeddings: int
+    embedding_precision: str
     num_texts: int
     error: float
     mean_error: float
@@ -257,8 +185,37 @@ class Quantization:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A precision that `--precision auto` tried on this machine.
+
+    Attributes:
+        precision: what `--precision` would have been, with what `--activations` would have been.
+        latency_ms: the median of each shape, by the name of the shape; empty where it was not timed.
+        size_bytes: of the file; None where there is none.
+        error: the largest 1 - cosine of an output, or of a row of one, on the calibration texts; None where it is not
+            known.
+        chosen: whether it is the output.
+        reason: why it was not possible; empty where it was.
+    """
+
+    precision: str
+    activations: str
+    latency_ms: dict[str, float]
+    size_bytes: int | None
+    error: float | None
+    chosen: bool
+    reason: str
+
+
+@dataclass(frozen=True)
 class OptimizeReport:
-    """What `optimize` made of a model; `quantization` is None where nothing was quantized."""
+    """What `optimize` made of a model.
+
+    Attributes:
+        precision: of the output, also where it was chosen.
+        quantization: None where nothing was quantized.
+        candidates: what `--precision auto` tried; empty where the precision was given.
+    """
 
     output: str
     provider: str
@@ -268,6 +225,7 @@ class OptimizeReport:
     passes: tuple[PassResult, ...]
     fusions: tuple[FusionCount, ...]
     quantization: Quantization | None
+    candidates: tuple[Candidate, ...]
     verification: Verification | None
     duration_ms: dict[str, float]
 
@@ -281,23 +239,3 @@ class EnvironmentReport:
     packages: dict[str, str]
     providers: dict[str, str]
     problems: tuple[str, ...]
-
-
-def to_json(value: object) -> Json:
-    """Turn a report into JSON values: dataclasses into objects, tuples into arrays, paths into strings.
-
-    JSON knows no infinity and no NaN; a figure that is not finite becomes null.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    raise TypeError(f"no JSON form for {type(value).__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,100 @@ def test_unfused_attention_fails_where_it_is_required(workshop: Workshop, tmp_pa
     assert "capped by a Tanh" in done.stderr
     assert "another way (--exporter)" in done.stderr
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def encoder(workshop: Workshop, tmp_path: Path) -> Path:
+    """A file to quantize, with its tokenizer beside it."""
+    source = workshop.exported("tiny-encoder", exporter="torchscript")
+    shutil.copytree(source.with_suffix(""), tmp_path / "tiny-encoder")
+    return Path(shutil.copy(source, tmp_path))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A few texts to calibrate on."""
+    path = tmp_path / "texts.txt"
+    path.write_text("a first text\nanother one, a little longer\nand a third\n", encoding="utf-8")
+    return path
+
+
+def optimize(model: Path, texts: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Quantize, with as much error as a model of random weights has in four bits."""
+    common = ("optimize", "--model_path", model, "--calibration", texts, "--max_error", "0.3", "--quiet")
+    return run_onnxtool(Path(), *common, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--precision", "int8"], r"In int8: \d+ of \d+ layers with dynamic activations, \d+ embeddings( in int8)?"),
+        (
+            ["--precision", "int8", "--activations", "static"],
+            r"In int8: \d+ of \d+ layers with static activations, \d+ embeddings( in int8)?",
+        ),
+        (["--precision", "int4"], r"In int4: \d+ of \d+ layers, \d+ embeddings( in int8)?"),
+    ],
+)
+def test_what_is_quantized_is_said(encoder: Path, texts: Path, arguments: list[str], line: str) -> None:
+    """With its error on the texts."""
+    done = optimize(encoder, texts, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert re.search(f"^{line}$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^Error: 1 - cosine \S+ at most, \S+ on average, 3 texts$", done.stdout, re.MULTILINE)
+    assert "Candidates on this machine" not in done.stdout
+
+
+def test_layers_that_get_more_bits_are_named(encoder: Path, texts: Path) -> None:
+    """With what they are kept in and why."""
+    report = json.loads(optimize(encoder, texts, "--precision", "int4", "--format", "json").stdout)
+    bound = str(report["quantization"]["error"] / 4)
+    done = optimize(encoder, texts, "--precision", "int4", "--max_error", bound, "--force")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^layer +is kept in +its error in int4$", done.stdout, re.MULTILINE)
+    assert re.search(r"^\S+ +int8 +[\d.e-]+$", done.stdout, re.MULTILINE)
+
+
+def test_auto_prints_a_table_of_all_candidates(encoder: Path, texts: Path) -> None:
+    """One a line, one of them chosen."""
+    done = optimize(encoder, texts, "--precision", "auto")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^precision +1x16 +8x64 +size +error +verdict$", done.stdout, re.MULTILINE)
+    for name in ("fp32", "fp16", "int8 dynamic", "int8 static", "int4"):
+        assert re.search(rf"^{name} +\S+ ms +\S+ ms +\S+ [kM]B +\S+( +chosen)?$", done.stdout, re.MULTILINE), (
+            done.stdout
+        )
+    assert done.stdout.count(" chosen") == 1
+
+
+def test_auto_has_its_candidates_in_json(encoder: Path, texts: Path) -> None:
+    """The key is there without it as well, and empty."""
+    report = json.loads(optimize(encoder, texts, "--precision", "auto", "--format", "json").stdout)
+    keys = {"precision", "activations", "latency_ms", "size_bytes", "error", "chosen", "reason"}
+    assert [one.keys() for one in report["candidates"]] == [keys] * 5
+    (chosen,) = [one for one in report["candidates"] if one["chosen"]]
+    assert chosen["precision"] == report["precision"]
+    done = run_onnxtool(Path(), "optimize", "--model_path", encoder, "--format", "json", "--force", "--quiet")
+    assert json.loads(done.stdout)["candidates"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--activations", "static"], "--activations is for int8, and the precision is fp32", "--precision int8"),
+        (["--activations", "dynamic", "--precision", "int4"], "--activations is for int8", "--precision int8"),
+        (["--activations", "static", "--precision", "auto"], "--activations is for int8", "auto tries both"),
+        (["--calibration", "t.txt", "--precision", "fp16"], "--calibration is for int8, int4 and auto", "int8"),
+        (["--precision", "int8", "--provider", "cuda"], "no preset for int8 on cuda", "precisions: fp32"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(exported: Path, arguments: list[str], message: str, hint: str) -> None:
+    """With a way out, and before any work."""
+    done = run_onnxtool(Path(), "optimize", "--model_path", exported, "--quiet", *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert hint in done.stderr
+    assert not exported.with_name("splade-optimized.onnx").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x07\x3a\xff\xff\x03"])

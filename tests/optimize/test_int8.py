@@ -60,7 +60,7 @@ def test_a_promise_that_nothing_keeps_is_an_error(exported: Path) -> None:
 
 def test_texts_without_int8_are_refused(exported: Path) -> None:
     """They would do nothing."""
-    with pytest.raises(PassError, match="--calibration is for int8, and the precision is fp16"):
+    with pytest.raises(PassError, match="--calibration is for int8, int4 and auto, and the precision is fp16"):
         optimize_model(OptimizeOptions(exported, precision="fp16", calibration=Path("texts.txt")))
 
 

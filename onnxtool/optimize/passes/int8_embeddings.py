@@ -28,8 +28,10 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
     `EmbedLayerNormalization` is opened for that, where it is given its positions.
     """
-    reasons = _open_fused(model)
-    found = [node for node in model.graph if node.op_type == "Gather" and not node.domain and _is_large(node.inputs[0])]
+    reasons = open_fused_embeddings(model)
+    found = [
+        node for node in model.graph if node.op_type == "Gather" and not node.domain and is_large_table(node.inputs[0])
+    ]
     written: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     num_changes = 0
     for node in found:
@@ -44,7 +46,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     return Outcome(model, num_changes, refusals(reasons))
 
 
-def _is_large(table: ir.Value | None) -> bool:
+def is_large_table(table: ir.Value | None) -> bool:
     """Whether `table` is a float32 matrix that is worth it."""
     import onnx_ir as ir
 
@@ -92,14 +94,14 @@ def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.Tensor
     )
 
 
-def _open_fused(model: ir.Model) -> list[str]:
+def open_fused_embeddings(model: ir.Model) -> list[str]:
     """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return why not where it stays."""
     reasons = []
     for node in model.graph:
         if node.op_type != "EmbedLayerNormalization" or node.domain != MICROSOFT:
             continue
         inputs: list[Any] = list(node.inputs) + [None] * 9
-        if not _is_large(inputs[_WORDS]):
+        if not is_large_table(inputs[_WORDS]):
             continue
         if model.opset_imports.get("", 0) < _FIRST_OPSET:
             reasons.append(f"opset below {_FIRST_OPSET}")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.matching import MICROSOFT, Editor, supersede, tensor_of
+from onnxtool.optimize.matching import MICROSOFT, Editor, is_made_on_saving, supersede, tensor_of
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.precision.products import Product, find_products, open_attention, scalable_normalization
-from onnxtool.optimize.precision.quantization import PLAIN, Adjustment, quantize_weight
+from onnxtool.optimize.precision.quantization import PLAIN, ActivationGrid, Adjustment, quantize_weight
 from onnxtool.optimize.shapes import find_shapes
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def quantize_int8(kept: frozenset[str] = frozenset(), adjustments: Mapping[str, 
 def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adjustment]) -> Outcome:
     """Replace `x @ W + b` by `DynamicQuantizeMatMul(x, int8 W, scale, b)`, with a scale for each column of W.
 
-    A packed `Attention` is opened for that; a weight that an embedding shares gets a quantized copy.
+    Where the adjustment has a grid for x, it is `MatMulIntegerToFloat(QuantizeLinear(x), int8 W, …)`. A packed
+    `Attention` is opened for that; a weight that an embedding shares gets a quantized copy.
     """
     if model.opset_imports.get("", 0) < _FIRST_OPSET:
         return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
@@ -48,15 +49,14 @@ def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adju
     products, others = find_products(model)
     wanted = [product for product in products if product.name not in kept]
     folded = _fold_divisors(wanted, adjustments)
-    divided: dict[tuple[ir.Value, bytes], ir.Value] = {}
+    given: dict[tuple[ir.Value, bytes, Any], ir.Value] = {}
     for product in wanted:
         adjustment, value = adjustments.get(product.name, PLAIN), product.value
-        if adjustment.divisor is not None and value not in folded:
-            key = (value, adjustment.divisor.tobytes())
-            if key not in divided:
-                divided[key] = divide(product, adjustment.divisor, Editor(product.node))
-            value = divided[key]
-        supersede(product.result, write_product(product, value, adjustment, Editor(product.node)))
+        divisor = None if value in folded else adjustment.divisor
+        key = (value, b"" if divisor is None else divisor.tobytes(), adjustment.activations)
+        if key not in given:
+            given[key] = _prepare(product, divisor, adjustment, Editor(product.node))
+        supersede(product.result, _write(product, given[key], adjustment, Editor(product.node)))
     for name in {product.name for product in wanted}:
         if not model.graph.initializers[name].uses():
             model.graph.initializers.pop(name)
@@ -91,37 +91,60 @@ def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
     return Editor(node).weight(ir.tensor(array), name)
 
 
-def divide(product: Product, divisor: Floats, editor: Editor) -> ir.Value:
-    """Write the division of the activations of a product, as a multiplication."""
-    factor = editor.constant(1 / divisor, f"{product.name}_factor")
-    return editor.node("Mul", [product.value, factor], like=product.value)
+def write_adjusted(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value:
+    """Write the int8 of a product, with an activation of its own, and return its result."""
+    value = _prepare(product, adjustment.divisor, adjustment, editor)
+    return _write(product, value, adjustment, editor)
 
 
-def write_product(product: Product, value: ir.Value, adjustment: Adjustment, editor: Editor) -> ir.Value:
-    """Write the int8 of a product with `value`, its activations divided already, and return its result."""
-    weight, scale = _lazy_weights(product, adjustment)
-    inputs: list[ir.Value | None] = [
-        value,
-        _initializer(product, weight, f"{product.name}_int8", editor),
-        _initializer(product, scale, f"{product.name}_scale", editor),
-    ]
-    bias = product.bias
-    if adjustment.shift is not None:
-        own = product.read_bias()
-        bias = editor.constant(adjustment.shift if own is None else own + adjustment.shift, f"{product.name}_int8_bias")
+def _prepare(product: Product, divisor: Floats | None, adjustment: Adjustment, editor: Editor) -> ir.Value:
+    """Write what a product reads: its activations divided, by a multiplication, and rounded where they have a grid."""
+    value = product.value
+    if divisor is not None:
+        factor = editor.constant(1 / divisor, f"{product.name}_factor")
+        value = editor.node("Mul", [value, factor], like=value)
+    grid = adjustment.activations
+    if grid is None:
+        return value
+    return editor.node("QuantizeLinear", [value, *_grid_inputs(product, grid, editor)])
+
+
+def _grid_inputs(product: Product, grid: ActivationGrid, editor: Editor) -> tuple[ir.Value, ir.Value]:
+    """Return the scale, float32 [], and the zero point, uint8 [], of activations."""
+    scale = editor.constant(np.array(grid.scale, np.float32), f"{product.name}_input_scale")
+    return scale, editor.constant(np.array(grid.zero, np.uint8), f"{product.name}_input_zero")
+
+
+def _write(product: Product, value: ir.Value, adjustment: Adjustment, editor: Editor) -> ir.Value:
+    """Write the int8 of a product with `value`, its activations as `_prepare` left them, and return its result."""
+    tensor, scales = _lazy_weights(product, adjustment)
+    weight = shared_initializer(product, tensor, f"{product.name}_int8", editor)
+    scale = shared_initializer(product, scales, f"{product.name}_scale", editor)
+    bias = _bias(product, adjustment, editor)
+    inputs: list[ir.Value | None] = [value, weight, scale]
+    operator = "DynamicQuantizeMatMul"
+    if adjustment.activations is not None:
+        input_scale, input_zero = _grid_inputs(product, adjustment.activations, editor)
+        inputs = [value, weight, input_scale, scale, input_zero]
+        operator = "MatMulIntegerToFloat"
     if bias is not None:
-        inputs += [None, bias]  # without a zero point: the grid is symmetric
-    return editor.node("DynamicQuantizeMatMul", inputs, domain=MICROSOFT, like=product.result)
+        inputs += [None, bias]  # without a zero point of the weight: its grid is symmetric
+    return editor.node(operator, inputs, domain=MICROSOFT, like=product.result)
 
 
-def _initializer(product: Product, tensor: ir.TensorProtocol, name: str, editor: Editor) -> ir.Value:
+def _bias(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value | None:
+    if adjustment.shift is None:
+        return product.bias
+    own = product.read_bias()
+    return editor.constant(adjustment.shift if own is None else own + adjustment.shift, f"{product.name}_int8_bias")
+
+
+def shared_initializer(product: Product, tensor: ir.TensorProtocol, name: str, editor: Editor) -> ir.Value:
     """Return the initializer that holds `tensor`: that of another product with the same weight where there is one."""
-    import onnx_ir as ir
-
     graph: Any = product.node.graph
     held: ir.Value | None = graph.initializers.get(name)
-    # What a file brought under this name is not lazy.
-    if held is not None and isinstance(held.const_value, ir.LazyTensor) and held.const_value.shape == tensor.shape:
+    # What a file brought under this name is not made on saving.
+    if held is not None and is_made_on_saving(tensor_of(held)) and tensor_of(held).shape == tensor.shape:
         return held
     return editor.weight(tensor, name)
 

@@ -5,27 +5,43 @@ Letters of shapes: T rows of activations, K their width, N the width of a produc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxtool.optimize.precision.activations import Activations, Recording
 from onnxtool.optimize.precision.products import Product
-from onnxtool.optimize.precision.quantization import Adjustment, Floats, round_activations, round_weight
+from onnxtool.optimize.precision.quantization import (
+    ActivationGrid,
+    Adjustment,
+    Floats,
+    round_activations,
+    round_weight,
+)
 
 # How much of the largest channel's range is left to it; the divisors of the others follow.
 _LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
 # A division costs a few percent of the product's time: it has to take away a fifth of the error at least.
 _WORTHWHILE = 0.8
+# How far from zero a fixed grid reaches, as a part of the largest value on all calibration inputs: a single outlier,
+# which may never come again, would take the grid from all others.
+_CLIPS = (1.0, 0.85, 0.7, 0.55, 0.4)
 _MOST_COLUMNS = 256  # enough to tell divisors apart; each has a scale of its own, so that a part of them is exact
 _FEWEST_CHANNEL = np.float32(1e-6)
 
 
-def choose_adjustments(products: Sequence[Product], recording: Recording) -> dict[str, Adjustment]:
+def choose_adjustments(
+    products: Sequence[Product], recording: Recording, *, static: bool = False
+) -> dict[str, Adjustment]:
     """Return the adjustment of each of `products` by its name, with one divisor for all that read the same value.
 
     Products that share their weight (ALBERT's layers) have none: each would need another one.
+
+    Args:
+        products: products with weights.
+        recording: what they are given on calibration inputs.
+        static: whether activations get one grid for all inputs, in place of the range of each run.
     """
     groups: dict[str, list[Product]] = {}
     for product in products:
@@ -34,38 +50,88 @@ def choose_adjustments(products: Sequence[Product], recording: Recording) -> dic
             groups.setdefault(names[0], []).append(product)
     adjustments = {}
     for name, group in groups.items():
-        activations = recording.activations[name]
-        divisor = _choose_divisor(group, activations)
+        rounding = _choose_rounding(group, recording.activations[name], _CLIPS if static else (None,))
         for product in group:
-            adjustments[product.name] = Adjustment(divisor, _average_loss(product, activations, divisor))
+            adjustments[product.name] = Adjustment(rounding.divisor, rounding.average_loss(product), rounding.grid)
     return adjustments
 
 
 @dataclass(frozen=True)
 class _Rounding:
-    """Rows of activations before and after rounding, each float32 [T, K]; `rounded` is divided."""
+    """A way to round the activations of products.
 
-    exact: Floats
-    rounded: Floats
+    Attributes:
+        divisor: float32 [K]; None for ones.
+        clip: how far from zero one grid reaches, as a part of the largest value of all calibration inputs; None for a
+            grid for each of them, which is what an operator does that finds its range in each run.
+    """
 
-    @classmethod
-    def of(cls, activations: Activations, divisor: Floats | None) -> _Rounding:
-        """Round each calibration input as a whole, which is how the operator finds its range."""
-        parts = []
-        for low, high, rows in zip(activations.lows, activations.highs, activations.rows, strict=True):
-            by = np.float32(1) if divisor is None else divisor
-            parts.append(round_activations(rows / by, float((low / by).min()), float((high / by).max())))
-        return cls(np.concatenate(activations.rows), np.concatenate(parts))
+    activations: Activations
+    divisor: Floats | None
+    clip: float | None
+
+    @property
+    def grid(self) -> ActivationGrid | None:
+        """The one grid, where there is one."""
+        if self.clip is None:
+            return None
+        low, high = (choose(ends) for choose, ends in zip((min, max), self._ranges(), strict=True))
+        limit = self.clip * max(-low, high)
+        return ActivationGrid.over(max(low, -limit), min(high, limit))
+
+    def rounded(self) -> Floats:
+        """Return all rows divided and rounded, float32 [T, K]."""
+        by, grid = self._divided_by(), self.grid
+        if self.clip is not None:
+            rows = np.concatenate(self.activations.rows) / by
+            return rows if grid is None else grid.round(rows)
+        parts = zip(self.activations.rows, *self._ranges(), strict=True)
+        return np.concatenate([round_activations(rows / by, low, high) for rows, low, high in parts])
+
+    def average_loss(self, product: Product) -> Floats:
+        """Return what rounding takes from a product on average, float32 [N]."""
+        weight = product.weight_reader()()
+        exact = np.concatenate(self.activations.rows).mean(axis=0) @ weight
+        kept = self.rounded().mean(axis=0) @ round_weight(_multiplied(weight, self.divisor))
+        average: Floats = (exact - kept).astype(np.float32)
+        return average
+
+    def _divided_by(self) -> Floats:
+        return np.ones(1, np.float32) if self.divisor is None else self.divisor
+
+    def _ranges(self) -> tuple[list[float], list[float]]:
+        """Return the extremes of each calibration input, divided."""
+        by, activations = self._divided_by(), self.activations
+        return [float((low / by).min()) for low in activations.lows], [
+            float((high / by).max()) for high in activations.highs
+        ]
 
 
-def _choose_divisor(group: Sequence[Product], activations: Activations) -> Floats | None:
-    """Return the divisor with which the products of `group` lose least; None where none is worth its time."""
+def _choose_rounding(group: Sequence[Product], activations: Activations, clips: Sequence[float | None]) -> _Rounding:
+    """Return the rounding with which the products of `group` lose least, divided only where that is worth its time."""
     weight = np.concatenate([_some_columns(product, len(group)) for product in group], axis=1)
     exact = np.concatenate(activations.rows) @ weight
-    plain = _squared_loss(weight, exact, activations, None)
-    losses = {limit: _squared_loss(weight, exact, activations, one) for limit, one in _divisors(activations)}
-    best = min(losses, key=losses.__getitem__)
-    return dict(_divisors(activations))[best] if losses[best] < _WORTHWHILE * plain else None
+
+    def loss(rounding: _Rounding) -> float:
+        lost = rounding.rounded() @ round_weight(_multiplied(weight, rounding.divisor))
+        lost -= exact
+        return float(np.square(lost, dtype=np.float64).sum())
+
+    def best(divisors: Sequence[Floats | None]) -> tuple[float, _Rounding]:
+        """Return the one that loses least of all divisors, and then of all clips, with what it loses."""
+        tried = [(loss(one), one) for one in (_Rounding(activations, divisor, clips[0]) for divisor in divisors)]
+        least = min(tried, key=lambda one: one[0])
+        clipped = [replace(least[1], clip=clip) for clip in clips[1:]]
+        return min([least, *((loss(one), one) for one in clipped)], key=lambda one: one[0])
+
+    plain_loss, plain = best((None,))
+    divided_loss, divided = best(_divisors(activations))
+    return divided if divided_loss < _WORTHWHILE * plain_loss else plain
+
+
+def _multiplied(weight: Floats, divisor: Floats | None) -> Floats:
+    """Return a weight, float32 [K, N], for activations that are divided by `divisor`, float32 [K]."""
+    return weight if divisor is None else weight * divisor[:, None]
 
 
 def _some_columns(product: Product, num_products: int) -> Floats:
@@ -74,29 +140,10 @@ def _some_columns(product: Product, num_products: int) -> Floats:
     return columns
 
 
-def _divisors(activations: Activations) -> Iterator[tuple[float, Floats]]:
-    """Yield divisors, float32 [K], that bring the channels of the widest range down to a part of it."""
+def _divisors(activations: Activations) -> list[Floats]:
+    """Return divisors, float32 [K], that bring the channels of the widest range down to a part of it."""
     widths = np.maximum(np.max(activations.highs, axis=0), -np.min(activations.lows, axis=0))
     widths = np.maximum(widths, _FEWEST_CHANNEL)
-    for limit in _LIMITS:
-        yield limit, np.maximum(widths / (widths.max() * np.float32(limit)), np.float32(1)).astype(np.float32)
-
-
-def _squared_loss(weight: Floats, exact: Floats, activations: Activations, divisor: Floats | None) -> float:
-    rounded = _Rounding.of(activations, divisor).rounded @ round_weight(_multiplied(weight, divisor))
-    return float(np.square(rounded - exact, dtype=np.float64).sum())
-
-
-def _multiplied(weight: Floats, divisor: Floats | None) -> Floats:
-    return weight if divisor is None else weight * divisor[:, None]
-
-
-def _average_loss(product: Product, activations: Activations, divisor: Floats | None) -> Floats:
-    """Return what rounding takes from the product on average, float32 [N]."""
-    weight = product.weight_reader()()
-    rounding = _Rounding.of(activations, divisor)
-    lost = rounding.exact.mean(axis=0) @ weight - rounding.rounded.mean(axis=0) @ round_weight(
-        _multiplied(weight, divisor)
-    )
-    average: Floats = lost.astype(np.float32)
-    return average
+    return [
+        np.maximum(widths / (widths.max() * np.float32(limit)), np.float32(1)).astype(np.float32) for limit in _LIMITS
+    ]

@@ -3,79 +3,139 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize.passes.float16 import to_float16
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.precision.calibration import make_calibration
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
+from onnxtool.optimize.precision.bounded import Quantized
+from onnxtool.optimize.precision.calibration import Calibration, make_calibration
+from onnxtool.optimize.precision.int4 import to_int4
 from onnxtool.optimize.precision.int8 import to_int8
 from onnxtool.optimize.precision.ranges import Feeds, beyond, measure_ranges
-from onnxtool.reports import KeptLayer, Quantization
+from onnxtool.reports import PassResult, Quantization
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 MAX_ERROR = 0.01
-"""What int8 may cost where nobody says: rankings of texts hardly move, and nearly all layers of most models pass."""
+"""What quantization may cost where nobody says: rankings of texts hardly move."""
 
+QUANTIZED = ("int8", "int4")
+DYNAMIC, STATIC = ACTIVATIONS = ("dynamic", "static")
+"""How the activations of int8 get their ranges: in each run, or once and for all on the calibration inputs."""
+
+_DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4"}
 # Half of what float16 holds: other texts give larger values than those that were tried.
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """A precision, and what is needed to reach it.
+class Converted:
+    """A model in a precision, ready to be written.
 
     Attributes:
-        precision: one of PRECISIONS, other than fp32.
+        steps: the passes that converted it, with what each did; none for fp32.
+        quantization: what is known of its error; None where nothing was quantized.
+    """
+
+    model: ir.Model
+    precision: str
+    steps: tuple[Pass, ...] = ()
+    results: tuple[PassResult, ...] = ()
+    quantization: Quantization | None = None
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is needed to convert a model.
+
+    Attributes:
         source: the file that is optimized, with its tokenizer beside it.
         feeds: inputs of many shapes, to see how large values become.
         folder: where to put files that are run and removed again.
-        max_error: the most that 1 - cosine may be in int8; None for MAX_ERROR.
-        texts_path: texts to calibrate int8 on; None for onnxtool's own.
+        context: what is known of the model, and the provider it is for.
+        disabled_optimizers: those of onnxruntime's own that a session has to leave out.
+        max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
+        texts_path: texts to calibrate on; None for onnxtool's own.
         on_progress: is told what is being done.
     """
 
-    precision: str
     source: ModelFile
     feeds: Sequence[Feeds]
     folder: Path
+    context: Context
+    disabled_optimizers: Sequence[str]
     max_error: float | None
     texts_path: Path | None
     on_progress: Callable[[str], None]
 
-    def prepare(self, model: ir.Model) -> tuple[Pass, Quantization | None]:
-        """Return the pass that converts `model`, the fused one, and what is known of its error.
+    @property
+    def bound(self) -> float:
+        """The most that 1 - cosine may be."""
+        return MAX_ERROR if self.max_error is None else self.max_error
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """The inputs to calibrate on."""
+        return make_calibration(self.source.path, self.texts_path)
+
+    def convert(self, model: ir.Model, precision: str, activations: str = DYNAMIC) -> Converted:
+        """Convert `model`, the fused one, which may be changed in place, and note in its metadata what it is now.
 
         Raises:
             PassError: it cannot be converted, or not within `max_error`.
             InputError: the texts cannot be read, or there is no tokenizer for them.
         """
-        return self._int8(model) if self.precision == "int8" else (self._float16(model), None)
+        converted = Converted(model, precision)
+        if precision != "fp32":
+            self.on_progress(f"converting to {precision}")
+            step, quantization = self._prepare(model, precision, activations)
+            model, results = run_passes(model, (step,), self.context, self.on_progress, most_rounds=1)
+            converted = replace(converted, model=model, steps=(step,), results=results, quantization=quantization)
+        self._describe(converted)
+        return converted
 
-    def _float16(self, model: ir.Model) -> Pass:
-        return to_float16(beyond(measure_ranges(model, self.feeds, self.folder), _LARGEST_IN_FLOAT16))
-
-    def _int8(self, model: ir.Model) -> tuple[Pass, Quantization]:
-        calibration = make_calibration(self.source.path, self.texts_path)
-        max_error = MAX_ERROR if self.max_error is None else self.max_error
-        result = to_int8(model, calibration.feeds, max_error, on_progress=self.on_progress)
-        quantization = Quantization(
-            num_layers=result.num_layers,
-            kept=tuple(KeptLayer(layer.name, layer.error) for layer in result.kept),
-            num_embeddings=result.num_embeddings,
-            num_texts=calibration.num_texts,
-            error=result.error,
-            mean_error=result.mean_error,
-            note=calibration.note,
-        )
+    def _prepare(self, model: ir.Model, precision: str, activations: str) -> tuple[Pass, Quantization | None]:
+        if precision == "fp16":
+            return to_float16(beyond(measure_ranges(model, self.feeds, self.folder), _LARGEST_IN_FLOAT16)), None
+        result = self._quantize(model, precision, activations)
         done = [result.outcome]
 
         def apply(fused: ir.Model, _context: Context) -> Outcome:
             """Take what was converted already; somebody else's model, when passes are searched, is converted anew."""
-            return done.pop() if done else to_int8(fused, calibration.feeds, max_error).outcome
+            return done.pop() if done else self._quantize(fused, precision, activations).outcome
 
-        return Pass("int8", apply), quantization
+        quantization = Quantization(
+            precision=precision,
+            activations=activations if precision == "int8" else "",
+            num_layers=result.num_layers,
+            kept=result.kept,
+            num_embeddings=result.num_embeddings,
+            embedding_precision=result.embedding_precision,
+            num_texts=self.calibration.num_texts,
+            error=result.error,
+            mean_error=result.mean_error,
+            note=self.calibration.note,
+        )
+        return Pass(precision, apply), quantization
+
+    def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
+        feeds, say = self.calibration.feeds, self.on_progress
+        if precision == "int8":
+            return to_int8(model, feeds, self.bound, static=activations == STATIC, on_progress=say)
+        return to_int4(model, feeds, self.bound, provider=self.context.provider, on_progress=say)
+
+    def _describe(self, converted: Converted) -> None:
+        """Note in the metadata what the model is now, and how a session has to be set for it."""
+        properties = converted.model.metadata_props
+        properties.pop(STEPS_KEY, None)  # stamped anew with this step
+        if converted.precision in _DTYPES:
+            properties[DTYPE_KEY] = _DTYPES[converted.precision]
+        properties.pop(DISABLED_OPTIMIZERS_KEY, None)
+        if self.disabled_optimizers:
+            properties[DISABLED_OPTIMIZERS_KEY] = ",".join(self.disabled_optimizers)

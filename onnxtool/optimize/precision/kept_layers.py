@@ -1,37 +1,25 @@
-"""Find the layers that have to stay in float32 for the error to hold, with as little work in float32 as possible."""
+"""Find the layers that have to stay in higher precision for the error to hold, with as little of it as possible."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxtool.errors import PassError
 from onnxtool.optimize.precision.activations import Feeds
 from onnxtool.optimize.precision.switches import SwitchableModel
+from onnxtool.reports import KeptLayer
 from onnxtool.runtime.session import Arrays
 
 # What calibration inputs may show of the error that is allowed: among other texts there are worse ones.
 MARGIN = 0.6
 _MOST_FEEDS_TO_RANK_BY = 2
-
-
-@dataclass(frozen=True)
-class KeptLayer:
-    """A layer that stays in float32.
-
-    Attributes:
-        name: of its weight.
-        error: the largest 1 - cosine of an output, or of a row of it, where this layer alone is in int8; on the
-            calibration inputs that are worst where all layers are.
-    """
-
-    name: str
-    error: float
+_HIGHEST = "float32"
 
 
 @dataclass(frozen=True)
 class Trials:
-    """A model whose layers can be switched to int8, and what it is to be compared with.
+    """A model whose layers can be switched to fewer bits, and what it is to be compared with.
 
     Attributes:
         expected: the outputs in float32, one a calibration input.
@@ -41,54 +29,69 @@ class Trials:
     feeds: Sequence[Feeds]
     expected: Sequence[Arrays]
 
-    def error(self, kept: Sequence[KeptLayer], place: int) -> float:
-        """Return the largest error on one of the feeds with all layers but `kept` in int8."""
-        names = {layer.name for layer in kept}
-        return self._error([name for name in self.model.num_weights if name not in names], place)
+    def error(self, levels: Mapping[str, int], place: int) -> float:
+        """Return the largest error on one of the feeds with each layer at its level, those without one in float32."""
+        return float(self.model.errors(levels, self.feeds[place], self.expected[place]).max(initial=0.0))
 
-    def ranked(self, places: Sequence[int], on_progress: Callable[[str], None]) -> tuple[KeptLayer, ...]:
-        """Return all layers, those first whose int8 costs most error on the feeds at `places` for their weights.
+    def ranked(self, places: Sequence[int], on_progress: Callable[[str], None]) -> dict[str, float]:
+        """Return all layers with the error of each alone at the lowest level, on the worst of the feeds at `places`.
 
-        Errors of layers add up almost as if they were independent, and the time of a layer goes with its weights: to
-        keep those first that give most error back for their time is then the cheapest way below a bound.
+        Those come first whose error is largest for their weights. Errors of layers add up almost as if they were
+        independent, and the time of a layer goes with its weights: to keep those first that give most error back for
+        their time is then the cheapest way below a bound.
         """
         sizes = self.model.num_weights
-        layers = []
+        errors = {}
         for number, name in enumerate(sizes, start=1):
             on_progress(f"measuring layer {number} of {len(sizes)}")
-            layers.append(KeptLayer(name, max(self._error([name], place) for place in places)))
-        return tuple(sorted(layers, key=lambda layer: -layer.error / sizes[layer.name]))
-
-    def _error(self, int8: Sequence[str], place: int) -> float:
-        return float(self.model.errors(int8, self.feeds[place], self.expected[place]).max(initial=0.0))
+            errors[name] = max(self.error({name: 0}, place) for place in places)
+        return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
 
 
 def find_kept_layers(trials: Trials, max_error: float, on_progress: Callable[[str], None]) -> tuple[KeptLayer, ...]:
-    """Return the fewest layers of the ranking that must stay in float32 for the error to be below `max_error`.
+    """Return the fewest layers of the ranking that must be in higher precision for the error to be below `max_error`.
+
+    They rise to the next level one after another, and only when all are there the first of them rises again.
 
     Raises:
-        PassError: they are all of them.
+        PassError: all of them would have to be in float32.
     """
     allowed = MARGIN * max_error
-    errors = [trials.error((), place) for place in range(len(trials.feeds))]
+    precisions = (*trials.model.precisions, _HIGHEST)
+    lowest = dict.fromkeys(trials.model.num_weights, 0)
+    errors = [trials.error(lowest, place) for place in range(len(trials.feeds))]
     if max(errors) <= allowed:
         return ()
     # The worst are what has to come down, and they tell soonest that a choice is not enough.
     worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
     ranked = trials.ranked(worst_first[:_MOST_FEEDS_TO_RANK_BY], on_progress)
-    too_few, enough = 0, len(ranked) - 1
-    best = max(trials.error(ranked[:enough], place) for place in worst_first)
+    names = tuple(ranked)
+    too_few, enough = 0, len(names) * len(trials.model.precisions) - 1
+    best = max(trials.error(_quantized(_levels_after(enough, names), precisions), place) for place in worst_first)
     if best > allowed:
         raise PassError(
-            f"int8 cannot hold an error of {max_error:g}: with {enough} of {len(ranked)} layers left in float32 "
-            f"it is {best:.2g}, and {MARGIN:g} of the bound is allowed on the texts of the calibration",
+            f"{precisions[0]} cannot hold an error of {max_error:g}: with {len(names) - 1} of {len(names)} layers left "
+            f"in float32 it is {best:.2g}, and {MARGIN:g} of the bound is allowed on the texts of the calibration",
             "pass a larger --max_error, or another --precision",
         )
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        on_progress(f"trying {middle} of {len(ranked)} layers in float32")
-        if all(trials.error(ranked[:middle], place) <= allowed for place in worst_first):
+        levels = _levels_after(middle, names)
+        on_progress(f"trying {sum(level > 0 for level in levels.values())} of {len(names)} layers in higher precision")
+        if all(trials.error(_quantized(levels, precisions), place) <= allowed for place in worst_first):
             enough = middle
         else:
             too_few = middle
-    return ranked[:enough]
+    levels = _levels_after(enough, names)
+    return tuple(KeptLayer(name, ranked[name], precisions[level]) for name, level in levels.items() if level)
+
+
+def _levels_after(steps: int, names: Sequence[str]) -> dict[str, int]:
+    """Return the level of each layer after so many of them rose by one, in the order of `names`, again and again."""
+    level, risen = divmod(steps, len(names))
+    return {name: level + (number < risen) for number, name in enumerate(names)}
+
+
+def _quantized(levels: Mapping[str, int], precisions: Sequence[str]) -> dict[str, int]:
+    """Return the layers that are not in float32."""
+    return {name: level for name, level in levels.items() if precisions[level] != _HIGHEST}

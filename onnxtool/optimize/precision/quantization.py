@@ -18,6 +18,30 @@ _SMALLEST = np.float32(1e-30)  # the scale of a column of zeros
 
 
 @dataclass(frozen=True)
+class ActivationGrid:
+    """The numbers that uint8 activations can be: `(code - zero) * scale`."""
+
+    scale: np.float32
+    zero: int
+
+    @classmethod
+    def over(cls, lowest: float, highest: float) -> ActivationGrid | None:
+        """Return the grid over a range, as ONNX defines DynamicQuantizeLinear; None where the range is zero alone.
+
+        The range includes zero, which is exact.
+        """
+        low, high = min(0.0, lowest), max(0.0, highest)
+        scale = np.float32((high - low) / _NUM_STEPS)
+        return cls(scale, int(np.clip(np.rint(-low / scale), 0, _NUM_STEPS))) if scale else None
+
+    def round(self, values: Floats) -> Floats:
+        """Return the numbers that the codes of `values` stand for; those beyond the grid become its ends."""
+        codes = np.clip(np.rint(values / self.scale) + self.zero, 0, _NUM_STEPS)
+        rounded: Floats = ((codes - self.zero) * self.scale).astype(np.float32)
+        return rounded
+
+
+@dataclass(frozen=True)
 class Adjustment:
     """What makes a product easier to round, without changing what it computes.
 
@@ -26,10 +50,12 @@ class Adjustment:
             ones. An outlier in one channel takes the grid from all others: this takes it from the activations, which
             share one scale, to the weight, which has one a column (SmoothQuant, arXiv:2211.10438).
         shift: float32 [N], added to the product: what rounding loses on average. None for zeros.
+        activations: the grid of the divided activations; None for that of the range which each run finds.
     """
 
     divisor: Floats | None = None
     shift: Floats | None = None
+    activations: ActivationGrid | None = None
 
 
 PLAIN = Adjustment()
@@ -49,14 +75,6 @@ def round_weight(weight: Floats) -> Floats:
 
 
 def round_activations(values: Floats, lowest: float, highest: float) -> Floats:
-    """Return the numbers that the uint8 of `values` stand for, where they all lie in `lowest`..`highest`.
-
-    As ONNX defines DynamicQuantizeLinear: the range includes zero, which is exact.
-    """
-    low, high = min(0.0, lowest), max(0.0, highest)
-    scale = np.float32((high - low) / _NUM_STEPS)
-    if scale == 0:
-        return values
-    zero = np.clip(np.rint(-low / scale), 0, _NUM_STEPS)
-    rounded: Floats = ((np.clip(np.rint(values / scale) + zero, 0, _NUM_STEPS) - zero) * scale).astype(np.float32)
-    return rounded
+    """Return the numbers that the uint8 of `values` stand for, where they all lie in `lowest`..`highest`."""
+    grid = ActivationGrid.over(lowest, highest)
+    return values if grid is None else grid.round(values)

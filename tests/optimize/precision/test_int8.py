@@ -19,8 +19,9 @@ from onnxtool.optimize.passes.int8_products import quantize_int8
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.precision import int8
 from onnxtool.optimize.precision.activations import Feeds, open_written
+from onnxtool.optimize.precision.bounded import Quantized
 from onnxtool.optimize.precision.calibration import make_calibration
-from onnxtool.optimize.precision.int8 import Int8Result, to_int8
+from onnxtool.optimize.precision.int8 import to_int8
 from onnxtool.optimize.precision.quantization import Adjustment
 from onnxtool.optimize.precision.quantization_error import output_errors, padding_mask
 from onnxtool.weights import load_model
@@ -38,7 +39,7 @@ def layers(factor: float = 1.0) -> ir.Model:
     return build_body(BODY, {"w": first, "v": normal(8, 8, seed=2)})
 
 
-def errors_of(result: Int8Result, model: ir.Model, feeds: list[Feeds]) -> float:
+def errors_of(result: Quantized, model: ir.Model, feeds: list[Feeds]) -> float:
     """Measure the error with the sessions of the tests."""
     worst = [
         output_errors({"y": run(result.outcome.model, given)[0]}, {"y": run(model, given)[0]}, None).max()
@@ -101,7 +102,7 @@ def test_a_scale_that_is_off_by_two_is_caught(monkeypatch: pytest.MonkeyPatch) -
         return Pass("damaged", apply)
 
     monkeypatch.setattr(int8, "quantize_int8", damaged)
-    with pytest.raises(PassError, match=r"the error in int8 is 0\.\d+ with 0 layers in float32"):
+    with pytest.raises(PassError, match=r"the error in int8 is 0\.\d+ with 0 layers in higher precision"):
         to_int8(layers(), FEEDS, max_error=0.01)
 
 
