@@ -16,7 +16,7 @@ from onnxtool.optimize.fusions import count_fusions, expected_attentions, requir
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.precision.candidates import choose
 from onnxtool.optimize.precision.conversion import DYNAMIC, MAX_ERROR, QUANTIZED, Conversion, Converted
-from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, passes_for
+from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.verification import Prover, verification_feeds
 from onnxtool.reports import Candidate, OptimizeReport, Stats
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
@@ -96,7 +96,7 @@ def optimize_model(
             model, options, _conversion(options, source, context, staging.folder, on_progress)
         )
         passes, results = (*passes, *converted.steps), (*results, *converted.results)
-        if converted.steps or candidates:
+        if converted.precision != "fp32" or candidates:
             stopwatch.lap("precision")
         on_progress(f"writing {output}")
         path = save_model(converted.model, staging)
@@ -163,6 +163,7 @@ def _conversion(
         feeds=verification_feeds(source) if options.precision != "fp32" else (),
         folder=folder,
         context=context,
+        finishing=FINISHING[options.provider],
         disabled_optimizers=DISABLED_OPTIMIZERS[options.provider],
         max_error=options.max_error,
         texts_path=options.calibration,

@@ -176,6 +176,12 @@ class Editor:
         graph.register_initializer(value)
         return value
 
+    @property
+    def initializers(self) -> Mapping[str, ir.Value]:
+        """The initializers of the graph, by their names."""
+        found: Mapping[str, ir.Value] = self._main_graph().initializers
+        return found
+
     def _main_graph(self) -> Any:
         return self._graph
 

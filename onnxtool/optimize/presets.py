@@ -15,6 +15,7 @@ from onnxtool.optimize.passes.layer_normalization import layer_normalization
 from onnxtool.optimize.passes.matmul_add import matmul_add
 from onnxtool.optimize.passes.onnxoptimizer_cleanup import onnxoptimizer_cleanup
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
+from onnxtool.optimize.passes.residual_sums import residual_sums
 from onnxtool.optimize.passes.rms_normalization import rms_normalization
 from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
@@ -38,6 +39,9 @@ _CUDA = (*_SETTLE, *_FUSE, skip_layer_normalization, *_CLEAN)
 
 PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
 """The passes of each provider, which keep float32; onnxtool/optimize/precision/ goes on from there."""
+
+FINISHING: dict[str, tuple[Pass, ...]] = {"cpu": (residual_sums,), "cuda": ()}
+"""What runs at last, once the model has its precision: what it writes, no other pass looks for."""
 
 # Of onnxruntime's own, which run when the file is loaded: what the file was tuned for, its metadata ask for.
 DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": ()}

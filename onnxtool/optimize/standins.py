@@ -58,6 +58,9 @@ def _stand_in(node: onnx.NodeProto, model: ir.Model) -> list[onnx.NodeProto]:
         # Our own passes write it for matrices only.
         transposed = make_node("Transpose", inputs[1:2], between[:1], perm=[1, 0])
         return [transposed, make_node("MatMul", [inputs[0], between[0]], [output])]
+    if node.op_type == "MultiHeadAttention" and len(inputs) >= 3 and inputs[1] in _of_rank_four(model):
+        # Keys and values with their past, [B, H, L, D]: what comes out has the shape of the queries.
+        return [make_node("Identity", inputs[:1], [output])]
     if node.op_type == "MultiHeadAttention" and len(inputs) >= 3 and inputs[1] and inputs[2]:
         transposed = make_node("Transpose", inputs[1:2], between[:1], perm=[0, 2, 1])
         scores = make_node("MatMul", [inputs[0], between[0]], between[1:2])
@@ -67,3 +70,10 @@ def _stand_in(node: onnx.NodeProto, model: ir.Model) -> list[onnx.NodeProto]:
         projected = make_node("MatMul", inputs[:2], between[:1])
         return [projected, make_node("Split", between[:1], [output, *between[1:]], axis=-1, **pieces)]
     return [node]
+
+
+def _of_rank_four(model: ir.Model) -> frozenset[str]:
+    """Return the names of the outputs of `model` that are said to have four axes, as a cache has."""
+    return frozenset(
+        str(value.name) for value in model.graph.outputs if value.shape is not None and len(value.shape) == 4
+    )

@@ -48,7 +48,9 @@ def test_layers_that_cannot_afford_it_are_named(exported: Path) -> None:
     assert report.quantization.error <= 2e-4
     names = {layer.name for layer in report.quantization.kept}
     assert names
-    assert names <= {tensor.name for tensor in ModelFile.open(Path(report.output)).structure.initializers}
+    # Queries, keys and values that all stay are packed in one weight still.
+    held = {tensor.name for tensor in ModelFile.open(Path(report.output)).structure.initializers}
+    assert {name if name in held else name.rpartition("_")[0] for name in names} <= held
 
 
 def test_a_promise_that_nothing_keeps_is_an_error(exported: Path) -> None:

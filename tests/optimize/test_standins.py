@@ -65,3 +65,17 @@ def test_an_operator_that_is_not_known_hides_only_what_is_behind_it() -> None:
     shapes = find_shapes(model)
     assert shapes.rank(model.graph[0].outputs[0]) == 3
     assert shapes.rank(model.graph[-1].outputs[0]) is None
+
+
+def test_attention_over_a_cache_is_as_large_as_its_queries() -> None:
+    """Its keys and values have an axis of heads."""
+    text = (
+        "g (float[B, S, 8] x, float[B, 2, P, 4] past) => (float[B, 2, T, 4] keys, float z) "
+        "<int64[4] heads = {0, 0, 2, 4}> { r = Reshape(x, heads) k = Transpose <perm=[0, 2, 1, 3]> (r) keys = Concat <axis=2> (past, k) "
+        "y = com.microsoft.MultiHeadAttention <num_heads=2> (x, keys, keys) z = Neg(y) }"
+    )
+    model = build(text)
+    sizes = find_shapes(model).probes[0]
+    feeds = {"x": normal(sizes["B"], sizes["S"], 8), "past": normal(sizes["B"], 2, sizes["P"], 4)}
+    assert find_shapes(model).of(model.graph[-1].outputs[0]) == run(model, feeds)[1].shape
+    assert find_shapes(model).dtype(model.graph[-1].outputs[0]) == np.float32

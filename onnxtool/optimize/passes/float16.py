@@ -61,7 +61,8 @@ def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
         return Outcome(model, 0, "no float32 weights to convert")
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
-    halved = {node for node in model.graph if _computes_in_half(node, floats, kept)}
+    angles = _angles(model)
+    halved = {node for node in model.graph if node not in angles and _computes_in_half(node, floats, kept)}
     conversion = _Conversion(model, floats, halved)
     outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
     for node in list(model.graph):
@@ -85,6 +86,20 @@ def _is_float32_matrix(value: ir.Value) -> bool:
     import onnx_ir as ir
 
     return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
+
+
+def _angles(model: ir.Model) -> set[ir.Node]:
+    """Return the nodes that make cosines and sines: a position times a frequency has few digits left in float16."""
+    waiting = [node for node in model.graph if not node.domain and node.op_type in ("Cos", "Sin")]
+    found: set[ir.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(
+                above for value in node.inputs if value is not None and (above := value.producer()) is not None
+            )
+    return found
 
 
 def _computes_in_half(node: ir.Node, floats: frozenset[str], kept: frozenset[str]) -> bool:

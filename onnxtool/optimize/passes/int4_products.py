@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 
 from onnxtool.optimize.matching import MICROSOFT, Editor, supersede
 from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.passes.int8_products import shared_initializer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.precision.blocks import BLOCK, Grids, pack_weight, pack_zeros
-from onnxtool.optimize.precision.products import Product, find_products, open_attention
+from onnxtool.optimize.precision.products import Product, find_products, open_products, shared_initializer
 from onnxtool.optimize.shapes import find_shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_FIRST_OPSET = 13  # of Split with its lengths as an input
 # By provider: activations rounded to int8, a block at a time, for which the CPU has integer products. It takes half the
 # time of float32 sums for a single token, and their error is a hundredth of that of the weights.
 _ACCURACY_LEVELS = {"cpu": 4}
@@ -47,10 +45,8 @@ def _apply(model: ir.Model, kept: Mapping[str, str], grids: Grids, provider: str
 
     A packed `Attention` is opened for that; a weight that an embedding shares gets a quantized copy.
     """
-    if model.opset_imports.get("", 0) < _FIRST_OPSET:
-        return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
     exact = frozenset(name for name, precision in kept.items() if precision not in _BITS)
-    reasons = open_attention(model, exact, find_shapes(model))
+    reasons = open_products(model, exact, find_shapes(model))
     products, others = find_products(model)
     wanted = [product for product in products if product.name not in exact]
     for product in wanted:
@@ -68,7 +64,7 @@ def write_blocks(product: Product, bits: int, grids: Grids, editor: Editor, prov
     inputs: list[ir.Value | None] = [
         product.value,
         *(
-            shared_initializer(product, tensor, f"{product.name}_int{bits}_{part}", editor)
+            shared_initializer(tensor, f"{product.name}_int{bits}_{part}", editor)
             for part, tensor in _lazy_parts(product, bits, grids).items()
         ),
     ]

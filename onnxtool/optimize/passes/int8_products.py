@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.matching import MICROSOFT, Editor, is_made_on_saving, supersede, tensor_of
+from onnxtool.optimize.matching import MICROSOFT, Editor, supersede, tensor_of
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.precision.products import Product, find_products, open_attention, scalable_normalization
+from onnxtool.optimize.precision.products import (
+    Product,
+    find_products,
+    open_products,
+    scalable_normalization,
+    shared_initializer,
+)
 from onnxtool.optimize.precision.quantization import PLAIN, ActivationGrid, Adjustment, quantize_weight
 from onnxtool.optimize.shapes import find_shapes
 
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
 
     from onnxtool.optimize.precision.quantization import Floats
 
-_FIRST_OPSET = 13  # of Split with its lengths as an input
+_FIRST_OPSET = 10  # of QuantizeLinear
 
 
 def quantize_int8(kept: frozenset[str] = frozenset(), adjustments: Mapping[str, Adjustment] | None = None) -> Pass:
@@ -45,7 +51,7 @@ def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adju
     """
     if model.opset_imports.get("", 0) < _FIRST_OPSET:
         return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
-    reasons = open_attention(model, kept, find_shapes(model))
+    reasons = open_products(model, kept, find_shapes(model))
     products, others = find_products(model)
     wanted = [product for product in products if product.name not in kept]
     folded = _fold_divisors(wanted, adjustments)
@@ -118,8 +124,8 @@ def _grid_inputs(product: Product, grid: ActivationGrid, editor: Editor) -> tupl
 def _write(product: Product, value: ir.Value, adjustment: Adjustment, editor: Editor) -> ir.Value:
     """Write the int8 of a product with `value`, its activations as `_prepare` left them, and return its result."""
     tensor, scales = _lazy_weights(product, adjustment)
-    weight = shared_initializer(product, tensor, f"{product.name}_int8", editor)
-    scale = shared_initializer(product, scales, f"{product.name}_scale", editor)
+    weight = shared_initializer(tensor, f"{product.name}_int8", editor)
+    scale = shared_initializer(scales, f"{product.name}_scale", editor)
     bias = _bias(product, adjustment, editor)
     inputs: list[ir.Value | None] = [value, weight, scale]
     operator = "DynamicQuantizeMatMul"
@@ -137,16 +143,6 @@ def _bias(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value 
         return product.bias
     own = product.read_bias()
     return editor.constant(adjustment.shift if own is None else own + adjustment.shift, f"{product.name}_int8_bias")
-
-
-def shared_initializer(product: Product, tensor: ir.TensorProtocol, name: str, editor: Editor) -> ir.Value:
-    """Return the initializer that holds `tensor`: that of another product with the same weight where there is one."""
-    graph: Any = product.node.graph
-    held: ir.Value | None = graph.initializers.get(name)
-    # What a file brought under this name is not made on saving.
-    if held is not None and is_made_on_saving(tensor_of(held)) and tensor_of(held).shape == tensor.shape:
-        return held
-    return editor.weight(tensor, name)
 
 
 def _lazy_weights(product: Product, adjustment: Adjustment) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.model_file import scratch_file
-from onnxtool.optimize.precision.products import find_products, open_attention
+from onnxtool.optimize.precision.products import find_products, open_products
 from onnxtool.optimize.precision.quantization_error import padding_mask
 from onnxtool.optimize.shapes import fill_types, find_shapes
 from onnxtool.runtime.session import Arrays, Session, open_session
@@ -73,7 +73,7 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
     """Run `model`, written to `folder`, on each of `feeds` and record what its products are given."""
     model = model.clone()
     names = tuple(str(value.name) for value in model.graph.outputs)
-    open_attention(model, frozenset(), find_shapes(model))
+    open_products(model, frozenset(), find_shapes(model))
     products, _ = find_products(model)
     fill_types(model)
     values = {str(product.value.name): product.value for product in products}

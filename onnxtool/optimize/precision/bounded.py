@@ -14,7 +14,7 @@ from onnxtool.errors import PassError
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.precision.activations import Feeds, Recording, open_written, record
 from onnxtool.optimize.precision.kept_layers import MARGIN, Trials, find_kept_layers
-from onnxtool.optimize.precision.products import Product, find_products, open_attention
+from onnxtool.optimize.precision.products import Product, find_products, open_products
 from onnxtool.optimize.precision.quantization_error import output_errors, padding_mask
 from onnxtool.optimize.precision.switches import Level, open_switchable
 from onnxtool.optimize.shapes import find_shapes
@@ -92,7 +92,7 @@ def quantize_within(
     if not feeds:
         raise PassError("no calibration inputs", "pass texts to calibrate on")
     opened = model.clone()
-    open_attention(opened, frozenset(), find_shapes(opened))
+    open_products(opened, frozenset(), find_shapes(opened))
     products, _ = find_products(opened)
     if not products:
         raise PassError("no product with a float32 weight to quantize", "the model has another precision already")

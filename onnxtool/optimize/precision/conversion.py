@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,15 +39,15 @@ class Converted:
     """A model in a precision, ready to be written.
 
     Attributes:
-        steps: the passes that converted it, with what each did; none for fp32.
+        steps: the passes that converted and finished it, with what each did.
         quantization: what is known of its error; None where nothing was quantized.
     """
 
     model: ir.Model
     precision: str
-    steps: tuple[Pass, ...] = ()
-    results: tuple[PassResult, ...] = ()
-    quantization: Quantization | None = None
+    steps: tuple[Pass, ...]
+    results: tuple[PassResult, ...]
+    quantization: Quantization | None
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Conversion:
         feeds: inputs of many shapes, to see how large values become.
         folder: where to put files that are run and removed again.
         context: what is known of the model, and the provider it is for.
+        finishing: the passes that run once the model has its precision.
         disabled_optimizers: those of onnxruntime's own that a session has to leave out.
         max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
         texts_path: texts to calibrate on; None for onnxtool's own.
@@ -69,6 +70,7 @@ class Conversion:
     feeds: Sequence[Feeds]
     folder: Path
     context: Context
+    finishing: Sequence[Pass]
     disabled_optimizers: Sequence[str]
     max_error: float | None
     texts_path: Path | None
@@ -91,12 +93,13 @@ class Conversion:
             PassError: it cannot be converted, or not within `max_error`.
             InputError: the texts cannot be read, or there is no tokenizer for them.
         """
-        converted = Converted(model, precision)
+        steps, quantization = tuple(self.finishing), None
         if precision != "fp32":
             self.on_progress(f"converting to {precision}")
             step, quantization = self._prepare(model, precision, activations)
-            model, results = run_passes(model, (step,), self.context, self.on_progress, most_rounds=1)
-            converted = replace(converted, model=model, steps=(step,), results=results, quantization=quantization)
+            steps = (step, *steps)
+        model, results = run_passes(model, steps, self.context, self.on_progress, most_rounds=1)
+        converted = Converted(model, precision, steps, results, quantization)
         self._describe(converted)
         return converted
 

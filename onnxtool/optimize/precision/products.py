@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from onnxtool.optimize.matching import (
     MICROSOFT,
     Editor,
     attribute,
+    is_made_on_saving,
     is_weight,
     only_consumer,
     operands,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from onnxtool.optimize.shapes import Shapes
 
 _QKV_BIAS, _MASK, _PAST, _ATTENTION_BIAS = 2, 3, 4, 5  # inputs of Attention
+_PARTS = ("query", "key", "value")
 _PASSED_ON = ("num_heads", "mask_filter_value", "scale", "unidirectional")
 
 
@@ -153,23 +157,33 @@ def _product(node: ir.Node) -> Product:
     return Product(node, weight, _is_transposed(node), bias, result)
 
 
-def open_attention(model: ir.Model, kept: frozenset[str], shapes: Shapes) -> list[str]:
-    """Replace `Attention(x, W, b)` by `MultiHeadAttention(q, k, v)` with `q, k, v = Split(x @ W + b)`.
+def open_products(model: ir.Model, kept: frozenset[str], shapes: Shapes) -> list[str]:
+    """Take apart the operators that hide a product with a weight, or its bias, where that is to be in fewer bits.
 
-    Those whose weight is in `kept` stay. Returns why others do.
+    `Attention(x, W, b)` becomes `MultiHeadAttention(x @ Wq + bq, x @ Wk + bk, x @ Wv + bv)`: one product and a split
+    of it take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: products in fewer bits add a bias for nothing.
+    Those whose weights are all in `kept` stay. Returns why others do.
     """
-    packed = [node for node in model.graph if node.op_type == "Attention" and node.domain == MICROSOFT]
     reasons = []
-    for node in packed:
-        weight = node.inputs[1]
-        if weight is not None and weight.name in kept:
+    for node in list(model.graph):
+        if (node.domain, node.op_type) == (MICROSOFT, "BiasGelu"):
+            product = producer(node.inputs[0], "MatMul")
+            if product is not None and _weight_of(product).name not in kept and is_weight(product.inputs[1], 2):
+                _open_bias_gelu(node)
+        if (node.domain, node.op_type) != (MICROSOFT, "Attention"):
             continue
         reason = _objection_to_opening(node, shapes)
         if reason:
             reasons.append(reason)
-        else:
-            _open(node)
+        elif not kept.issuperset(_names_of_parts(_weight_of(node))):
+            _open_attention(node)
     return reasons
+
+
+def _open_bias_gelu(node: ir.Node) -> None:
+    editor = Editor(node)
+    total = editor.node("Add", node.inputs, like=node.inputs[0])
+    supersede(node.outputs[0], editor.node("Gelu", [total], domain=MICROSOFT, like=node.outputs[0]))
 
 
 def _objection_to_opening(node: ir.Node, shapes: Shapes) -> str:
@@ -185,6 +199,8 @@ def _objection_to_opening(node: ir.Node, shapes: Shapes) -> str:
     sizes = attribute(node, "qkv_hidden_sizes", [])
     if (sizes and len(set(sizes)) > 1) or _size_of_weight(node)[1] % 3:
         return "queries, keys and values are of several widths"
+    if inputs[_QKV_BIAS] is not None and not is_weight(inputs[_QKV_BIAS], 1):
+        return "the bias of the attention is no constant"
     if inputs[_MASK] is not None and shapes.rank(inputs[_MASK]) != 2:
         return "the mask of the attention is no matrix [B, S]"
     return ""
@@ -195,29 +211,53 @@ def _size_of_weight(node: ir.Node) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def _open(node: ir.Node) -> None:
-    import numpy as np
-    import onnx_ir as ir
-
+def _open_attention(node: ir.Node) -> None:
     editor = Editor(node)
     inputs = list(node.inputs) + [None] * 6
-    joined = editor.node("MatMul", inputs[:2])
-    if inputs[_QKV_BIAS] is not None:
-        joined = editor.node("Add", [joined, inputs[_QKV_BIAS]])
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"{node.name} is in no graph")
-    # The attribute num_outputs came with opset 18; the lengths as an input are older.
-    width = _size_of_weight(node)[1] // 3
-    lengths = editor.constant(np.full(3, width, np.int64), "onnxtool.lengths")
-    split = ir.node("Split", [joined, lengths], {"axis": -1}, num_outputs=3)
-    graph.insert_before(node, split)
+    weight, bias = _weight_of(node), inputs[_QKV_BIAS]
+    parts = []
+    for number, name in enumerate(_names_of_parts(weight)):
+        part = editor.node("MatMul", [inputs[0], _columns(weight, number, name, editor)])
+        if bias is not None:
+            own = np.split(tensor_of(bias).numpy(), len(_PARTS))[number]
+            part = editor.node("Add", [part, editor.constant(own, f"{bias.name}_{_PARTS[number]}")])
+        parts.append(part)
     attributes = {name: node.attributes[name].value for name in _PASSED_ON if name in node.attributes}
-    wanted = [*split.outputs, None, inputs[_MASK], inputs[_ATTENTION_BIAS]]
+    wanted = [*parts, None, inputs[_MASK], inputs[_ATTENTION_BIAS]]
     while wanted[-1] is None:
         wanted.pop()
     opened = editor.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])
     supersede(node.outputs[0], opened)
+    for value in (weight, bias):
+        if value is not None and value.graph is not None and not value.uses():
+            value.graph.initializers.pop(str(value.name))
+
+
+def _names_of_parts(weight: ir.Value) -> list[str]:
+    return [f"{weight.name}_{part}" for part in _PARTS]
+
+
+def _columns(weight: ir.Value, number: int, name: str, editor: Editor) -> ir.Value:
+    """Return the columns of queries, keys or values of a packed weight, read from it when somebody asks for them."""
+    import onnx_ir as ir
+
+    tensor = tensor_of(weight)
+    rows, columns = (int(size) for size in tensor.shape.numpy())
+    width = columns // len(_PARTS)
+
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(np.ascontiguousarray(tensor.numpy()[:, number * width : (number + 1) * width]))
+
+    return shared_initializer(ir.LazyTensor(read, tensor.dtype, ir.Shape([rows, width])), name, editor)
+
+
+def shared_initializer(tensor: ir.TensorProtocol, name: str, editor: Editor) -> ir.Value:
+    """Return the initializer that holds `tensor`: that of another product with the same weight where there is one."""
+    held: ir.Value | None = editor.initializers.get(name)
+    # What a file brought under this name is not made on saving.
+    if held is not None and is_made_on_saving(tensor_of(held)) and tensor_of(held).shape == tensor.shape:
+        return held
+    return editor.weight(tensor, name)
 
 
 def scalable_normalization(value: ir.Value) -> ir.Node | None:

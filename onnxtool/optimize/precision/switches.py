@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxtool.optimize.matching import Editor, replace
 from onnxtool.optimize.precision.activations import Feeds, open_written
-from onnxtool.optimize.precision.products import Product, find_products, open_attention
+from onnxtool.optimize.precision.products import Product, find_products, open_products
 from onnxtool.optimize.precision.quantization_error import output_errors, padding_mask
 from onnxtool.optimize.shapes import fill_types, find_shapes
 from onnxtool.runtime.session import Arrays, Session
@@ -74,7 +74,7 @@ def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> S
     import onnx_ir as ir
 
     model = model.clone()
-    open_attention(model, frozenset(), find_shapes(model))
+    open_products(model, frozenset(), find_shapes(model))
     fill_types(model)
     products, _ = find_products(model)
     sizes = {product.name: product.num_weights for product in products}

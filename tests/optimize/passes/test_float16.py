@@ -46,3 +46,16 @@ def test_a_model_without_matrices_is_left_alone() -> None:
     """There is nothing to halve."""
     model = build("g (int64[B] x) => (int64[B] y) { y = Neg(x) }")
     assert_left_alone(to_float16(), model, "no float32 weights to convert")
+
+
+def test_angles_of_far_positions_keep_their_digits() -> None:
+    """A position of thousands has no half steps left in float16, and its cosine is another number."""
+    body = "a = Mul(x, f) c = Cos(a) y = MatMul(c, w)"
+    model = build(
+        f"g (float[N, 4] x) => (float[N, 4] y) {{ {body} }}",
+        {"f": np.array([1.0, 0.3, 0.1, 0.03], np.float32), "w": np.eye(4, dtype=np.float32)},
+    )
+    feeds = {"x": np.full((2, 4), 3001.7, np.float32)}
+    (expected,) = run(model, feeds)
+    (found,) = run(apply(to_float16(), model).model, feeds)
+    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)

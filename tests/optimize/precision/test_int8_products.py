@@ -15,6 +15,7 @@ from tests.optimize.passes.builders import (
     Arrays,
     apply,
     assert_left_alone,
+    assert_same_numbers,
     assert_twice_is_once,
     build,
     build_body,
@@ -104,7 +105,7 @@ def test_what_int8_cannot_compute_stays(graph: str, weights: Arrays, note: str) 
 
 def test_old_opsets_stay() -> None:
     """Their Split takes its lengths as an attribute."""
-    assert_left_alone(INT8, build(*FORMS["MatMul"], opset=12), "opset below 13")
+    assert_left_alone(INT8, build(*FORMS["MatMul"], opset=9), "opset below 10")
 
 
 def test_a_bias_that_widens_the_product_is_added_behind() -> None:
@@ -159,17 +160,32 @@ def test_a_packed_attention_is_opened(attributes: str) -> None:
     feeds = {"x": X, "m": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], np.int32)}
     rounded = round_activations(X, float(X.min()), float(X.max()))
     expected = run(build(graph, {**QKV, "w": round_weight(QKV["w"])}), {**feeds, "x": rounded})[0]
-    assert apply(INT8, model).num_changes == 1
-    assert operators(model) == ["DynamicQuantizeMatMul", "Split", "MultiHeadAttention"]
+    assert apply(INT8, model).num_changes == 3
+    assert operators(model) == ["DynamicQuantizeMatMul"] * 3 + ["MultiHeadAttention"]
+    assert not {"w", "w_query", "w_key", "w_value"} & set(model.graph.initializers)
     real = feeds["m"].astype(bool)
     np.testing.assert_allclose(run(model, feeds)[0][real], expected[real], atol=1e-4, rtol=0)
 
 
 def test_an_attention_that_is_kept_stays_packed() -> None:
-    """By the name of its weight."""
-    model = build(f"{ATTENTION} {{ y = com.microsoft.Attention<num_heads=2>(x, w, b, m) }}", QKV)
-    assert apply(quantize_int8(frozenset({"w"})), model).num_changes == 0
-    assert operators(model) == ["Attention"]
+    """By the names of the parts of its weight, of which it is opened for any that is not."""
+    graph = f"{ATTENTION} {{ y = com.microsoft.Attention<num_heads=2>(x, w, b, m) }}"
+    packed, opened = build(graph, QKV), build(graph, QKV)
+    assert apply(quantize_int8(frozenset({"w_query", "w_key", "w_value"})), packed).num_changes == 0
+    assert operators(packed) == ["Attention"]
+    feeds = {"x": X, "m": np.ones((2, 5), np.int32)}
+    assert_same_numbers(quantize_int8(frozenset({"w_query", "w_key"})), opened, feeds, atol=0.5)
+    assert operators(opened) == ["MatMul", "Add", "MatMul", "Add", "DynamicQuantizeMatMul", "MultiHeadAttention"]
+
+
+def test_a_bias_in_front_of_gelu_goes_into_the_product() -> None:
+    """Where it costs nothing; a product that is kept keeps its BiasGelu."""
+    graph = "g (float[B, S, 8] x) => (float[B, S, 12] y) { p = MatMul(x, w) y = com.microsoft.BiasGelu(p, b) }"
+    opened, kept = build(graph, {"w": W, "b": B}), build(graph, {"w": W, "b": B})
+    assert_same_numbers(INT8, opened, {"x": X}, atol=0.3)
+    assert operators(opened) == ["DynamicQuantizeMatMul", "Gelu"]
+    assert apply(quantize_int8(frozenset({"w"})), kept).num_changes == 0
+    assert operators(kept) == ["MatMul", "BiasGelu"]
 
 
 def test_an_attention_with_lengths_for_a_mask_stays() -> None:
