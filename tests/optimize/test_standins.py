@@ -71,7 +71,8 @@ def test_attention_over_a_cache_is_as_large_as_its_queries() -> None:
     """Its keys and values have an axis of heads."""
     text = (
         "g (float[B, S, 8] x, float[B, 2, P, 4] past) => (float[B, 2, T, 4] keys, float z) "
-        "<int64[4] heads = {0, 0, 2, 4}> { r = Reshape(x, heads) k = Transpose <perm=[0, 2, 1, 3]> (r) keys = Concat <axis=2> (past, k) "
+        "<int64[4] heads = {0, 0, 2, 4}> { "
+        "r = Reshape(x, heads) k = Transpose <perm=[0, 2, 1, 3]> (r) keys = Concat <axis=2> (past, k) "
         "y = com.microsoft.MultiHeadAttention <num_heads=2> (x, keys, keys) z = Neg(y) }"
     )
     model = build(text)
