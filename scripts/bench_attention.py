@@ -106,7 +106,7 @@ def _try(checkpoint: Path, task: str, name: str, exporter: str) -> tuple[list[st
             count = next(one for one in json.loads(report)["fusions"] if one["kind"] == "attention")
             fused = f"{count['found']} of {count['expected']}"
             is_good = count["found"] == count["expected"] and verdict["right"]
-        cells += [fused, error if verdict["right"] else f"wrong: {verdict['reason'].partition(': ')[2][:60]}"]
+        cells += [fused, error if verdict["right"] else f"wrong on {verdict['reason'].partition(':')[0]}"]
     return cells, is_good
 
 
