@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test_lowest lint bench coverage consumers clean
+.PHONY: help setup demo test test_lowest fuzz lint bench review coverage consumers clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,6 +29,9 @@ test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[demo,dev]'
 	.venv-lowest/bin/python -m pytest -m 'not slow'
 
+fuzz: $(READY) ## Read a hundred times as many damaged models as the tests do; takes an hour.
+	ONNXTOOL_FUZZ=100 $(BIN)/python -m pytest tests/test_wire_fuzz.py
+
 lint: $(READY) ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,6 +39,10 @@ lint: $(READY) ## Check style and types.
 
 bench: $(READY) ## Measure the figures of the README on this machine.
 	$(BIN)/python scripts/bench_pipeline.py
+
+review: $(READY) ## Say what separates NEW from OLD, two ONNX files, in models/review.md and models/review.html.
+	$(BIN)/onnxtool stats $(NEW) $(OLD) --format markdown --output models/review.md --force
+	$(BIN)/onnxtool stats $(NEW) $(OLD) --format html --output models/review.html --force
 
 coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, and write docs/coverage.md; takes hours.
 	$(BIN)/python scripts/coverage.py --peers --resume

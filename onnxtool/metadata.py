@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from onnxtool.reports import Json, Verification
+from onnxtool.figures import Json
 from onnxtool.wire import encode_metadata
+
+if TYPE_CHECKING:
+    from onnxtool.reports import Verification
 
 TASK_KEY = "onnxtool.task"
 HEAD_KEY = "onnxtool.head"

@@ -13,14 +13,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
+from onnxtool.figures import Json
 from onnxtool.metadata import STEPS_KEY, parse_steps
-from onnxtool.reports import Json
 from onnxtool.wire import Structure, read_structure
 
 if TYPE_CHECKING:
@@ -30,12 +29,15 @@ if TYPE_CHECKING:
 MAX_INLINE_BYTES = 1_900_000_000
 
 
-@dataclass(frozen=True)
 class ModelFile:
-    """An ONNX file whose structure can be read and whose external data is there, inside the file's own folder."""
+    """An ONNX file whose structure can be read and whose external data is there, inside the file's own folder.
 
-    path: Path
-    structure: Structure
+    No dataclass, as `onnxtool stats` would load that module for nothing else.
+    """
+
+    def __init__(self, path: Path, structure: Structure) -> None:
+        self.path = path
+        self.structure = structure
 
     @classmethod
     def open(cls, path: Path) -> ModelFile:
@@ -124,7 +126,6 @@ def _external_size(path: Path, location: str) -> int:
     )
 
 
-@dataclass(frozen=True)
 class Staging:
     """The hidden folder in which an output is made.
 
@@ -136,11 +137,12 @@ class Staging:
         obsolete: files to remove with the commit, such as companions of the model that is replaced.
     """
 
-    folder: Path
-    output: Path
-    root: Path
-    previous_locations: tuple[str, ...] = ()
-    obsolete: list[Path] = field(default_factory=list)
+    def __init__(self, folder: Path, output: Path, root: Path, previous_locations: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.output = output
+        self.root = root
+        self.previous_locations = previous_locations
+        self.obsolete: list[Path] = []
 
     @property
     def model_path(self) -> Path:

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("wire",),
     ("errors",),
     ("reports",),
+    ("figures",),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -41,12 +42,12 @@ ONLY_IN = {
     "onnxscript": {"export", "optimize"},
     "tokenizers": {"texts"},
     "onnxruntime": {"runtime", "optimize"},
-    "onnx": {"export", "optimize", "runtime", "weights"},
+    "onnx": {"export", "optimize", "runtime", "stats", "weights"},
     "onnx_ir": {"export", "optimize", "model_file", "weights"},
 }
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
 STANDARD_LIBRARY_ONLY = (
-    *("errors", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
+    *("errors", "figures", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
     "sentence_modules",
 )
 

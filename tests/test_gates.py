@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxtool.errors import GateError
+from onnxtool.figures import Json
 from onnxtool.gates import GateResult, check_gates, parse_gate
-from onnxtool.reports import Json
 
 REPORT: Json = {
     "path": "model.onnx",
@@ -62,6 +62,17 @@ def check(expression: str, base: Json = BASE) -> GateResult:
         ("inputs.0.shape.1==3", True),
         ("latency_ms.p95>1.5", False),
         ("latency_ms.p95>=1.5", True),
+        ("size_bytes>1.051kB", False),
+        ("size_bytes>=1.051 kB", True),
+        ("size_bytes<1.03KiB", True),
+        ("size_bytes<0.001MB", False),
+        ("size_bytes>0.001MiB", True),
+        ("size_bytes<0.00000001GB", False),
+        ("size_bytes<1GiB", True),
+        ("count(ops)==2", True),
+        ("count( inputs.0.shape )>1", True),
+        ('ops."com.microsoft::Attention"<12', False),
+        ('"latency_ms"."p95"==1.5', True),
     ],
 )
 def test_an_absolute_gate_compares_with_its_number(expression: str, met: bool) -> None:
@@ -130,6 +141,11 @@ def test_what_is_not_counted_is_zero(expression: str) -> None:
         "num_nodes>500>600",
         "num_nodes>5%",
         "__import__('os').getpid()>0",
+        "count(ops>1",
+        "count(ops)1",
+        'ops."MatMul>1',
+        "num_nodes>5TB",
+        "num_nodes>5 6",
     ],
 )
 def test_what_does_not_follow_the_grammar_is_refused(expression: str) -> None:
@@ -204,3 +220,25 @@ def test_any_text_is_a_gate_or_a_gate_error(text: str) -> None:
         return
     assert gate.expression == text
     assert gate.amount >= 0
+
+
+@pytest.mark.parametrize(
+    ("expression", "position"),
+    [
+        ("num_nodes", 10),
+        ("num_nodes>>5", 10),
+        ("num_nodes>five", 11),
+        ("num_nodes>+5x", 13),
+        (">5", 1),
+        ("count(ops>5", 10),
+        ('a."b>5', 3),
+    ],
+)
+def test_an_error_points_at_the_place(expression: str, position: int) -> None:
+    """The message says the character, and shows it below the expression."""
+    with pytest.raises(GateError) as caught:
+        parse_gate(expression)
+    first, shown, pointer = caught.value.message.split("\n")
+    assert f"at character {position} of" in first
+    assert shown == f"  {expression}"
+    assert pointer == "  " + " " * (position - 1) + "^"

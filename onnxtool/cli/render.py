@@ -7,36 +7,33 @@ untrusted: whatever is not printable in them is shown as an escape, in every for
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
+from onnxtool.cli.documents import json_document
 from onnxtool.cli.printable import printable
+from onnxtool.figures import Dimension, TensorInfo
 from onnxtool.model_file import write_text
-from onnxtool.reports import Dimension, TensorInfo, to_json
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(NamedTuple):
     """A line that says what follows."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Names with values, a line each."""
 
     rows: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Columns with a title each; every cell is text. Columns named in `numbers` are aligned to the right."""
 
     columns: Sequence[str]
@@ -44,8 +41,7 @@ class Table:
     numbers: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """A sentence that a reader must not miss."""
 
     text: str
@@ -65,15 +61,21 @@ def emit(
     """Print `report` in a format, or write it to `output`."""
     blocks = [_printable_block(block) for block in blocks]
     if format_name == "json":
-        text = _json(report)
+        text = json_document(report)
     elif format_name == "markdown":
         text = _markdown(blocks)
     else:
         text = _text(blocks)
+    if output is None and format_name == "text" and sys.stdout.isatty():
+        _print_rich(blocks)
+    else:
+        write_out(text, output=output, force=force)
+
+
+def write_out(text: str, *, output: Path | None, force: bool) -> None:
+    """Print `text`, or write it to `output`."""
     if output is not None:
         write_text(output, text, force=force)
-    elif format_name == "text" and sys.stdout.isatty():
-        _print_rich(blocks)
     else:
         click.echo(text, nl=False)
 
@@ -111,15 +113,6 @@ def _printable_block(block: Block) -> Block:
             return Facts([(printable(name), printable(value)) for name, value in rows])
         case Table(columns, rows, numbers):
             return Table(columns, [[printable(cell) for cell in row] for row in rows], numbers)
-
-
-def _json(report: object) -> str:
-    values = to_json(report)
-    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
-    if not all(line.isprintable() for line in text.split("\n")):
-        # JSON itself escapes only some of the control characters.
-        text = json.dumps(values, indent=2, ensure_ascii=True, allow_nan=False)
-    return text + "\n"
 
 
 def _text(blocks: Sequence[Block]) -> str:

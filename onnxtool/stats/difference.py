@@ -4,22 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from onnxtool.reports import Change, Difference, Json, MappingDelta, Stats, StatsDelta, TensorInfo, to_json
-from onnxtool.summary import summarize_model
+from onnxtool.figures import Change, Difference, Json, MappingDelta, Stats, StatsDelta, TensorInfo, Weight, to_json
+from onnxtool.model_file import ModelFile
+from onnxtool.stats.settings import Shape
+from onnxtool.summary import summarize_file
+from onnxtool.summary.duplicates import hash_weights
 
 
-def compare_models(model: Path, base: Path) -> Difference:
-    """Compare the structure of the ONNX file at `model` with that at `base`. Values of weights are not compared.
+def describe_model(path: Path, shape: Shape | None = None) -> Stats:
+    """Summarize the ONNX file at `path`, with what a run costs on inputs of `shape`.
+
+    Raises:
+        ModelFileError: the file or its external data is missing, malformed, or outside the folder of the file.
+        InputError: inputs of this shape do not fit the model.
+    """
+    return _describe(ModelFile.open(path), shape)
+
+
+def compare_models(model: Path, base: Path, *, weights: bool = False, shape: Shape | None = None) -> Difference:
+    """Compare the ONNX file at `model` with that at `base`.
+
+    Args:
+        model: what is reviewed.
+        base: what it is compared with.
+        weights: whether to read all weights, and compare them by the hash of their data.
+        shape: of the inputs for which to compare what a run costs.
 
     Raises:
         ModelFileError: a file or its external data is missing, malformed, or outside the folder of the file.
+        InputError: inputs of this shape do not fit a model.
     """
-    return compare_stats(summarize_model(model), summarize_model(base))
+    files = ModelFile.open(model), ModelFile.open(base)
+    after, before = (_describe(file, shape) for file in files)
+    return _compare(after, before, *(_weights_of(file, hashed=weights) for file in files))
 
 
 def compare_stats(model: Stats, base: Stats) -> Difference:
-    """Compare two summaries; numbers are the model's minus the base's."""
+    """Compare two summaries; numbers are the model's minus the base's. Initializers are not compared one by one."""
+    return _compare(model, base, {}, {})
+
+
+class _Initializers(NamedTuple):
+    """What differs between the initializers of two models."""
+
+    delta: MappingDelta
+    renamed: dict[str, str]
+
+
+def _describe(file: ModelFile, shape: Shape | None) -> Stats:
+    stats = summarize_file(file)
+    if shape is None:
+        return stats
+    from onnxtool.stats.cost import estimate_cost
+
+    return stats._replace(cost=estimate_cost(file.path, shape))
+
+
+def _compare(model: Stats, base: Stats, after: Mapping[str, Weight], before: Mapping[str, Weight]) -> Difference:
+    initializers = _compare_weights(after, before)
+    costs = (model.cost, base.cost)
     delta = StatsDelta(
         num_nodes=model.num_nodes - base.num_nodes,
         num_initializers=model.num_initializers - base.num_initializers,
@@ -31,8 +76,60 @@ def compare_stats(model: Stats, base: Stats) -> Difference:
         outputs=_compare_mappings(_by_name(model.outputs), _by_name(base.outputs)),
         opsets=_compare_mappings(model.opsets, base.opsets),
         metadata=_compare_mappings(model.metadata, base.metadata),
+        num_attentions=model.num_attentions - base.num_attentions,
+        weights=initializers.delta,
+        hashed=any(weight.sha256 for weight in after.values()),
+        renamed=initializers.renamed,
+        layers=_compare_mappings(
+            {name: to_json(layer) for name, layer in model.layers.items()},
+            {name: to_json(layer) for name, layer in base.layers.items()},
+        ),
+        functions=_compare_mappings(
+            {function.name: to_json(function) for function in model.functions},
+            {function.name: to_json(function) for function in base.functions},
+        ),
+        macs=None if costs[0] is None or costs[1] is None else costs[0].macs - costs[1].macs,
+        activation_bytes=(
+            None
+            if costs[0] is None or costs[1] is None
+            else costs[0].peak_activation_bytes - costs[1].peak_activation_bytes
+        ),
     )
     return Difference(base=base, model=model, delta=delta)
+
+
+def _weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
+    """Return the initializers of a model by name; of those in bodies of If and Loop that share one, the last."""
+    hashes = hash_weights(file) if hashed else {}
+    return {
+        tensor.name: Weight(tensor.name, tensor.dtype, tensor.dims, tensor.size_bytes, hashes.get(tensor.name, ""))
+        for tensor in file.structure.initializers
+    }
+
+
+def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) -> _Initializers:
+    """Compare initializers by name; of those with a hash, one that only changed its name is told as such."""
+    gone = {_content(base[name]): name for name in sorted(base.keys() - model.keys(), reverse=True)}
+    renamed = {}
+    for name in sorted(model.keys() - base.keys()):
+        content = _content(model[name])
+        if content is not None and content in gone:
+            renamed[gone.pop(content)] = name
+    found = frozenset(renamed.values())
+    delta = _compare_mappings(
+        {name: _tell(weight) for name, weight in model.items() if name not in found},
+        {name: _tell(weight) for name, weight in base.items() if name not in renamed},
+    )
+    return _Initializers(delta, dict(sorted(renamed.items())))
+
+
+def _content(weight: Weight) -> tuple[str, tuple[int, ...], str] | None:
+    return (weight.dtype, weight.shape, weight.sha256) if weight.sha256 else None
+
+
+def _tell(weight: Weight) -> Json:
+    told: dict[str, Json] = {"dtype": weight.dtype, "shape": list(weight.shape)}
+    return told | {"sha256": weight.sha256} if weight.sha256 else told
 
 
 def _by_name(tensors: Iterable[TensorInfo]) -> dict[str, Json]:

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from onnxtool.figures import FunctionFigures, Layer, Stats, Weight
+from onnxtool.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file import ModelFile
-from onnxtool.reports import Stats
-from onnxtool.summary.duplicates import count_duplicate_bytes
+from onnxtool.summary.duplicates import find_duplicates
+from onnxtool.summary.releases import least_onnxruntime
+from onnxtool.wire import Structure
+
+# Operators that compute a whole attention, of ONNX itself and of onnxruntime.
+_ATTENTIONS = frozenset(
+    {"Attention", "DecoderAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"}
+    | {"GroupQueryAttention", "LongformerAttention", "MultiHeadAttention", "QOrderedLongformerAttention"}
+    | {"PackedAttention", "PackedMultiHeadAttention", "PagedAttention", "QAttention", "QOrderedAttention"}
+    | {"SparseAttention"}
+)
+NO_SCOPE = "(no scope)"  # nodes and weights whose names tell nothing
+_MAX_LARGEST = 10
+_MAX_DUPLICATES = 20
 
 
 def summarize_model(path: Path) -> Stats:
@@ -16,13 +30,24 @@ def summarize_model(path: Path) -> Stats:
     Raises:
         ModelFileError: the file or its external data is missing, malformed, or outside the folder of the file.
     """
-    model = ModelFile.open(path)
+    return summarize_file(ModelFile.open(path))
+
+
+def summarize_file(model: ModelFile) -> Stats:
+    """Summarize the structure of a model that is open already.
+
+    Raises:
+        ModelFileError: its weights cannot be read.
+    """
     structure = model.structure
     initializer_bytes: Counter[str] = Counter()
+    parameters: Counter[str] = Counter()
     for tensor in structure.initializers:
         initializer_bytes[tensor.dtype] += tensor.size_bytes
+        parameters[tensor.dtype] += tensor.num_elements
+    duplicates = find_duplicates(model)
     return Stats(
-        path=str(path),
+        path=str(model.path),
         size_bytes=model.size_bytes,
         ir_version=structure.ir_version,
         producer=structure.producer,
@@ -31,13 +56,63 @@ def summarize_model(path: Path) -> Stats:
         num_inputs=len(structure.inputs),
         num_outputs=len(structure.outputs),
         num_initializers=len(structure.initializers),
-        num_parameters=sum(tensor.num_elements for tensor in structure.initializers),
+        num_parameters=sum(parameters.values()),
         inputs=structure.inputs,
         outputs=structure.outputs,
         ops=structure.ops,
         metadata=structure.metadata,
-        initializer_bytes=dict(sorted(initializer_bytes.items(), key=lambda item: (-item[1], item[0]))),
-        duplicate_bytes=count_duplicate_bytes(model),
+        initializer_bytes=_largest_first(initializer_bytes),
+        duplicate_bytes=sum(duplicate.size_bytes for duplicate in duplicates),
         num_functions=structure.num_functions,
         num_subgraphs=structure.num_subgraphs,
+        external_bytes=model.size_bytes - model.path.stat().st_size,
+        domains=_domains(structure),
+        parameters=_largest_first(parameters),
+        attribute_bytes=structure.attribute_bytes,
+        annotation_bytes=structure.annotation_bytes,
+        num_attentions=sum(count for op, count in structure.ops.items() if op.rpartition(":")[2] in _ATTENTIONS),
+        num_quantized_values=len(structure.quantization),
+        num_trainings=len(structure.trainings),
+        min_onnxruntime=least_onnxruntime(structure.ir_version, structure.opsets),
+        largest=_largest(structure),
+        duplicates=duplicates[:_MAX_DUPLICATES],
+        layers=_layers(structure),
+        functions=tuple(
+            FunctionFigures(f"{function.domain}::{function.name}", sum(function.ops.values()), function.opsets)
+            for function in structure.functions
+        ),
+        steps=parse_steps(structure.metadata.get(STEPS_KEY, "[]")) or (),
+    )
+
+
+def _largest_first(amounts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(amounts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _domains(structure: Structure) -> dict[str, int]:
+    domains: Counter[str] = Counter()
+    for op, count in structure.ops.items():
+        domain, separator, _ = op.rpartition("::")
+        domains[domain if separator else "ai.onnx"] += count
+    return _largest_first(domains)
+
+
+def _largest(structure: Structure) -> tuple[Weight, ...]:
+    tensors = sorted(structure.initializers, key=lambda tensor: (-tensor.size_bytes, tensor.name))[:_MAX_LARGEST]
+    return tuple(Weight(tensor.name, tensor.dtype, tensor.dims, tensor.size_bytes) for tensor in tensors)
+
+
+def _layers(structure: Structure) -> dict[str, Layer]:
+    """Return nodes and bytes of each part of the model, in the order in which a reader counts: layer 2 before 10."""
+    scopes = sorted({*structure.scopes, *structure.scope_bytes} - {""}, key=_by_numbers)
+    layers = {scope: Layer(structure.scopes.get(scope, 0), structure.scope_bytes.get(scope, 0)) for scope in scopes}
+    rest = Layer(structure.scopes.get("", 0), structure.scope_bytes.get("", 0))
+    return layers | {NO_SCOPE: rest} if layers and any(rest) else layers
+
+
+def _by_numbers(scope: str) -> tuple[tuple[bool, int, str], ...]:
+    return tuple(
+        # Thousands of digits would be no number that Python reads, and no layer.
+        (False, int(part), "") if part.isascii() and part.isdecimal() and len(part) < 10 else (True, 0, part)
+        for part in scope.split(".")
     )

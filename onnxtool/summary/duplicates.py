@@ -14,19 +14,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxtool.errors import ModelFileError
+from onnxtool.figures import Duplicate
 from onnxtool.model_file import ModelFile
 from onnxtool.wire import Tensor
 
 _SAMPLE_BYTES = 64
 _PIECE_BYTES = 1 << 17  # two pieces fit the cache of one core
+_HASHED_BYTES = 1 << 20
 
 # The file and the byte in it at which the data of an initializer starts.
 _Place = tuple[Path, int]
 _Reader = Callable[[_Place, int, int], bytes]
 
 
-def count_duplicate_bytes(model: ModelFile) -> int:
-    """Return the bytes that would go if initializers of equal dtype, dims and data were stored once.
+def find_duplicates(model: ModelFile) -> tuple[Duplicate, ...]:
+    """Return the groups of initializers of equal dtype, dims and data, those that waste most first.
 
     Initializers that refer to the same bytes of an external file are stored once already. Left out are those whose
     data is not stored as one run of bytes: in typed fields such as `float_data` (small constants of some exporters),
@@ -35,23 +37,53 @@ def count_duplicate_bytes(model: ModelFile) -> int:
     Raises:
         ModelFileError: the data is there, but cannot be read.
     """
-    groups: dict[tuple[str, tuple[int, ...], int], dict[_Place, None]] = {}
+    groups: dict[tuple[str, tuple[int, ...], int], dict[_Place, str]] = {}
     for tensor in model.structure.initializers:
         place = _place(model, tensor)
         if place is not None and tensor.size_bytes:
-            groups.setdefault((tensor.dtype, tensor.dims, tensor.size_bytes), {})[place] = None
+            groups.setdefault((tensor.dtype, tensor.dims, tensor.size_bytes), {}).setdefault(place, tensor.name)
+    found: list[Duplicate] = []
     try:
         with ExitStack() as stack:
-            read = _reader(stack)
-            return sum(
-                size_bytes * _count_repeats(list(places), size_bytes, read)
-                for (_, _, size_bytes), places in groups.items()
-                if len(places) > 1
-            )
+            read = reader(stack)
+            for (_, _, size_bytes), names in groups.items():
+                for places in _equal(list(names), size_bytes, read) if len(names) > 1 else ():
+                    equal = tuple(names[place] for place in places)
+                    found.append(Duplicate(equal, size_bytes * (len(equal) - 1)))
     except OSError as error:
-        raise ModelFileError(
-            f"cannot read the weights of {model.path}: {error.strerror}", "check the permissions of its external data"
-        ) from error
+        raise _unreadable(model, error) from error
+    return tuple(sorted(found, key=lambda duplicate: (-duplicate.size_bytes, duplicate.names)))
+
+
+def hash_weights(model: ModelFile) -> dict[str, str]:
+    """Return the SHA-256 of the bytes of each initializer by its name; of those alone that are one run of bytes.
+
+    Raises:
+        ModelFileError: the data is there, but cannot be read.
+    """
+    import hashlib
+
+    hashes: dict[str, str] = {}
+    try:
+        with ExitStack() as stack:
+            read = reader(stack)
+            for tensor in model.structure.initializers:
+                place = _place(model, tensor)
+                if place is None:
+                    continue
+                digest = hashlib.sha256()
+                for start in range(0, tensor.size_bytes, _HASHED_BYTES):
+                    digest.update(read(place, start, min(_HASHED_BYTES, tensor.size_bytes - start)))
+                hashes[tensor.name] = digest.hexdigest()
+    except OSError as error:
+        raise _unreadable(model, error) from error
+    return hashes
+
+
+def _unreadable(model: ModelFile, error: OSError) -> ModelFileError:
+    return ModelFileError(
+        f"cannot read the weights of {model.path}: {error.strerror}", "check the permissions of its external data"
+    )
 
 
 def _place(model: ModelFile, tensor: Tensor) -> _Place | None:
@@ -60,7 +92,7 @@ def _place(model: ModelFile, tensor: Tensor) -> _Place | None:
     return None if tensor.payload is None else (model.path, tensor.payload[0])
 
 
-def _reader(stack: ExitStack) -> _Reader:
+def reader(stack: ExitStack) -> _Reader:
     """Return a function that reads at a place, and keeps files open until `stack` closes."""
     files: dict[Path, BinaryIO] = {}
 
@@ -74,8 +106,8 @@ def _reader(stack: ExitStack) -> _Reader:
     return read
 
 
-def _count_repeats(places: list[_Place], size_bytes: int, read: _Reader) -> int:
-    """Return how many of `places` hold the same `size_bytes` bytes as one before them."""
+def _equal(places: list[_Place], size_bytes: int, read: _Reader) -> list[list[_Place]]:
+    """Return the groups of `places`, of two or more, that hold the same `size_bytes` bytes."""
     by_sample: dict[bytes, list[_Place]] = {}
     length = min(_SAMPLE_BYTES, size_bytes)
     starts = sorted({0, (size_bytes - length) // 2, size_bytes - length})
@@ -88,7 +120,7 @@ def _count_repeats(places: list[_Place], size_bytes: int, read: _Reader) -> int:
         groups = [part for group in groups for part in _split(group, start, length, read) if len(part) > 1]
         if not groups:
             break
-    return sum(len(group) - 1 for group in groups)
+    return groups
 
 
 def _split(group: list[_Place], start: int, length: int, read: _Reader) -> Iterator[list[_Place]]:

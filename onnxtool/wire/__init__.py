@@ -1,20 +1,23 @@
 """Read a model's structure from its protobuf wire format, without its weights, with the standard library only.
 
-The weights are nearly all of a model file and the structure is a small part of a percent of it, so this reader maps
-the file, walks the length-delimited fields and jumps over every tensor payload: milliseconds instead of seconds, and
-no limit of 2 GB. Field numbers are those of onnx.proto3 in the ONNX specification.
+The weights are nearly all of a model file and the structure is a small part of a percent of it, so this reader walks
+the length-delimited fields and jumps over every tensor payload: milliseconds instead of seconds, and no limit of 2 GB.
+Field numbers are those of onnx.proto3 in the ONNX specification.
 
-A model file is untrusted input: every length is checked against the message that contains it, nesting is bounded,
-and whatever does not parse raises ModelFileError with the byte at which it went wrong.
+A model file is untrusted input: every length is checked against the message that contains it, nesting and what is
+kept in memory are bounded, and whatever does not parse raises ModelFileError with the byte at which it went wrong.
 """
 
 from onnxtool.wire.externalize import LARGE_BYTES as LARGE_BYTES
 from onnxtool.wire.externalize import externalized as externalized
+from onnxtool.wire.structure import Function as Function
 from onnxtool.wire.structure import Node as Node
 from onnxtool.wire.structure import Structure as Structure
+from onnxtool.wire.structure import Training as Training
 from onnxtool.wire.structure import encode_metadata as encode_metadata
 from onnxtool.wire.structure import read_nodes as read_nodes
 from onnxtool.wire.structure import read_structure as read_structure
 from onnxtool.wire.tensors import DTYPE_NAMES as DTYPE_NAMES
+from onnxtool.wire.tensors import ELEMENT_BITS as ELEMENT_BITS
 from onnxtool.wire.tensors import ExternalData as ExternalData
 from onnxtool.wire.tensors import Tensor as Tensor

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
-from onnxtool.wire.protobuf import BYTES, copy_field, encode_entry, encode_field, encode_number, fields, mapped
+from onnxtool.wire.protobuf import BYTES, Data, copy_field, encode_entry, encode_field, encode_number, fields, opened
 
 # Shapes, axes and scalars stay in the message, because passes read them; a weight matrix is larger than this.
 LARGE_BYTES = 1024
@@ -23,7 +22,7 @@ def externalized(path: Path) -> bytes:
     Raises:
         ModelFileError: there is no such file, or it is not an ONNX model.
     """
-    with mapped(path) as data:
+    with opened(path) as data:
         message = bytearray()
         for number, kind, start, end in fields(data, 0, len(data)):
             if number == _GRAPH and kind == BYTES:
@@ -33,7 +32,7 @@ def externalized(path: Path) -> bytes:
         return bytes(message)
 
 
-def _graph(data: mmap.mmap, start: int, end: int, location: str) -> bytes:
+def _graph(data: Data, start: int, end: int, location: str) -> bytes:
     message = bytearray()
     for number, kind, first, last in fields(data, start, end):
         if number == _INITIALIZER and kind == BYTES and last - first > LARGE_BYTES:
@@ -43,7 +42,7 @@ def _graph(data: mmap.mmap, start: int, end: int, location: str) -> bytes:
     return bytes(message)
 
 
-def _tensor(data: mmap.mmap, start: int, end: int, location: str) -> bytes:
+def _tensor(data: Data, start: int, end: int, location: str) -> bytes:
     parts = list(fields(data, start, end))
     if not any(number == _RAW_DATA and last - first > LARGE_BYTES for number, _, first, last in parts):
         return data[start:end]

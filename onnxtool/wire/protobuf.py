@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from onnxtool.errors import ModelFileError
 
@@ -14,6 +15,13 @@ VARINT, BYTES = 0, 2
 _FIXED64, _FIXED32 = 1, 5
 _MAX_FIELD_NUMBER = (1 << 29) - 1
 _MAX_VARINT = (1 << 64) - 1  # the tenth byte of a varint has room for more, which protobuf drops
+
+# The structure of a model lies in a few long runs, with a jump over a payload between its tensors.
+_RUN_BYTES = 1 << 16
+_JUMP_BYTES = 1 << 12
+_HEADER_BYTES = 20  # a tag and a length, of ten bytes each at most
+_MAX_TEXT_BYTES = 1 << 23  # of one value of metadata
+_MAX_NAME_BYTES = 1 << 16
 
 
 class _MalformedError(Exception):
@@ -25,17 +33,73 @@ def malformed(reason: str, position: int) -> _MalformedError:
     return _MalformedError(f"{reason} (at byte {position})")
 
 
+class Data:
+    """The bytes of a file by their positions in it, of which a small window is in memory.
+
+    It counts the metadata that those who read it step over.
+
+    Read rather than mapped: the pages around each byte of a map count as memory of the process, and of a file with
+    hundreds of weights that adds up to more than Python itself takes.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.size = size
+        self.base = 0
+        self.window = b""
+        self.annotation_bytes = 0
+        self._file = file
+        self._allowance: int | None = None
+
+    def allow(self, num_bytes: int) -> None:
+        """Limit the memory that texts take which are read from now on."""
+        self._allowance = num_bytes
+
+    def charge(self, num_bytes: int, position: int) -> None:
+        """Count the memory of a name that is kept."""
+        if self._allowance is not None:
+            self._allowance -= num_bytes
+            if self._allowance < 0:
+                raise malformed("more names and metadata than any model has", position)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> bytes:
+        """Return the bytes from `part.start` to `part.stop`."""
+        first, last = part.start - self.base, part.stop - self.base
+        if first >= 0 and last <= len(self.window):
+            return self.window[first:last]
+        if last - first <= _RUN_BYTES:
+            self.move_to(part.start, last - first)
+            return self.window[: last - first]
+        return self._read(part.start, last - first)
+
+    def move_to(self, position: int, size: int = _HEADER_BYTES) -> None:
+        """Put the window where the `size` bytes at `position` are in it, as far as the file goes."""
+        follows = self.base <= position <= self.base + len(self.window)
+        wanted = min(max(size, _RUN_BYTES if follows else _JUMP_BYTES), self.size - position)
+        self.window, self.base = self._read(position, wanted), position
+
+    def _read(self, position: int, size: int) -> bytes:
+        self._file.seek(position)
+        read = self._file.read(size)
+        if len(read) < size:
+            raise malformed(f"the file became shorter while it was read: {len(read)} of {size} bytes", position)
+        return read
+
+
 @contextmanager
-def mapped(path: Path) -> Iterator[mmap.mmap]:
-    """Map the file at `path` for random reads, and name it in every error raised while it is open."""
+def opened(path: Path) -> Iterator[Data]:
+    """Open the file at `path` for reading here and there, and name it in every error raised meanwhile."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
             raise ModelFileError(f"{path} is not a regular file", "write the model to a file first")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if hasattr(data, "madvise"):
-                data.madvise(mmap.MADV_RANDOM)
-            yield data
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                raise ModelFileError(f"{path} is empty", "export or copy it again")
+            yield Data(file, size)
     except _MalformedError as error:
         raise ModelFileError(
             f"{path} is not a complete ONNX model: {error}",
@@ -45,62 +109,76 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
         raise ModelFileError(f"no such model file: {path}", "check the path") from None
     except IsADirectoryError:
         raise ModelFileError(f"{path} is a folder", "pass the .onnx file in it") from None
-    except ValueError as error:
-        if path.stat().st_size:
-            raise
-        raise ModelFileError(f"{path} is empty", "export or copy it again") from error
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+    except ValueError:  # a path with a NUL in it
+        raise ModelFileError(f"no such model file: {str(path)!r}", "check the path") from None
 
 
-def fields(data: mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def fields(data: Data, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield number, wire type, and start and end of the content (for a varint: the value, and 0) of every field."""
     while position < end:
-        tag_position = position
-        tag = data[position]
-        if tag < 0x80:  # one byte, as most are, without a call
-            position += 1
-        else:
-            tag, position = read_varint(data, position, end)
-        number, kind = tag >> 3, tag & 7
-        if not 0 < number <= _MAX_FIELD_NUMBER:
-            raise malformed(f"field number {number}", tag_position)
-        if kind == VARINT:
-            value, position = read_varint(data, position, end)
-            yield number, kind, value, 0
-            continue
-        if kind == BYTES:
-            length, position = read_varint(data, position, end)
-        elif kind in (_FIXED32, _FIXED64):
-            length = 4 if kind == _FIXED32 else 8
-        else:
-            raise malformed(f"wire type {kind}", tag_position)
-        if length > end - position:
-            raise malformed(f"a field of {length} bytes where {end - position} are left", tag_position)
-        yield number, kind, position, position + length
-        position += length
+        # A message that fits is read whole; of a larger one, as much as the next headers take.
+        needed = end - position if end - position <= _RUN_BYTES else _HEADER_BYTES
+        if not data.base <= position <= data.base + len(data.window) - needed:
+            data.move_to(position, needed)
+        # Whoever takes a field may move the window of `data`; this one stays what it is.
+        window, base = data.window, data.base
+        offset, limit = position - base, end - base
+        whole_headers = limit if limit <= len(window) else len(window) - _HEADER_BYTES + 1
+        while offset < whole_headers:
+            tag_offset = offset
+            tag = window[offset]
+            if tag < 0x80:  # one byte, as most are, without a call
+                offset += 1
+            else:
+                tag, offset = _varint(window, offset, limit, base)
+            number, kind = tag >> 3, tag & 7
+            if not 0 < number <= _MAX_FIELD_NUMBER:
+                raise malformed(f"field number {number}", base + tag_offset)
+            if kind == BYTES:
+                if offset < limit and window[offset] < 0x80:
+                    length = window[offset]
+                    offset += 1
+                else:
+                    length, offset = _varint(window, offset, limit, base)
+            elif kind == VARINT:
+                value, offset = _varint(window, offset, limit, base)
+                yield number, kind, value, 0
+                continue
+            elif kind in (_FIXED32, _FIXED64):
+                length = 4 if kind == _FIXED32 else 8
+            else:
+                raise malformed(f"wire type {kind}", base + tag_offset)
+            if length > limit - offset:
+                raise malformed(f"a field of {length} bytes where {limit - offset} are left", base + tag_offset)
+            start, offset = base + offset, offset + length
+            yield number, kind, start, base + offset
+        position = base + offset
 
 
-def read_varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """Return the unsigned number at `position`, and the position behind it."""
+def _varint(window: bytes, offset: int, limit: int, base: int) -> tuple[int, int]:
+    """Return the unsigned number at `offset`, and the offset behind it."""
     value = shift = 0
-    while position < end:
-        byte = data[position]
-        position += 1
+    while offset < limit:
+        byte = window[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & _MAX_VARINT, position
+            return value & _MAX_VARINT, offset
         shift += 7
         if shift > 63:
-            raise malformed("a number of more than ten bytes", position)
-    raise malformed("the file ends inside a number", position)
+            raise malformed("a number of more than ten bytes", base + offset)
+    raise malformed("the file ends inside a number", base + offset)
 
 
-def packed_varints(data: mmap.mmap, position: int, end: int) -> list[int]:
+def packed_varints(data: Data, start: int, end: int) -> list[int]:
     """Return the unsigned numbers of a packed repeated field."""
-    values = []
-    while position < end:
-        value, position = read_varint(data, position, end)
+    values: list[int] = []
+    packed = data[start:end]
+    offset = 0
+    while offset < len(packed):
+        value, offset = _varint(packed, offset, len(packed), start)
         values.append(value)
     return values
 
@@ -110,9 +188,13 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def read_text(data: mmap.mmap, start: int, end: int) -> str:
+def read_text(data: Data, start: int, end: int) -> str:
     """Return the content of a string field."""
-    return decode(data[start:end], start)
+    if end - start > _MAX_TEXT_BYTES:
+        raise malformed(f"a text of {end - start} bytes", start)
+    text = decode(data[start:end], start)
+    data.charge(text.__sizeof__(), start)
+    return text
 
 
 def decode(raw: bytes, position: int) -> str:
@@ -123,7 +205,14 @@ def decode(raw: bytes, position: int) -> str:
         raise malformed(f"a name that is not UTF-8: {raw[:40]!r}", position) from None
 
 
-def read_entry(data: mmap.mmap, start: int, end: int) -> tuple[str, str]:
+def read_name(data: Data, start: int, end: int) -> bytes:
+    """Return the content of a string field that names something in a graph."""
+    if end - start > _MAX_NAME_BYTES:
+        raise malformed(f"a name of {end - start} bytes", start)
+    return data[start:end]
+
+
+def read_entry(data: Data, start: int, end: int) -> tuple[str, str]:
     """Return key and value of a StringStringEntryProto."""
     key = value = ""
     for number, kind, first, last in fields(data, start, end):
@@ -154,7 +243,7 @@ def encode_entry(number: int, key: str, value: str) -> bytes:
     return encode_field(number, encode_field(1, key.encode()) + encode_field(2, value.encode()))
 
 
-def copy_field(data: mmap.mmap, number: int, kind: int, start: int, end: int) -> bytes:
+def copy_field(data: Data, number: int, kind: int, start: int, end: int) -> bytes:
     """Encode a field as `fields` gave it."""
     if kind == VARINT:
         return encode_number(number, start)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.reports import TensorInfo
+from onnxtool.figures import TensorInfo
+from onnxtool.wire.graphs import Reading, read_function, read_graph, read_node, read_opset, read_training
 from onnxtool.wire.protobuf import (
     BYTES,
     VARINT,
+    Data,
     decode,
     encode_entry,
     fields,
     malformed,
-    mapped,
+    opened,
     read_entry,
     read_text,
     signed,
 )
-from onnxtool.wire.tensors import ExternalData, Tensor, read_sparse_tensor, read_tensor, read_value_info
+from onnxtool.wire.scopes import scope_of_weight
+from onnxtool.wire.tensors import ExternalData, Tensor
 
-_MAX_NESTING = 64
+# What is kept of a file that was made to fill the memory; real models keep a hundredth of it.
+_MAX_TEXT_BYTES = 12 << 20
+_MAX_FUNCTIONS = 10_000
 
 
 class Node(NamedTuple):
@@ -36,6 +40,29 @@ class Node(NamedTuple):
     outputs: tuple[str, ...]
 
 
+class Function(NamedTuple):
+    """A model-local function. Its nodes are no nodes of the graph."""
+
+    domain: str
+    name: str
+    overload: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[str, ...]
+    opsets: dict[str, int]
+    ops: dict[str, int]
+    metadata: dict[str, str]
+
+
+class Training(NamedTuple):
+    """A TrainingInfo: the operators of its two graphs, and which value is bound to which."""
+
+    initialization_ops: dict[str, int]
+    algorithm_ops: dict[str, int]
+    initialization_binding: dict[str, str]
+    update_binding: dict[str, str]
+
+
 class Structure(NamedTuple):
     """All of a model but its weights. Node counts include the bodies of If, Loop and Scan.
 
@@ -43,6 +70,13 @@ class Structure(NamedTuple):
         inputs: graph inputs that are not initializers.
         initializers: those of the main graph and of every graph inside a node.
         external: every piece of data outside the graph file, those of node attributes and functions included.
+        sparse_dims: the dims of each sparse initializer; among the initializers it counts with its values.
+        denotations: what the dimensions of an input or output mean, of those that say so.
+        quantization: for a value, which tensor holds which of its parameters.
+        scopes: number of nodes of each part of the model; of those of which no part is known under an empty name.
+        scope_bytes: bytes of the initializers of each part; those without a telling name are their first reader's.
+        attribute_bytes: of tensors in attributes of nodes.
+        annotation_bytes: of the metadata of graphs, nodes, values, tensors and functions, as stored.
     """
 
     ir_version: int
@@ -56,6 +90,19 @@ class Structure(NamedTuple):
     num_functions: int
     num_subgraphs: int
     external: tuple[ExternalData, ...]
+    domain: str
+    model_version: int
+    graph_name: str
+    graph_metadata: dict[str, str]
+    functions: tuple[Function, ...]
+    trainings: tuple[Training, ...]
+    sparse_dims: dict[str, tuple[int, ...]]
+    denotations: dict[str, tuple[str, ...]]
+    quantization: dict[str, dict[str, str]]
+    scopes: dict[str, int]
+    scope_bytes: dict[str, int]
+    attribute_bytes: int
+    annotation_bytes: int
 
     @property
     def num_nodes(self) -> int:
@@ -69,29 +116,71 @@ def read_structure(path: Path) -> Structure:
     Raises:
         ModelFileError: there is no such file, or it is not a complete ONNX model.
     """
-    with mapped(path) as data:
-        model = _Model()
-        for number, kind, start, end in fields(data, 0, len(data)):
-            if number == 1 and kind == VARINT:
-                model.ir_version = signed(start)
-            elif number in (2, 3) and kind == BYTES:
-                model.producer[number] = read_text(data, start, end)
-            elif number == 7 and kind == BYTES:
-                model.has_graph = True
-                _read_graph(data, start, end, model, depth=0)
-            elif number == 8 and kind == BYTES:
-                domain, version = _read_opset(data, start, end)
-                model.opsets[domain or "ai.onnx"] = version
-            elif number == 14 and kind == BYTES:
-                key, value = read_entry(data, start, end)
-                model.metadata[key] = value
-            elif number == 25 and kind == BYTES:
-                model.num_functions += 1
-                _read_function(data, start, end, model)
-        # Opsets are obligatory from IR version 3 on, and they follow the graph: a copy that broke off lacks them.
-        if not model.has_graph or not model.ir_version or (model.ir_version >= 3 and not model.opsets):
-            raise malformed("no graph, no IR version or no opset in it", len(data))
-        return model.structure()
+    with opened(path) as data:
+        data.allow(_MAX_TEXT_BYTES)
+        return _read_model(data)
+
+
+def _read_model(data: Data) -> Structure:
+    model = Reading()
+    numbers = {1: 0, 5: 0}
+    texts = {2: "", 3: "", 4: ""}
+    opsets: dict[str, int] = {}
+    metadata: dict[str, str] = {}
+    functions: list[Function] = []
+    trainings: list[Training] = []
+    has_graph = False
+    for number, kind, start, end in fields(data, 0, len(data)):
+        if kind == VARINT and number in numbers:
+            numbers[number] = signed(start)
+        elif kind != BYTES:
+            continue
+        elif number == 7:
+            has_graph = True
+            read_graph(data, start, end, model, depth=0)
+        elif number in texts:
+            texts[number] = read_text(data, start, end)
+        elif number == 8:
+            domain, version = read_opset(data, start, end)
+            opsets[domain or "ai.onnx"] = version
+        elif number == 14:
+            key, value = read_entry(data, start, end)
+            metadata[key] = value
+        elif number in (20, 25) and len(functions) + len(trainings) >= _MAX_FUNCTIONS:
+            raise malformed(f"more than {_MAX_FUNCTIONS} functions", start)
+        elif number == 20:
+            trainings.append(_training(data, start, end, model))
+        elif number == 25:
+            functions.append(_function(data, start, end, model))
+    # Opsets are obligatory from IR version 3 on, and they follow the graph: a copy that broke off lacks them.
+    if not has_graph or not numbers[1] or (numbers[1] >= 3 and not opsets):
+        raise malformed("no graph, no IR version or no opset in it", len(data))
+    return Structure(
+        ir_version=numbers[1],
+        producer=f"{texts[2]} {texts[3]}".strip(),
+        opsets=dict(sorted(opsets.items())),
+        metadata=dict(sorted(metadata.items())),
+        inputs=tuple(value for value in model.inputs if value.name not in model.initialized),
+        outputs=tuple(model.outputs),
+        initializers=tuple(model.initializers),
+        ops=_by_count(model.ops),
+        num_functions=len(functions),
+        num_subgraphs=model.num_subgraphs,
+        external=tuple(model.external),
+        domain=texts[4],
+        model_version=numbers[5],
+        graph_name=model.name,
+        graph_metadata=dict(sorted(model.metadata.items())),
+        functions=tuple(functions),
+        trainings=tuple(trainings),
+        sparse_dims=model.sparse_dims,
+        denotations=model.denotations,
+        quantization=model.quantization,
+        scopes=dict(model.scopes),
+        scope_bytes=_scope_bytes(model),
+        attribute_bytes=model.attribute_bytes,
+        annotation_bytes=data.annotation_bytes,
+    )
 
 
 def read_nodes(path: Path) -> Iterator[Node]:
@@ -100,12 +189,12 @@ def read_nodes(path: Path) -> Iterator[Node]:
     Raises:
         ModelFileError: there is no such file, or it is not an ONNX model.
     """
-    with mapped(path) as data:
+    with opened(path) as data:
         for number, kind, start, end in fields(data, 0, len(data)):
             if number == 7 and kind == BYTES:
                 for inner, inner_kind, node_start, node_end in fields(data, start, end):
                     if inner == 1 and inner_kind == BYTES:
-                        yield _read_node(data, node_start, node_end)
+                        yield Node(*read_node(data, node_start, node_end))
 
 
 def encode_metadata(entries: dict[str, str]) -> bytes:
@@ -120,119 +209,38 @@ def encode_metadata(entries: dict[str, str]) -> bytes:
     return bytes(encoded)
 
 
-class _Model:
-    """What has been read so far."""
-
-    def __init__(self) -> None:
-        self.ir_version = 0
-        self.has_graph = False
-        self.producer: dict[int, str] = {}
-        self.opsets: dict[str, int] = {}
-        self.metadata: dict[str, str] = {}
-        self.inputs: list[TensorInfo] = []
-        self.outputs: list[TensorInfo] = []
-        self.initializers: list[Tensor] = []
-        self.initialized: set[str] = set()
-        self.external: list[ExternalData] = []
-        self.ops: Counter[bytes] = Counter()
-        self.num_functions = 0
-        self.num_subgraphs = 0
-
-    def structure(self) -> Structure:
-        ops = Counter({decode(op, 0): count for op, count in self.ops.items()})
-        return Structure(
-            ir_version=self.ir_version,
-            producer=" ".join(self.producer[number] for number in sorted(self.producer)).strip(),
-            opsets=dict(sorted(self.opsets.items())),
-            metadata=dict(sorted(self.metadata.items())),
-            inputs=tuple(value for value in self.inputs if value.name not in self.initialized),
-            outputs=tuple(self.outputs),
-            initializers=tuple(self.initializers),
-            ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
-            num_functions=self.num_functions,
-            num_subgraphs=self.num_subgraphs,
-            external=tuple(self.external),
-        )
+def _function(data: Data, start: int, end: int, model: Reading) -> Function:
+    body = model.apart()
+    texts, lists, opsets, metadata = read_function(data, start, end, body)
+    return Function(
+        domain=texts[10],
+        name=texts[1],
+        overload=texts[13],
+        inputs=tuple(lists[4]),
+        outputs=tuple(lists[5]),
+        attributes=tuple(lists[6]),
+        opsets=dict(sorted(opsets.items())),
+        ops=_by_count(body.ops),
+        metadata=dict(sorted(metadata.items())),
+    )
 
 
-def _read_graph(data: mmap.mmap, start: int, end: int, model: _Model, depth: int) -> None:
-    if depth > _MAX_NESTING:
-        raise malformed(f"graphs nested more than {_MAX_NESTING} deep", start)
-    for number, kind, first, last in fields(data, start, end):
-        if kind != BYTES:
-            continue
-        if number == 1:
-            _count_node(data, first, last, model, depth)
-        elif number == 5:
-            _add_initializer(read_tensor(data, first, last, model.external), model, depth)
-        elif number == 11 and depth == 0:
-            model.inputs.append(read_value_info(data, first, last))
-        elif number == 12 and depth == 0:
-            model.outputs.append(read_value_info(data, first, last))
-        elif number == 15:
-            values = read_sparse_tensor(data, first, last, model.external)
-            if values is not None:
-                _add_initializer(values, model, depth)
+def _training(data: Data, start: int, end: int, model: Reading) -> Training:
+    initialization, algorithm = model.apart(), model.apart()
+    bindings = read_training(data, start, end, initialization, algorithm)
+    return Training(_by_count(initialization.ops), _by_count(algorithm.ops), bindings[3], bindings[4])
 
 
-def _add_initializer(tensor: Tensor, model: _Model, depth: int) -> None:
-    model.initializers.append(tensor)
-    if depth == 0:
-        model.initialized.add(tensor.name)
+def _scope_bytes(model: Reading) -> dict[str, int]:
+    num_bytes: Counter[str] = Counter()
+    for tensor in model.initializers:
+        num_bytes[scope_of_weight(tensor.name) or model.readers.get(tensor.name.encode(), "")] += tensor.size_bytes
+    return dict(num_bytes)
 
 
-def _read_function(data: mmap.mmap, start: int, end: int, model: _Model) -> None:
-    """Read the body of a function for the data it has outside the file; its nodes do not count."""
-    body = _Model()
-    body.external = model.external
-    for number, kind, first, last in fields(data, start, end):
-        if number == 7 and kind == BYTES:
-            _count_node(data, first, last, body, depth=0)
-        elif number == 11 and kind == BYTES:
-            _read_attribute(data, first, last, body, depth=0)
-
-
-def _count_node(data: mmap.mmap, start: int, end: int, model: _Model, depth: int) -> None:
-    op_type = domain = b""
-    for number, kind, first, last in fields(data, start, end):
-        if kind != BYTES:
-            continue
-        if number == 4:
-            op_type = data[first:last]
-        elif number == 7:
-            domain = data[first:last]
-        elif number == 5:
-            _read_attribute(data, first, last, model, depth)
-    model.ops[domain + b"::" + op_type if domain not in (b"", b"ai.onnx") else op_type] += 1
-
-
-def _read_attribute(data: mmap.mmap, start: int, end: int, model: _Model, depth: int) -> None:
-    for number, kind, first, last in fields(data, start, end):
-        if kind != BYTES:
-            continue
-        if number in (6, 11):
-            model.num_subgraphs += 1
-            _read_graph(data, first, last, model, depth + 1)
-        elif number in (5, 10):
-            read_tensor(data, first, last, model.external)
-        elif number in (22, 23):
-            read_sparse_tensor(data, first, last, model.external)
-
-
-def _read_node(data: mmap.mmap, start: int, end: int) -> Node:
-    texts: dict[int, list[str]] = {1: [], 2: [], 3: [], 4: [], 7: []}
-    for number, kind, first, last in fields(data, start, end):
-        if kind == BYTES and number in texts:
-            texts[number].append(read_text(data, first, last))
-    name, op_type, domain = ("".join(texts[number][-1:]) for number in (3, 4, 7))
-    return Node(op_type, domain, name, tuple(texts[1]), tuple(texts[2]))
-
-
-def _read_opset(data: mmap.mmap, start: int, end: int) -> tuple[str, int]:
-    domain, version = "", 0
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == BYTES:
-            domain = read_text(data, first, last)
-        elif number == 2 and kind == VARINT:
-            version = signed(first)
-    return domain, version
+def _by_count(counted: Mapping[bytes, int]) -> dict[str, int]:
+    """Decode the names of operators, and put the most frequent first."""
+    ops: Counter[str] = Counter()
+    for op, count in counted.items():
+        ops[decode(op, 0)] += count
+    return dict(sorted(ops.items(), key=lambda item: (-item[1], item[0])))

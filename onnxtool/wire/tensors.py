@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 from math import prod
 from typing import NamedTuple
 
-from onnxtool.reports import Dimension, TensorInfo
-from onnxtool.wire.protobuf import BYTES, VARINT, fields, malformed, packed_varints, read_entry, read_text, signed
+from onnxtool.figures import Dimension, TensorInfo
+from onnxtool.wire.protobuf import BYTES, VARINT, Data, fields, malformed, packed_varints, read_entry, read_text, signed
 
 _MAX_RANK = 64  # as numpy; the product of many hostile dims would take forever
+_MAX_ELEMENTS = (1 << 63) - 1
 
 # TensorProto.DataType: its name in numpy and ml_dtypes, and the bits of one element (0: variable).
 _DTYPES: dict[int, tuple[str, int]] = {
@@ -43,6 +43,8 @@ _DTYPES: dict[int, tuple[str, int]] = {
     27: ("float6_e2m3fn", 6),
     28: ("float6_e3m2fn", 6),
 }
+_OTHER_TYPES = {4: "sequence", 5: "map", 7: "opaque", 8: "sparse_tensor", 9: "optional"}
+ELEMENT_BITS = {number: bits for number, (_, bits) in _DTYPES.items()}
 DTYPE_NAMES = frozenset(name for name, _ in _DTYPES.values())
 
 
@@ -81,18 +83,44 @@ class Tensor(NamedTuple):
         return prod(self.dims)
 
 
-def read_sparse_tensor(data: mmap.mmap, start: int, end: int, external: list[ExternalData]) -> Tensor | None:
-    """Read the values of a sparse tensor; they are no tensor by themselves, so nothing else is told of them."""
-    tensors = {
-        number: read_tensor(data, first, last, external)
-        for number, kind, first, last in fields(data, start, end)
-        if number in (1, 2) and kind == BYTES
-    }
+def read_sparse_tensor(
+    data: Data, start: int, end: int, external: list[ExternalData]
+) -> tuple[Tensor | None, tuple[int, ...]]:
+    """Read a sparse tensor: its values, which are no tensor by themselves, and its own dims."""
+    tensors: dict[int, Tensor] = {}
+    dims: list[int] = []
+    for number, kind, first, last in fields(data, start, end):
+        if number in (1, 2) and kind == BYTES:
+            tensors[number] = read_tensor(data, first, last, external)
+        elif number == 3 and kind in (VARINT, BYTES):
+            dims += _read_dims(data, kind, first, last)
     values = tensors.get(1)
-    return None if values is None else Tensor(values.name, values.dtype, values.dims, values.size_bytes)
+    if values is None:
+        return None, ()
+    sizes = _checked_dims(values.name, dims, start)
+    return Tensor(values.name, values.dtype, values.dims, values.size_bytes), sizes
 
 
-def read_tensor(data: mmap.mmap, start: int, end: int, external: list[ExternalData]) -> Tensor:
+def _read_dims(data: Data, kind: int, first: int, last: int) -> list[int]:
+    if kind == VARINT:
+        return [first]
+    if last - first > 10 * _MAX_RANK:
+        raise malformed(f"{last - first} bytes of dimensions", first)
+    return packed_varints(data, first, last)
+
+
+def _checked_dims(name: str, dims: list[int], position: int) -> tuple[int, ...]:
+    if len(dims) > _MAX_RANK:
+        raise malformed(f"tensor {name!r} has {len(dims)} dimensions", position)
+    sizes = tuple(signed(dim) for dim in dims)
+    if any(dim < 0 for dim in sizes):
+        raise malformed(f"tensor {name!r} has a negative dimension: {list(sizes)}", position)
+    if prod(sizes) > _MAX_ELEMENTS:
+        raise malformed(f"tensor {name!r} has more elements than a number of 64 bits can say: {list(sizes)}", position)
+    return sizes
+
+
+def read_tensor(data: Data, start: int, end: int, external: list[ExternalData]) -> Tensor:
     """Read a tensor without its data, and add to `external` where data outside the file lies."""
     name, data_type, stored_bytes = "", 0, 0
     dims: list[int] = []
@@ -101,7 +129,9 @@ def read_tensor(data: mmap.mmap, start: int, end: int, external: list[ExternalDa
     is_external = False
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind in (VARINT, BYTES):
-            dims += [first] if kind == VARINT else packed_varints(data, first, last)
+            dims += _read_dims(data, kind, first, last)
+            if len(dims) > _MAX_RANK:
+                raise malformed(f"tensor {name!r} has {len(dims)} dimensions or more", start)
         elif number == 2 and kind == VARINT:
             data_type = signed(first)
         elif number == 8 and kind == BYTES:
@@ -113,13 +143,11 @@ def read_tensor(data: mmap.mmap, start: int, end: int, external: list[ExternalDa
         elif number == 13 and kind == BYTES:
             key, value = read_entry(data, first, last)
             entries[key] = value
+        elif number == 16 and kind == BYTES:
+            data.annotation_bytes += last - first
         elif number == 14 and kind == VARINT:
             is_external = first == 1
-    if len(dims) > _MAX_RANK:
-        raise malformed(f"tensor {name!r} has {len(dims)} dimensions", start)
-    sizes = tuple(signed(dim) for dim in dims)
-    if any(dim < 0 for dim in sizes):
-        raise malformed(f"tensor {name!r} has a negative dimension: {list(sizes)}", start)
+    sizes = _checked_dims(name, dims, start)
     dtype, bits = _DTYPES.get(data_type, (f"type{data_type}", 0))
     size_bytes = (prod(sizes) * bits + 7) // 8 if bits else stored_bytes
     if is_external:
@@ -144,10 +172,10 @@ def _external_data(name: str, entries: dict[str, str], size_bytes: int | None, p
     return ExternalData(entries["location"], offset, length)
 
 
-def read_value_info(data: mmap.mmap, start: int, end: int) -> TensorInfo:
-    """Read an input or output; one that is no tensor has the name of its kind as dtype."""
+def read_value_info(data: Data, start: int, end: int) -> tuple[TensorInfo, tuple[str, ...]]:
+    """Read an input or output, with what its dimensions denote; one that is no tensor has its kind as dtype."""
     name, dtype = "", "undefined"
-    shape: list[Dimension] = []
+    shape: list[tuple[Dimension, str]] = []
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == BYTES:
             name = read_text(data, first, last)
@@ -155,14 +183,14 @@ def read_value_info(data: mmap.mmap, start: int, end: int) -> TensorInfo:
             for inner, inner_kind, type_start, type_end in fields(data, first, last):
                 if inner == 1 and inner_kind == BYTES:
                     dtype, shape = _read_tensor_type(data, type_start, type_end)
-                elif inner_kind == BYTES and inner in (4, 5, 8, 9):
-                    dtype = {4: "sequence", 5: "map", 8: "sparse_tensor", 9: "optional"}[inner]
-    return TensorInfo(name, dtype, tuple(shape))
+                elif inner_kind == BYTES and inner in _OTHER_TYPES:
+                    dtype, shape = _OTHER_TYPES[inner], []
+    return TensorInfo(name, dtype, tuple(size for size, _ in shape)), tuple(text for _, text in shape)
 
 
-def _read_tensor_type(data: mmap.mmap, start: int, end: int) -> tuple[str, list[Dimension]]:
+def _read_tensor_type(data: Data, start: int, end: int) -> tuple[str, list[tuple[Dimension, str]]]:
     dtype = "undefined"
-    shape: list[Dimension] = []
+    shape: list[tuple[Dimension, str]] = []
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == VARINT:
             dtype = _DTYPES.get(first, (f"type{first}", 0))[0]
@@ -170,14 +198,20 @@ def _read_tensor_type(data: mmap.mmap, start: int, end: int) -> tuple[str, list[
             for inner, inner_kind, dim_start, dim_end in fields(data, first, last):
                 if inner == 1 and inner_kind == BYTES:
                     shape.append(_read_dimension(data, dim_start, dim_end))
+                    if len(shape) > _MAX_RANK:
+                        raise malformed(f"a value of {len(shape)} dimensions or more", dim_start)
     return dtype, shape
 
 
-def _read_dimension(data: mmap.mmap, start: int, end: int) -> Dimension:
+def _read_dimension(data: Data, start: int, end: int) -> tuple[Dimension, str]:
+    """Return a dimension, and what it denotes."""
     dimension: Dimension = None
+    denotation = ""
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == VARINT:
             dimension = signed(first)
         elif number == 2 and kind == BYTES:
             dimension = read_text(data, first, last) or None
-    return dimension
+        elif number == 3 and kind == BYTES:
+            denotation = read_text(data, first, last)
+    return dimension, denotation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.reports import Change, Difference, MappingDelta
+from onnxtool.figures import Change, Difference, Json, MappingDelta
 from onnxtool.stats import compare_models, summarize_model
 from tests.graphs import make_model, value
 
@@ -75,3 +76,48 @@ def test_a_model_does_not_differ_from_itself(difference: Difference) -> None:
     delta = compare_models(path, path).delta
     assert not any((delta.num_nodes, delta.num_parameters, delta.size_bytes, delta.duplicate_bytes))
     assert not any((delta.ops, delta.inputs, delta.outputs, delta.opsets, delta.metadata))
+
+
+def weights_of(folder: Path, name: str, **arrays: Any) -> Path:
+    tensors = [numpy_helper.from_array(np.asarray(array, np.float32), key) for key, array in arrays.items()]
+    onnx.save(make_model([helper.make_node("Relu", ["x"], ["y"], name="/bert/layer.0/Relu")], tensors), folder / name)
+    return folder / name
+
+
+def test_initializers_are_compared_by_name_dtype_and_shape(tmp_path: Path) -> None:
+    """What they hold is not read."""
+    base = weights_of(tmp_path, "base.onnx", same=[1], other=[1, 2], gone=[3])
+    model = weights_of(tmp_path, "model.onnx", same=[9], other=[1, 2, 3], new=[3])
+    delta = compare_models(model, base).delta
+    told: dict[int, Json] = {count: {"dtype": "float32", "shape": [count]} for count in (1, 2, 3)}
+    assert delta.weights == MappingDelta({"new": told[1]}, {"gone": told[1]}, {"other": Change(told[2], told[3])})
+    assert not delta.hashed
+    assert not delta.renamed
+
+
+def test_with_weights_what_they_hold_is_compared(tmp_path: Path) -> None:
+    """The same data under another name is renamed, other data under the same name is changed; hashes are SHA-256."""
+    base = weights_of(tmp_path, "base.onnx", same=[1], other=[2], old=[3, 4], gone=[5])
+    model = weights_of(tmp_path, "model.onnx", same=[1], other=[9], new=[3, 4], fresh=[6])
+    delta = compare_models(model, base, weights=True).delta
+    assert delta.renamed == {"old": "new"}
+    assert (list(delta.weights.added), list(delta.weights.removed)) == (["fresh"], ["gone"])
+    (change,) = delta.weights.changed.values()
+    digest = hashlib.sha256(np.array([9], np.float32).tobytes()).hexdigest()
+    assert isinstance(change.after, dict)
+    assert change.after["sha256"] == digest
+    assert delta.hashed
+
+
+def test_parts_that_lost_or_gained_are_named(tmp_path: Path) -> None:
+    """Nodes and bytes by scope; a part that stayed as it was is not told."""
+    names = {
+        "base.onnx": ["/bert/layer.0/A", "/bert/layer.0/B", "/bert/layer.1/A"],
+        "model.onnx": ["/bert/layer.0/A", "/bert/layer.1/A"],
+    }
+    for file, nodes in names.items():
+        relus = [helper.make_node("Relu", ["x"], [f"o{index}"], name=name) for index, name in enumerate(nodes)]
+        onnx.save(make_model(relus), tmp_path / file)
+    delta = compare_models(tmp_path / "model.onnx", tmp_path / "base.onnx").delta
+    told: list[Json] = [{"num_nodes": count, "size_bytes": 0} for count in (2, 1)]
+    assert delta.layers == MappingDelta(changed={"bert.layer.0": Change(told[0], told[1])})

@@ -13,8 +13,12 @@ from onnx import numpy_helper
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.summary import duplicates
-from onnxtool.summary.duplicates import count_duplicate_bytes
+from onnxtool.summary.duplicates import find_duplicates
 from tests.graphs import external_tensor, identity, make_model
+
+
+def count_duplicate_bytes(model: ModelFile) -> int:
+    return sum(duplicate.size_bytes for duplicate in find_duplicates(model))
 
 
 def save(folder: Path, arrays: list[Any], **options: Any) -> ModelFile:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
 from onnxtool.errors import ModelFileError
-from onnxtool.reports import Stats, TensorInfo
+from onnxtool.figures import Duplicate, Stats, TensorInfo, Weight
 from onnxtool.summary import summarize_model
+from onnxtool.summary.releases import least_onnxruntime
 from tests.graphs import identity, make_model, refer_to, save_external, value
 
 
@@ -52,6 +54,16 @@ def test_every_figure_of_a_small_model(tmp_path: Path) -> None:
         duplicate_bytes=24,
         num_functions=0,
         num_subgraphs=2,
+        domains={"ai.onnx": 3, "com.microsoft": 1},
+        parameters={"float32": 12, "int64": 3, "bool": 1},
+        min_onnxruntime="1.18",
+        largest=(
+            Weight("shape", "int64", (3,), 24),
+            Weight("tied", "float32", (2, 3), 24),
+            Weight("w", "float32", (2, 3), 24),
+            Weight("c", "bool", (), 1),
+        ),
+        duplicates=(Duplicate(("w", "tied"), 24),),
     )
 
 
@@ -82,3 +94,82 @@ def test_the_order_is_the_same_on_every_run(tmp_path: Path) -> None:
     assert list(stats.ops) == ["Add", "Mul", "Sub"]
     assert list(stats.initializer_bytes) == ["float32", "int32", "bool", "int8"]
     assert list(stats.opsets) == ["ai.onnx", "com.microsoft"]
+
+
+def test_parts_are_those_that_exporters_name(tmp_path: Path) -> None:
+    """TorchScript's names, dynamo's notes and the names of weights say the part; the rest is counted as having none."""
+    dynamo = helper.make_node("Mul", ["a", "val_7"], ["b"], name="node_mul")
+    dynamo.metadata_props.add(key="other", value="x")
+    dynamo.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'bert', 'bert.layer.0.attention', 'mul']")
+    nodes = [
+        helper.make_node("Add", ["x", "bias"], ["a"], name="/bert/layer.10/attention/Add"),
+        dynamo,
+        helper.make_node("MatMul", ["b", "bert.layer.2.output.weight"], ["c"], name="MatMul_7"),
+        helper.make_node("Relu", ["c"], ["d"], name="Relu_8"),
+        helper.make_node("Exp", ["d"], ["y"], name="/bert/embeddings/words/Exp"),
+    ]
+    weights = {"bias": 1, "val_7": 2, "bert.layer.2.output.weight": 3, "bert.layer.10.norm.weight": 4, "onnx::Add_1": 5}
+    initializers = [numpy_helper.from_array(np.ones(size, np.float32), name) for name, size in weights.items()]
+    onnx.save(make_model(nodes, initializers), tmp_path / "model.onnx")
+    layers = summarize_model(tmp_path / "model.onnx").layers
+    assert {name: tuple(layer) for name, layer in layers.items()} == {
+        "bert.embeddings": (1, 0),
+        "bert.layer.0": (1, 8),
+        "bert.layer.2": (1, 12),
+        "bert.layer.10": (1, 4 + 16),
+        "(no scope)": (1, 20),
+    }
+    assert list(layers)[1:4] == ["bert.layer.0", "bert.layer.2", "bert.layer.10"]
+
+
+def test_notes_of_exporters_and_tensors_in_attributes_are_counted(tmp_path: Path) -> None:
+    """Metadata wherever it may be, as stored, and the elements of tensors that nodes hold."""
+    node = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.ones(5, np.float32)))
+    weight = numpy_helper.from_array(np.ones(1, np.float32), "w")
+    model = make_model([node], [weight])
+    model.graph.value_info.append(value("c", [5]))
+    noted = (model.graph, model.graph.node[0], model.graph.value_info[0], model.graph.initializer[0])
+    for proto in noted:
+        proto.metadata_props.add(key="where", value="stack trace " * 20)
+    onnx.save(model, tmp_path / "model.onnx")
+    stats = summarize_model(tmp_path / "model.onnx")
+    assert stats.annotation_bytes == sum(proto.metadata_props[0].ByteSize() for proto in noted)
+    assert stats.attribute_bytes == 20
+
+
+@pytest.mark.parametrize(
+    ("ir_version", "opsets", "release"),
+    [
+        (8, {"ai.onnx": 17}, "1.12"),
+        (9, {"ai.onnx": 17}, "1.15"),
+        (9, {"ai.onnx": 20, "com.microsoft": 1}, "1.17"),
+        (10, {"ai.onnx": 14}, "1.18"),
+        (8, {"ai.onnx": 14, "ai.onnx.ml": 4}, "1.17"),
+        (3, {}, "1.0"),
+        (11, {"ai.onnx": 18}, "1.23"),
+        (99, {"ai.onnx": 17}, ""),
+        (8, {"ai.onnx": 999}, ""),
+    ],
+)
+def test_the_least_release_follows_from_the_versions(ir_version: int, opsets: dict[str, int], release: str) -> None:
+    """The first release that knows the IR version and every opset of ONNX; none where the table ends."""
+    assert least_onnxruntime(ir_version, opsets) == release
+
+
+def test_the_installed_onnxruntime_loads_what_the_table_says(tmp_path: Path) -> None:
+    """The newest versions of the table load; so the table promises nothing that no release keeps."""
+    graph = helper.make_graph([identity("n")], "graph", [value("x", [1])], [value("n_out", [1])])
+    for ir_version, opset in ((13, 26), (10, 21), (8, 17)):
+        opsets = [helper.make_opsetid("", opset)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), tmp_path / "model.onnx")
+        assert summarize_model(tmp_path / "model.onnx").min_onnxruntime
+        ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+def test_attentions_are_counted_by_operator(tmp_path: Path) -> None:
+    """Those of ONNX and of onnxruntime, and nothing whose name merely ends so."""
+    ms = "com.microsoft"
+    ops = (("Attention", ""), ("NoAttention", ""), ("Attention", ms), ("GroupQueryAttention", ms))
+    nodes = [helper.make_node(op, ["x"], [f"o{index}"], domain=domain) for index, (op, domain) in enumerate(ops)]
+    onnx.save(make_model(nodes), tmp_path / "model.onnx")
+    assert summarize_model(tmp_path / "model.onnx").num_attentions == 3

@@ -1,0 +1,105 @@
+"""The group of commands, and how it is run: the only place that catches errors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from onnxtool import __version__
+from onnxtool.cli.printable import printable
+from onnxtool.errors import OnnxtoolError
+
+# Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
+COMMANDS = {
+    "export": "Export a Hugging Face checkpoint to a verified ONNX file.",
+    "optimize": "Fuse and convert an ONNX file, verified against what went in.",
+    "infer": "Run texts through an ONNX file, or time it.",
+    "stats": "Summarize an ONNX file, or its difference from another.",
+    "env": "Show versions, execution providers, and what is wrong here.",
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that knows its commands' names and imports them one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"onnxtool.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _with_underscores(token: str) -> str:
+    """Let every option be written with hyphens as well; `--model-name` is `--model_name`."""
+    return token.replace("-", "_")
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": _with_underscores,
+        "max_content_width": 110,
+    },
+    epilog="Example: onnxtool export --model_name naver/splade-cocondenser-ensembledistil",
+)
+@click.version_option(__version__, prog_name="onnxtool")
+def main() -> None:
+    """From a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model."""
+
+
+def run_group() -> NoReturn:
+    """Run the command line and exit: 0 done, 1 failed or a gate met, 2 usage, 130 and 143 interrupted."""
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _terminate)
+    try:
+        code = main.main(standalone_mode=False, prog_name="onnxtool")
+        sys.stdout.flush()
+    except OnnxtoolError as error:
+        sys.exit(_report(error.message, error.hint, 1))
+    except click.ClickException as error:
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            hint = f"see {error.ctx.command_path} --help"
+        else:
+            hint = ""
+        sys.exit(_report(error.format_message(), hint, error.exit_code))
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(_report("interrupted", "", 130))
+    except BrokenPipeError:
+        # The reader of our output is gone (`| head`); nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    """Unwind as on Ctrl-C, so that staged files go."""
+    sys.exit(128 + signum)
+
+
+def _report(message: str, hint: str, code: int) -> int:
+    color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    label = click.style("error:", fg="red", bold=True) if color else "error:"
+    click.echo(f"{label} {_lines(message)}", err=True, color=color)
+    if hint:
+        click.echo(f"hint: {_lines(hint)}", err=True, color=color)
+    return code
+
+
+def _lines(text: str) -> str:
+    """Keep the line breaks of a message and nothing else that a terminal would obey."""
+    return "\n".join(printable(line) for line in text.splitlines())

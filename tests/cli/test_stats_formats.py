@@ -1,0 +1,219 @@
+"""What reviewers look at: Markdown for a comment on a pull request, and a page in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxtool.metadata import STEPS_KEY, stamp
+from tests.cli.entry_point import run_onnxtool
+from tests.graphs import make_model, value
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+STEPS = '[{"step":"optimize","verified":true,"max_abs_error":1.2e-6,"reference":"base.onnx","cases":9}]'
+NEEDS = "| Needs | ai.onnx 20, com.microsoft 1; IR 10; onnxruntime 1.18 |"
+MOST_LINES = 12
+ATTACK = (
+    """</code><script>document.title='owned'</script><img src=x onerror=alert(1)>`|@everyone **bold** [a](b) &lt;"'"""
+)
+
+
+def save(path: Path, layers: dict[int, list[str]], inputs: list[Any] | None = None, **weights: int) -> None:
+    nodes = [
+        helper.make_node(op, ["x"], [f"{layer}_{index}"], name=f"/bert/layer.{layer}/{op}_{index}")
+        for layer, ops in layers.items()
+        for index, op in enumerate(ops)
+    ]
+    tensors = [numpy_helper.from_array(np.full(size, size, np.float32), name) for name, size in weights.items()]
+    onnx.save(make_model(nodes, tensors, inputs=inputs), path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(tmp_path / "base.onnx", {0: ["MatMul", "Erf", "Mul"], 1: ["MatMul", "Erf", "Mul"]}, same=10, old=20, gone=30)
+    save(tmp_path / "model.onnx", {0: ["MatMul", "Gelu"], 1: ["MatMul", "Erf", "Mul"]}, same=10, new=20, old=40)
+    stamp(tmp_path / "model.onnx", {STEPS_KEY: STEPS, "author": "somebody"})
+    return tmp_path
+
+
+def markdown(folder: Path, *arguments: str) -> str:
+    result = run_onnxtool(folder, "stats", *arguments, "--format", "markdown")
+    assert "Traceback" not in result.stderr
+    return result.stdout
+
+
+def top_of(text: str) -> list[str]:
+    """The lines before the first that is folded."""
+    return text.split("\n<details>")[0].rstrip("\n").split("\n")
+
+
+def test_the_top_of_a_difference_is_what_a_reviewer_needs(folder: Path) -> None:
+    """Twelve lines at most, whatever is asked for: figures, interface, operators, weights, gates, proof."""
+    options = ("--sequence_length", "8", "--fail_if", "num_nodes<+0", "--fail_if", "num_nodes>1")
+    top = top_of(markdown(folder, "model.onnx", "base.onnx", *options))
+    assert len(top) <= MOST_LINES
+    assert top[0] == "### `model.onnx` against `base.onnx`"
+    assert "| Number of nodes | 6 | 5 | -1, -16.7% |" in top
+    assert "| Parameters | 60 | 70 | +10, +16.7% |" in top
+    assert any(line.startswith("| MACs of 1 x 8 | ") for line in top)
+    text = "\n".join(top[-2:])
+    assert "**Interface:** inputs and outputs unchanged" in text
+    assert "**Operators:** 1 added, 2 changed" in text
+    assert "**Initializers:** 1 added, 1 removed, 1 changed" in text
+    assert "`num_nodes>1 is met: num_nodes is 5`" in text
+    assert "optimize, verified: reference base.onnx, max_abs_error 1.2e-06, cases 9" in text
+
+
+def test_changes_of_the_interface_stand_at_the_top(folder: Path) -> None:
+    """Whoever feeds the model must not have to unfold anything."""
+    save(folder / "other.onnx", {0: ["MatMul"]}, [value("x", [1, 3]), value("mask", [1])])
+    top = "\n".join(top_of(markdown(folder, "other.onnx", "base.onnx")))
+    assert "**Interface:** ⚠ the inputs differ (1 added, 0 removed, 1 changed)" in top
+
+
+def test_details_are_folded_and_complete(folder: Path) -> None:
+    """Operators, parts by scope, initializers by name, dtype and shape, and metadata."""
+    text = markdown(folder, "model.onnx", "base.onnx")
+    assert text.count("<details>") == text.count("</details>") == 4
+    assert "| `Gelu` | 0 | 1 | +1 |" in text
+    assert "| `bert.layer.0` | 3, 0 B | 2, 0 B | -1 nodes |" in text
+    assert "bert.layer.1" not in text
+    assert "| `old` | `float32 [20]` | `float32 [40]` |" in text
+    assert "| `gone` | `float32 [30]` | absent |" in text
+    assert "| `author` | absent | `somebody` |" in text
+
+
+def test_weights_are_compared_by_their_data_where_asked(folder: Path) -> None:
+    """A weight that only changed its name is told as such, and one of other data as changed."""
+    save(folder / "renamed.onnx", {0: ["MatMul", "Erf", "Mul"], 1: ["MatMul", "Erf", "Mul"]}, same=10, old=20, fresh=30)
+    text = markdown(folder, "renamed.onnx", "base.onnx", "--weights")
+    assert "| `gone` | `fresh` |" in text
+    assert "Initializers (" not in text
+    model = onnx.load(folder / "base.onnx")
+    model.graph.initializer[0].raw_data = np.zeros(10, np.float32).tobytes()
+    onnx.save(model, folder / "other.onnx")
+    assert "**Initializers:** 1 changed" in markdown(folder, "other.onnx", "base.onnx", "--weights")
+    assert "**Initializers:** unchanged" in markdown(folder, "other.onnx", "base.onnx")
+
+
+def test_a_summary_has_its_top_and_its_details(folder: Path) -> None:
+    """The same for one model."""
+    text = markdown(folder, "model.onnx", "--batch_size", "2", "--fail_if", "num_nodes>1")
+    top = top_of(text)
+    assert len(top) <= MOST_LINES
+    assert top[0] == "### `model.onnx`"
+    assert NEEDS in top
+    assert "| `old` | `float32 [40]` | 160 B |" in text
+    assert "| `x` | `float32 [batch, 3]` |" in text
+
+
+@pytest.mark.parametrize("length", [30, 45, 60, 300])
+def test_a_comment_fits_where_comments_go(folder: Path, length: int) -> None:
+    """GitHub takes 65,536 characters; what is too long is left out, and said so."""
+    # Backticks, as each of them becomes an entity.
+    weights: dict[str, Any] = {f"{'`' * length}{index}": 1 for index in range(300)}
+    save(folder / "long.onnx", {layer: [f"{'`' * length}{layer}"] for layer in range(300)}, **weights)
+    stamp(folder / "long.onnx", {f"{'`' * length}{index}": "`" * 5000 for index in range(300)})
+    text = markdown(folder, "long.onnx", "base.onnx")
+    assert len(text) < 65_536
+    assert "`--format json` has them" in text
+
+
+@pytest.fixture
+def hostile(folder: Path) -> Path:
+    """A model whose names attack whoever renders them."""
+    model = make_model([helper.make_node(ATTACK, ["x"], ["y"], domain=ATTACK, name=f"/{ATTACK}/layer.0/n")])
+    model.graph.input[0].name = ATTACK
+    model.opset_import.add(domain=ATTACK, version=1)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), f"bert.{ATTACK}.w"))
+    helper.set_model_props(model, {ATTACK: ATTACK, STEPS_KEY: '[{"step":"@me <b>","verified":true,"reference":"<i>"}]'})
+    onnx.save(model, folder / "hostile.onnx")
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [["hostile.onnx"], ["hostile.onnx", "base.onnx"]], ids=["summary", "difference"])
+def test_names_are_no_markdown(hostile: Path, arguments: list[str]) -> None:
+    """Outside of code spans nothing of a name is left that Markdown or HTML would read."""
+    text = markdown(hostile, *arguments)
+    outside = re.sub(r"(`+)(?:(?!\1).)+\1", "", text)
+    for piece in ("<script", "<img", "@everyone", "@me", "**bold**", "[a]", "<b>", "<i>"):
+        assert piece not in outside
+    for line in text.splitlines():
+        if line.startswith("| "):
+            assert len(re.findall(r"(?<!\\)\|", line)) in (3, 4, 5)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@pytest.mark.parametrize("arguments", [["hostile.onnx"], ["hostile.onnx", "base.onnx"]], ids=["summary", "difference"])
+def test_a_page_holds_no_tag_of_a_name_and_loads_nothing(hostile: Path, arguments: list[str]) -> None:
+    """Only tags that a page needs; no script, no link, no address."""
+    page = run_onnxtool(hostile, "stats", *arguments, "--format", "html").stdout
+    parser = _Tags()
+    parser.feed(page)
+    assert not parser.tags & {"script", "img", "link", "iframe", "a", "object", "code", "b"}
+    assert not parser.attributes & {"src", "href", "onerror", "srcset", "action"}
+    assert "url(" not in page
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here; CI installs Debian's package of that name")
+def test_a_browser_shows_the_page(hostile: Path, tmp_path: Path) -> None:
+    """Headless Chromium lays out bars whose widths follow the figures, and runs nothing of the names."""
+    for arguments, marks in ((["hostile.onnx", "base.onnx"], "base"), (["base.onnx"], "")):
+        run_onnxtool(hostile, "stats", *arguments, "--format", "html", "--output", "page.html", "--force")
+        page = (hostile / "page.html").read_text(encoding="utf-8")
+        assert "owned" in page or not marks
+        dom = browse(hostile / "page.html", tmp_path / "profile", "--dump-dom")
+        assert "<title>owned" not in dom
+        assert dom.count('class="bar') == page.count('class="bar') > 0
+    run_onnxtool(hostile, "stats", "base.onnx", "--format", "html", "--output", "page.html", "--force")
+    browse(hostile / "page.html", tmp_path / "profile", f"--screenshot={tmp_path / 'page.png'}")
+    colors = picture(tmp_path / "page.png")
+    blue = np.abs(colors.astype(int) - (0x2F, 0x6F, 0xEB)).sum(axis=2) < 12
+    widths = sorted({int(row.sum()) for row in blue if row.sum() > 20}, reverse=True)
+    assert len(widths) >= 2  # bars of two lengths at least: three dtypes or operators of different counts
+
+
+def browse(page: Path, profile: Path, *options: str) -> str:
+    command = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={profile}",
+    ]
+    done = subprocess.run(
+        [*command, "--window-size=1000,1400", *options, page.as_uri()],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
+def picture(path: Path) -> Any:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
