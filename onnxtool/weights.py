@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -109,6 +109,17 @@ def detached_weights(model: ir.Model) -> Iterator[dict[str, ir.Value]]:
     finally:
         graph.initializers.clear()
         graph.initializers.update(initializers)
+
+
+def release_weights(model: ir.Model) -> None:
+    """Let go of the pages of weights that somebody has looked at; who reads them again maps them again."""
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                with suppress(BufferError):  # an array of it is still held somewhere
+                    value.const_value.release()
 
 
 def _is_large(value: ir.Value) -> bool:

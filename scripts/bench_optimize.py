@@ -145,6 +145,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="runs of each file, in turn")
     parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx")
     parser.add_argument("--olive", type=Path, metavar="DIR", help="a virtual environment with olive-ai")
+    parser.add_argument("--tools", nargs="+", metavar="NAME", help="run those whose names begin so; default: all")
     parser.add_argument("--ways", nargs="+", default=["-".join(way) for way in WAYS], metavar="EXPORTER-ATTENTION")
     parser.add_argument("--work_dir", type=Path, help="where the files go, and stay; default: a temporary folder")
     arguments = parser.parse_args()
@@ -174,6 +175,8 @@ def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> 
         print(f"| {way} | - | {found['nodes']} | {found['attention']} | {found['MB']} | | |", flush=True)
         files[way] = [source]
         for number, tool in enumerate(tools(arguments.optimum, arguments.olive)):
+            if arguments.tools and not tool.name.startswith(tuple(arguments.tools)):
+                continue
             output = folder / way / (tool.result or f"{number}.onnx")
             usage = tool.run(source, output, folder / way, arguments.runs)
             if usage is None or not output.exists():

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ModelFileError
-from onnxtool.weights import detached_weights, load_model, write_inline
+from onnxtool.weights import detached_weights, load_model, release_weights, write_inline
 from onnxtool.wire import read_structure
 from tests.graphs import save_external
 from tests.workshop import Workshop
@@ -173,3 +173,31 @@ def test_a_hard_link_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="in.data is a hard link: 2 names share its content") as failure:
         load_model(tmp_path / "in.onnx")
     assert "make a copy" in failure.value.hint
+
+
+def test_weights_that_were_looked_at_are_let_go_and_can_be_read_again(tmp_path: Path) -> None:
+    """A weight of which somebody holds an array stays as it is."""
+    path = tmp_path / "model.onnx"
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    onnx.save(
+        helper.make_model(
+            helper.make_graph(
+                [helper.make_node("MatMul", ["x", "w"], ["y"])],
+                "g",
+                [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+                [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64])],
+                [numpy_helper.from_array(weight, "w")],
+            )
+        ),
+        path,
+    )
+    model = load_model(path)
+    tensor = model.graph.initializers["w"].const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    held = tensor.numpy()
+    release_weights(model)
+    np.testing.assert_array_equal(held, weight)
+    del held
+    release_weights(model)
+    assert tensor.raw is None
+    np.testing.assert_array_equal(tensor.numpy(), weight)

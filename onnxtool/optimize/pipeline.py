@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.reports import PassResult
+from onnxtool.weights import release_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -85,6 +86,7 @@ def run_passes(
             model = outcome.model
             if outcome.num_changes:
                 _keep_names_apart(model)
+            release_weights(model)
             duration_ms = results[step.name].duration_ms + (time.perf_counter() - start) * 1e3
             total = results[step.name].num_changes + outcome.num_changes
             results[step.name] = PassResult(step.name, total, duration_ms, outcome.note)
