@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.figures import Json
+from onnxtool.interruption import check_interrupted
 from onnxtool.metadata import STEPS_KEY, parse_steps
 from onnxtool.wire import Structure, read_structure
 
@@ -120,7 +121,7 @@ def _external_size(path: Path, location: str) -> int:
         if file.is_file():
             return file.stat().st_size
     except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
-        pass
+        check_interrupted()
     raise ModelFileError(
         f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
     )
@@ -166,6 +167,7 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
     Raises:
         OutputExistsError: the output, or a companion of other content, is there and `force` is not set.
         OutputWriteError: the disk is full, the folder cannot be written, …
+        BaseException: a signal asked to stop, and the block did not.
     """
     # Here, as what only reads a model must start fast.
     import secrets
@@ -181,6 +183,7 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
         staging = Staging(folder, output, root, _locations_of(output))
         staging.model_path.parent.mkdir(parents=True, exist_ok=True)
         yield staging
+        check_interrupted()
         _commit(staging, force=force)
     except OSError as error:
         if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well

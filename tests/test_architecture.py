@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("wire",),
     ("errors",),
     ("reports",),
-    ("figures",),
+    ("figures", "interruption"),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -47,7 +47,7 @@ ONLY_IN = {
 }
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
 STANDARD_LIBRARY_ONLY = (
-    *("errors", "figures", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
+    *("errors", "figures", "interruption", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
     "sentence_modules",
 )
 

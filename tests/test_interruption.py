@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from onnxtool import interruption
+from onnxtool.model_file import staged
 from tests.workshop import Workshop
 
 if sys.platform == "win32":
@@ -73,3 +76,23 @@ def test_an_interrupted_command_leaves_the_earlier_result(exported: Path, number
     assert process.returncode == code
     assert "Traceback" not in stderr
     assert_untouched(exported)
+
+
+def test_an_interruption_that_a_library_swallows_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Destructors print exceptions and go on; the earlier result stays all the same."""
+    monkeypatch.setattr(interruption, "_asked", [])
+    output = tmp_path / "m.onnx"
+    output.write_text("the earlier result")
+
+    def write() -> None:
+        with staged(output, force=True) as staging:
+            with contextlib.suppress(KeyboardInterrupt):
+                interruption.stop(KeyboardInterrupt())
+            staging.model_path.write_text("a later one")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert output.read_text() == "the earlier result"
+    assert list(tmp_path.iterdir()) == [output]

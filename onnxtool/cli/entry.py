@@ -14,6 +14,7 @@ import click
 from onnxtool import __version__
 from onnxtool.cli.printable import printable
 from onnxtool.errors import OnnxtoolError
+from onnxtool.interruption import stop
 
 # Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
 COMMANDS = {
@@ -63,6 +64,7 @@ def main() -> None:
 
 def run_group() -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed or a gate met, 2 usage, 130 and 143 interrupted."""
+    signal.signal(signal.SIGINT, _interrupt)
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _terminate)
@@ -88,7 +90,11 @@ def run_group() -> NoReturn:
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
     """Unwind as on Ctrl-C, so that staged files go."""
-    sys.exit(128 + signum)
+    stop(SystemExit(128 + signum))
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
+    stop(KeyboardInterrupt())
 
 
 def _report(message: str, hint: str, code: int) -> int:
