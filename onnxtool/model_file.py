@@ -121,7 +121,7 @@ def _external_size(path: Path, location: str) -> int:
         if file.is_file():
             return file.stat().st_size
     except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
-        check_interrupted()
+        pass
     raise ModelFileError(
         f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
     )
