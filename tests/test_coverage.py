@@ -298,6 +298,7 @@ def test_the_script_tries_exports_and_judges(tmp_path: Path) -> None:
 
 def test_what_is_kept_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     """The results stand in the repository, and where they were made is nobody's business."""
-    reason = f"{tmp_path}/work/fill-mask/bert/checkpoint has no tokenizer; see {tmp_path}/work/a"
-    kept = without_folders({"onnxtool": {"reason": reason}}, tmp_path / "work", tmp_path)
+    trials = tmp_path / "trials"
+    reason = f"{trials / 'fill-mask' / 'bert' / 'checkpoint'} has no tokenizer; see {trials / 'a'}"
+    kept = without_folders({"onnxtool": {"reason": reason}}, trials, tmp_path)
     assert kept == {"onnxtool": {"reason": "fill-mask/bert/checkpoint has no tokenizer; see a"}}
