@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 def run() -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed or a gate met, 2 usage, 130 and 143 interrupted."""
     from onnxtool.cli.shortcut import take_shortcut
+    from onnxtool.cli.streams import ready_streams
 
+    ready_streams()
     code = take_shortcut(sys.argv[1:])
     if code is None:
         from onnxtool.cli.entry import run_group

@@ -6,13 +6,15 @@ import importlib
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from onnxtool import __version__
-from onnxtool.cli.printable import printable
+from onnxtool.cli.printable import is_text, printable
+from onnxtool.cli.streams import drop_output
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import stop
 
@@ -68,6 +70,9 @@ def run_group() -> NoReturn:
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _terminate)
+    if not all(map(is_text, sys.argv[1:])):
+        wrong = next(argument for argument in sys.argv[1:] if not is_text(argument))
+        sys.exit(_report(f"the argument {wrong!r} is no text in UTF-8", "rename the file, or write the text again", 2))
     try:
         code = main.main(standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
@@ -82,9 +87,14 @@ def run_group() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(_report("interrupted", "", 130))
     except BrokenPipeError:
-        # The reader of our output is gone (`| head`); nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()  # the reader of our output is gone (`| head`); nothing is left to say
         sys.exit(141)
+    except OSError as error:
+        if error.errno is None:  # no failure of the system: other libraries derive theirs from OSError as well
+            raise
+        drop_output()
+        place = f"cannot read or write {error.filename}" if error.filename else "cannot write to stdout"
+        sys.exit(_report(f"{place}: {error.strerror}", "", 1))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -100,9 +110,10 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
 def _report(message: str, hint: str, code: int) -> int:
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     label = click.style("error:", fg="red", bold=True) if color else "error:"
-    click.echo(f"{label} {_lines(message)}", err=True, color=color)
-    if hint:
-        click.echo(f"hint: {_lines(hint)}", err=True, color=color)
+    with suppress(OSError):  # nobody reads stderr, and the exit code still tells
+        click.echo(f"{label} {_lines(message)}", err=True, color=color)
+        if hint:
+            click.echo(f"hint: {_lines(hint)}", err=True, color=color)
     return code
 
 

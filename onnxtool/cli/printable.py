@@ -10,3 +10,8 @@ def printable(text: str) -> str:
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
     )
+
+
+def is_text(argument: str) -> bool:
+    """Whether an argument is text: Python makes lone surrogates of bytes that are none, and no library takes those."""
+    return not any("\ud800" <= character <= "\udfff" for character in argument)

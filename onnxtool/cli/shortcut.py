@@ -7,11 +7,12 @@ else is asked for, and whatever fails, goes the long way, which knows how to say
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from onnxtool.cli.printable import is_text
+from onnxtool.cli.streams import drop_output
 from onnxtool.errors import OnnxtoolError
 
 
@@ -24,7 +25,7 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
     from onnxtool.stats import Settings, compare_models, describe_model, find_settings
 
     try:
-        if find_settings(Path.cwd()) != Settings():
+        if find_settings(Path()) != Settings():
             return None
         report: object = describe_model(paths[0]) if len(paths) == 1 else compare_models(paths[0], paths[1])
     except (OnnxtoolError, OSError):
@@ -36,9 +37,12 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
         sys.stdout.write(json_document(report))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output is gone (`| head`); nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()  # the reader of our output is gone (`| head`); nothing is left to say
         return 141
+    except OSError as error:
+        drop_output()
+        print(f"error: cannot write to stdout: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return 1
     return 0
 
 
@@ -54,7 +58,7 @@ def _paths(arguments: Sequence[str]) -> list[Path] | None:
             is_json = word == "--format=json" or next(words, "") == "json"
             if not is_json:
                 return None
-        elif not word or (word.startswith("-") and word != "--quiet"):
+        elif not word or (word.startswith("-") and word != "--quiet") or not is_text(word):
             return None
         elif word != "--quiet":
             paths.append(Path(word))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxtool.cli.options import FORMATS, PathType, output_options
+from onnxtool.cli.printable import printable
 from onnxtool.cli.render import emit, write_out
 from onnxtool.cli.stats_blocks import difference_blocks
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
@@ -72,7 +73,7 @@ def command(
 
     Reads the structure and hardly any weights, so gigabytes take no longer. Nodes inside of If, Loop and Scan count.
     """
-    settings = find_settings(Path.cwd()) if config is None else read_settings(config)
+    settings = find_settings(Path()) if config is None else read_settings(config)
     gates = _parse_gates(fail_if, settings, has_base=base is not None)
     shape = _shape(batch_size, sequence_length, settings)
     if base is None:
@@ -92,7 +93,7 @@ def command(
         )
         emit(report, blocks, format_name, output=output, force=force)
     for gate in met:
-        click.echo(f"gate {gate}", err=True)
+        click.echo(f"gate {printable(gate)}", err=True)
     return 1 if met else 0
 
 

@@ -41,7 +41,11 @@ def find_settings(folder: Path) -> Settings:
     Raises:
         InputError: a file cannot be read, or says what nobody asks for.
     """
-    for parent in (folder, *folder.parents):
+    try:
+        here = folder.absolute()
+    except FileNotFoundError:  # the folder in which we are was removed
+        return Settings()
+    for parent in (here, *here.parents):
         for name in (OWN_FILE, _PROJECT_FILE):
             file = parent / name
             if file.is_file() and (settings := _read(file)) is not None:
