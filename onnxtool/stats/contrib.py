@@ -264,6 +264,7 @@ RULES: Mapping[str, Rule] = {
     "Einsum": _einsum,
     "FusedMatMul": _product,
     "GatherBlockQuantized": _block_lookup,
+    "GemmFastGelu": _product,
     "GroupQueryAttention": _group_query,
     "MatMulIntegerToFloat": _scaled_product,
     "MatMulNBits": _block_product,

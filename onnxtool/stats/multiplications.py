@@ -7,7 +7,7 @@ from math import prod
 
 from onnxtool.stats.contrib import Call, Value, attended, einsum_sizes, product_shape
 
-_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
 _ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention", "QAttention"})
 
 
@@ -19,8 +19,8 @@ def count_macs(op_type: str, call: Call, outputs: list[Value | None]) -> int:
     """
     if op_type in _ATTENTIONS:
         return attended(op_type, call).macs + _projection(op_type, call)
-    if op_type in _GATES:
-        return _recurrent(op_type, call)
+    if op_type in _RECURRENT:
+        return _recurrent(call)
     counter = _COUNTERS.get(op_type)
     return counter(call, outputs) if counter is not None else 0
 
@@ -64,7 +64,7 @@ def _einsum(call: Call, _outputs: list[Value | None]) -> int:
     return prod((*front, *sizes.values())) if len(call.inputs) > 1 else 0
 
 
-def _recurrent(op_type: str, call: Call) -> int:
+def _recurrent(call: Call) -> int:
     """X [tokens, rows, inputs], with R [directions, gates x hidden, hidden] for what is carried on."""
     tokens, rows, width = call.need(0).shape
     directions, gates, hidden = call.need(2).shape
@@ -82,7 +82,7 @@ _COUNTERS: Mapping[str, Callable[[Call, list[Value | None]], int]] = {
     **dict.fromkeys(("FusedGemm", "GemmFastGelu", "MatMulIntegerToFloat"), _product),
     "QLinearMatMul": _scaled_product,
     "MatMulNBits": _block_product,
-    **dict.fromkeys(("Conv", "ConvInteger", "FusedConv", "NhwcConv"), _convolution),
+    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv", "FusedConv"), _convolution),
     "QLinearConv": _scaled_convolution,
     "ConvTranspose": _transposed_convolution,
     "Einsum": _einsum,

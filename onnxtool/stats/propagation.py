@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.stats.bodies import collected, slices, times_of
 from onnxtool.stats.contrib import RULES, Call, Value
-from onnxtool.stats.known import MOST_NUMBERS, WRONG, Names, attributes_of, compute, reads_of
+from onnxtool.stats.known import WRONG, Names, attributes_of, compute, is_small, reads_of
 from onnxtool.stats.multiplications import count_macs
 from onnxtool.wire import ELEMENT_BITS
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
 _MOST_NESTED = 32
+_MOST_FOLLOWED = 100_000  # nodes of bodies and functions; those that call each other twice would never end
 _BITS_OF_A_BYTE = 8
 
 
@@ -49,13 +51,15 @@ class Propagation:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self._opsets = {opset.domain: opset.version for opset in model.opset_import}
+        self._version = self._opsets.get("", self._opsets.get("ai.onnx", 1))
+        self._left = _MOST_FOLLOWED
 
     def follow(self, graph: onnx.GraphProto, names: Names, depth: int = 0) -> Totals:
         """Add what `graph` computes to `names`, and return what that costs."""
         from onnx import numpy_helper
 
         for tensor in graph.initializer:
-            if prod(tensor.dims) <= MOST_NUMBERS and not tensor.external_data:
+            if is_small(tensor.dims) and not tensor.external_data:
                 with suppress(*WRONG):
                     names.keep(tensor.name, numpy_helper.to_array(tensor))
                     continue
@@ -66,30 +70,30 @@ class Propagation:
         totals = Totals()
         readers = Counter(name for node in nodes for name in reads_of(node))
         alive: dict[str, int] = {}
+        alive_bytes = 0
         for node in nodes:
             inside = self._follow_node(node, names, totals, depth)
             if node.op_type != "Constant":
                 made = {name: _num_bytes(names, name) for name in node.output if name}
                 totals.num_bytes += sum(made.values())
+                alive_bytes += sum(size - alive.get(name, 0) for name, size in made.items())
                 alive |= made
-            totals.peak_bytes = max(totals.peak_bytes, sum(alive.values()) + inside)
+            totals.peak_bytes = max(totals.peak_bytes, alive_bytes + inside)
             readers.subtract(reads_of(node))
             for name in (*reads_of(node), *node.output):
                 if readers[name] <= 0 and name not in kept:
-                    alive.pop(name, None)
+                    alive_bytes -= alive.pop(name, 0)
         return totals
 
     def _follow_node(self, node: onnx.NodeProto, names: Names, totals: Totals, depth: int) -> int:
         """Add what `node` computes to `names` and what it costs to `totals`; return the bytes that its bodies take."""
-        if depth > _MOST_NESTED:
-            totals.unknown[node.op_type] += 1
-            return 0
         function = self._functions.get((node.domain, node.op_type, node.overload))
-        if function is not None:
-            return self._call(function, node, names, totals, depth)
-        if node.op_type in ("If", "Loop", "Scan") and not node.domain:
-            return self._enter(node, names, totals, depth)
         try:
+            if function is not None:
+                self._charge(len(function.node), depth)
+                return self._call(function, node, names, totals, depth)
+            if node.op_type in ("If", "Loop", "Scan") and node.domain in _OWN_DOMAIN:
+                return self._enter(node, names, totals, depth)
             outputs = self._infer(node, names)
         except WRONG:
             outputs = []
@@ -106,14 +110,24 @@ class Propagation:
             totals.unknown[_name(node)] += 1
         return 0
 
+    def _charge(self, num_nodes: int, depth: int) -> None:
+        """Count the nodes of a body before they are followed.
+
+        Raises:
+            LookupError: it is nested too deep, or too many nodes were followed.
+        """
+        self._left -= num_nodes
+        if depth >= _MOST_NESTED or self._left < 0:
+            raise LookupError("nodes without end")
+
     def _infer(self, node: onnx.NodeProto, names: Names) -> list[Value | None]:
         """Return what is known of each output of `node`; empty where its shape cannot be told."""
-        number = compute(node, names)
+        number = compute(node, names, self._version)
         if number is not None:
             names.keep(node.output[0], number)
             return [names.values[node.output[0]]]
         rule = RULES.get(node.op_type)
-        if rule is not None and (node.domain or node.op_type in _BY_OWN_RULE):
+        if rule is not None and (node.domain not in _OWN_DOMAIN or node.op_type in _BY_OWN_RULE):
             return rule(_call(node, names))[: len(node.output)]
         return self._infer_by_onnx(node, names)
 
@@ -121,14 +135,17 @@ class Propagation:
         import onnx
         from onnx import helper, numpy_helper
 
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        version = self._opsets.get(domain, self._opsets.get(domain or "ai.onnx", 1))
+        domain, op_type = ("", _AS_OF_ONNX[_name(node)]) if _name(node) in _AS_OF_ONNX else (node.domain, node.op_type)
+        domain = "" if domain == "ai.onnx" else domain
+        version = self._opsets.get(domain, 1) if domain else self._version
         reads = reads_of(node)
         types = {name: helper.make_tensor_type_proto(*reversed(names.values[name])) for name in reads}
         numbers = {name: numpy_helper.from_array(names.numbers[name], name) for name in reads if name in names.numbers}
         opsets = [helper.make_opsetid(name, number) for name, number in self._opsets.items()]
         try:
-            schema = onnx.defs.get_schema(node.op_type, version, domain)
+            schema = onnx.defs.get_schema(op_type, version, domain)
+            if op_type != node.op_type or domain != node.domain:
+                node = _as(schema, node)
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, numbers, opset_imports=opsets)
         except (onnx.checker.ValidationError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError) as error:
             raise LookupError(node.op_type) from error
@@ -140,17 +157,18 @@ class Propagation:
         attributes = attributes_of(node)
         followed: list[tuple[Totals, list[Value | None]]] = []
         for body in bodies:
+            self._charge(len(body.node), depth)
             inner = Names(names)
             self._bind(node, body, inner, attributes)
             cost = self.follow(body, inner, depth + 1)
             followed.append((cost, [inner.values.get(output.name) for output in body.output]))
         if not followed:
-            totals.unknown[_name(node)] += 1
-            return 0
+            raise LookupError("a body")
         cost, outputs = max(followed, key=lambda item: (sum(item[0].macs.values()), item[0].num_bytes))
-        times = _times(node, names, attributes)
+        times = times_of(node, names, attributes)
+        outputs = collected(node, outputs, attributes, times)
         totals.add(cost, times)
-        for name, value in zip(node.output, _collected(node, outputs, attributes, times), strict=False):
+        for name, value in zip(node.output, outputs, strict=False):
             if name and value is not None:
                 names.values[name] = value
         return cost.peak_bytes
@@ -161,11 +179,7 @@ class Propagation:
         if node.op_type == "Loop":
             given = [Value((), _INT64), Value((), _BOOL), *given[2:]]
         elif node.op_type == "Scan":
-            states = len(given) - int(attributes["num_scan_inputs"])
-            given = [
-                value if index < states or value is None else Value(value.shape[1:], value.dtype)
-                for index, value in enumerate(given)
-            ]
+            given = slices(given, attributes)
         for formal, value in zip(body.input, given, strict=False):
             inner.numbers.pop(formal.name, None)
             inner.values.pop(formal.name, None)
@@ -193,12 +207,15 @@ class Propagation:
 
 
 _INT64, _BOOL = 7, 9
+_OWN_DOMAIN = ("", "ai.onnx")
+# Of onnxruntime, with the shapes of an operator of ONNX.
+_AS_OF_ONNX = {"com.microsoft::FusedConv": "Conv", "com.microsoft::FusedGemm": "Gemm"}
 # Of ONNX's own domain: operators of onnxruntime that stand there, and one that onnx cannot be trusted with.
 _BY_OWN_RULE = frozenset({"Einsum", "SimplifiedLayerNormalization", "SkipLayerNormalization"})
 
 
 def _name(node: onnx.NodeProto) -> str:
-    return f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+    return f"{node.domain}::{node.op_type}" if node.domain not in _OWN_DOMAIN else node.op_type
 
 
 def _call(node: onnx.NodeProto, names: Names) -> Call:
@@ -206,6 +223,14 @@ def _call(node: onnx.NodeProto, names: Names) -> Call:
     if any(name and value is None for name, value in zip(node.input, inputs, strict=True)):
         raise LookupError(node.name)
     return Call(inputs, attributes_of(node), len(node.output))
+
+
+def _as(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return `node` as one of the operator of `schema`, without the attributes that are none of it."""
+    import onnx
+
+    known = [attribute for attribute in node.attribute if attribute.name in schema.attributes]
+    return onnx.NodeProto(op_type=schema.name, input=node.input, output=node.output, attribute=known)
 
 
 def _value(kind: Any) -> Value | None:
@@ -223,30 +248,6 @@ def _num_bytes(names: Names, name: str) -> int:
     if value is None:
         return 0
     return (prod(value.shape) * ELEMENT_BITS.get(value.dtype, 0) + _BITS_OF_A_BYTE - 1) // _BITS_OF_A_BYTE
-
-
-def _times(node: onnx.NodeProto, names: Names, attributes: Mapping[str, Any]) -> int:
-    """Return how often a body runs: once where only running the model would tell."""
-    if node.op_type == "Scan":
-        scanned = names.values.get(node.input[-1])
-        return scanned.shape[0] if scanned is not None and scanned.shape and attributes["num_scan_inputs"] else 1
-    if node.op_type == "Loop" and node.input[0] in names.numbers:
-        return max(0, min(int(names.numbers[node.input[0]].flat[0]), 1 << 31))
-    return 1
-
-
-def _collected(
-    node: onnx.NodeProto, outputs: list[Value | None], attributes: Mapping[str, Any], times: int
-) -> list[Value | None]:
-    """Return the outputs of the node from those of its body: what is scanned has an axis for the runs in front."""
-    if node.op_type == "If":
-        return outputs
-    states = len(node.input) - (2 if node.op_type == "Loop" else int(attributes["num_scan_inputs"]))
-    outputs = outputs[1:] if node.op_type == "Loop" else outputs
-    return [
-        value if value is None or index < states else Value((times, *value.shape), value.dtype)
-        for index, value in enumerate(outputs)
-    ]
 
 
 def _resolved(node: Any, given: Mapping[str, Any]) -> Any:
