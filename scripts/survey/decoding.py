@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zoo.checkpoint import Facts
-from zoo.running import Feeds, load_model, text_feeds
-from zoo.vocabulary import special_ids, text_part
+from zoo.running import Feeds, generate, load_model, text_feeds
 
 from survey.judging import difference, first_line, open_session, verdict
 
@@ -46,7 +45,7 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
         feeds = text_feeds(model, lengths, max(lengths), padding="left", seed=seed)
         prompt: Feeds = {key: feeds[key] for key in _PROMPT_INPUTS if key in feeds}
         try:
-            tokens, expected = _generate(model, prompt)
+            tokens, expected = generate(model, prompt, _NEW_TOKENS, use_cache=True)
         except Exception:  # noqa: BLE001, S112  what PyTorch does not run is no question
             continue
         try:
@@ -59,26 +58,6 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
         if not error_here <= 1:
             return verdict(asked, largest, f"{name}: differs by {error_here:.3g} times what is allowed")
     return verdict(asked, largest, "" if asked else "no prompt could be asked")
-
-
-def _generate(model: Any, prompt: Feeds) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return what the model writes after `prompt`: tokens [B, 8] and the logits [B, 8, V] they were chosen by."""
-    import torch
-    from transformers import GenerationConfig
-
-    config = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=_NEW_TOKENS,
-        pad_token_id=special_ids(text_part(model.config), model.config)["pad"],
-        output_logits=True,
-        return_dict_in_generate=True,
-        use_cache=True,
-    )
-    model.generation_config = config  # the checkpoint's own could end or sample
-    with torch.inference_mode():
-        written = model.generate(**{name: torch.from_numpy(value) for name, value in prompt.items()})
-    length = prompt["input_ids"].shape[1]
-    return written.sequences[:, length:].numpy(), torch.stack(written.logits, 1).float().numpy()
 
 
 def _follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArray[Any]:

@@ -88,25 +88,29 @@ def require_cache(facts: Facts, folder: Path) -> None:
     model.register_forward_pre_hook(lambda _model, _args, named: taken.append(has_state(named)), with_kwargs=True)
     prompt = text_feeds(model, (16, 9), 16, padding="left", seed=0)
     prompt = {name: prompt[name] for name in ("input_ids", "attention_mask") if name in prompt}
-    tokens, logits = _write(model, prompt, 2, use_cache=True)
+    tokens, logits = generate(model, prompt, 2, use_cache=True)
     if len(taken) < 2 or not taken[1]:
         raise ValueError("it generates without a cache: no state of one step goes into the next")
     longer = {
         name: np.concatenate([array, tokens[:, :1] if name == "input_ids" else np.ones_like(array[:, :1])], axis=1)
         for name, array in prompt.items()
     }
-    _, at_once = _write(load_model(facts, folder), longer, 1, use_cache=False)
+    _, at_once = generate(load_model(facts, folder), longer, 1, use_cache=False)
     off = float(np.abs(logits[:, 1] - at_once[:, 0]).max())
     if not off <= _SAME_ANSWER * max(1.0, float(np.abs(at_once).max())):
         raise ValueError("its cache does not stand for the tokens before: PyTorch answers otherwise without it")
 
 
-def _write(model: Any, prompt: Feeds, length: int, *, use_cache: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the tokens [B, length] that the model writes after a prompt, and their logits [B, length, V]."""
+def generate(model: Any, prompt: Feeds, length: int, *, use_cache: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Let the model write after a prompt, greedily and not ended by any token.
+
+    Returns:
+        The tokens that it writes [B, length], and the logits that they were chosen by [B, length, V] as float32.
+    """
     import torch
     from transformers import GenerationConfig
 
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # the checkpoint's own could end or sample
         do_sample=False,
         max_new_tokens=length,
         min_new_tokens=length,
