@@ -168,7 +168,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     if task == TASK_WITH_CACHE:
         if target.name != PLAIN:
             target.use_for(task, (), pads_left=False)
-        recipe = WithCache(tokenizer, max_length)
+        recipe = WithCache.of(modality)
     else:
         signature = detect_signature(models.first, modality)
         contract = make_contract(target, checkpoint, signature, tokenizer)

@@ -11,6 +11,7 @@ from onnxtool.export.decoding.proof import GenerationProver, prove_generation
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads.choice import Head, append_head
+from onnxtool.export.modalities.finding import text_of
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
 from onnxtool.export.targets.contracts import Contract
@@ -65,7 +66,7 @@ class OneCall:
         signature: with every axis dynamic that the model leaves open.
         keep_raw: whether the output that the head stands on stays beside it.
         contract: what the target makes of the graph; None where it takes it as it is.
-        pictures_left_out: whether the model takes pictures as well as the text that the file takes.
+        left_out: what the model takes beside the text that the file takes.
     """
 
     modality: Modality
@@ -74,7 +75,7 @@ class OneCall:
     keep_raw: bool
     contract: Contract | None
     default_attention: str | None
-    pictures_left_out: bool
+    left_out: tuple[str, ...]
 
     @classmethod
     def of(
@@ -82,8 +83,9 @@ class OneCall:
         keep_raw: bool,
     ) -> OneCall:  # fmt: skip
         """Find out about a loaded model what no way changes."""
-        pictures_left_out = bool(getattr(modality, "without_pictures", False))
-        return cls(modality, signature, head, keep_raw, contract, attention_of(model), pictures_left_out)
+        text = text_of(modality)
+        left_out = () if text is None else text.left_out
+        return cls(modality, signature, head, keep_raw, contract, attention_of(model), left_out)
 
     def ways(self, exporter: str, *, proven: bool) -> Iterator[Way]:
         """List the ways; those that fix axes stand last."""
@@ -118,16 +120,27 @@ class OneCall:
         )
         notes = [f"{architecture} itself takes one size only: {given}"] if given else []
         notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
-        notes += [f"takes text alone, though {architecture} takes pictures as well"] if self.pictures_left_out else []
-        return tuple(notes)
+        return (*notes, *_left_out_notes(architecture, self.left_out))
 
 
 @dataclass(frozen=True)
 class WithCache:
-    """A decoder with its cache as inputs and outputs: one graph for prompts and for the tokens after them."""
+    """A decoder with its cache as inputs and outputs: one graph for prompts and for the tokens after them.
+
+    Attributes:
+        longest: the most tokens that a text may have; None where the model does not bound it.
+        left_out: what the model takes beside the text that the file takes.
+    """
 
     tokenizer: Any
     longest: int | None
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, modality: Modality) -> WithCache:
+        """Take of what goes into the model its text."""
+        text = text_of(modality)
+        return cls(None, None, ()) if text is None else cls(text.tokenizer, text.longest, text.left_out)
 
     def ways(self, exporter: str, *, proven: bool) -> Iterator[Way]:
         """List the ways; TorchScript traces no caches."""
@@ -149,7 +162,13 @@ class WithCache:
         return prove_generation(path, answers, tolerance)
 
     def notes(self, architecture: str, way: Way) -> tuple[str, ...]:
-        """Say where prompts are slow."""
-        if way.prompts == PROMPTS[0]:
-            return ()
-        return (f"prompts run {way.prompts}: {architecture} carries states, and its prompts cannot be traced at once",)
+        """Say where prompts are slow, and which inputs are not there."""
+        slow = f"prompts run {way.prompts}: {architecture} carries states, and its prompts cannot be traced at once"
+        return (*((slow,) if way.prompts != PROMPTS[0] else ()), *_left_out_notes(architecture, self.left_out))
+
+
+def _left_out_notes(architecture: str, left_out: tuple[str, ...]) -> tuple[str, ...]:
+    """Say which of the model's modalities a file of text does not take; empty where it takes all."""
+    if not left_out:
+        return ()
+    return (f"takes text alone, though {architecture} takes {' and '.join(left_out)} as well",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,18 @@ import transformers
 
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.decoding.tracing import PROMPTS
 from onnxtool.export.modalities.audio import AudioInputs
 from onnxtool.export.modalities.combined import WithDecoder
+from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import usual_sizes
 from onnxtool.export.modalities.text import TextInputs, longest_text
+from onnxtool.export.recipes import OneCall, Recipe, WithCache
+from onnxtool.export.signature import Signature
+from onnxtool.export.tasks import TASK_WITH_CACHE
+from onnxtool.export.tracing import EXPORTERS
+from onnxtool.export.ways import Way
 from onnxtool.reports import ExportReport
 from onnxtool.runtime.comparison import Case
 from tests.infer.tiny_models import write_checkpoint
@@ -281,3 +289,50 @@ def test_every_modality_makes_what_it_is_asked_for(vit: Path) -> None:
         feeds = modality.feeds(usual_sizes(modality))
         assert feeds[name].shape == wanted
         np.testing.assert_array_equal(feeds[name], modality.feeds(usual_sizes(modality))[name])
+
+
+class Seeing(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers is not followed by mypy
+    """A model that takes pictures beside text."""
+
+    def forward(self, input_ids: Any = None, pixel_values: Any = None) -> Any:
+        raise NotImplementedError
+
+
+class Hearing(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers is not followed by mypy
+    """A model that takes sound beside text."""
+
+    def forward(self, input_ids: Any = None, audio_input_features: Any = None) -> Any:
+        raise NotImplementedError
+
+
+class Perceiving(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers is not followed by mypy
+    """A model that takes both beside text."""
+
+    def forward(self, input_ids: Any = None, pixel_values: Any = None, input_features: Any = None) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("task", ["text-generation", TASK_WITH_CACHE])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Seeing, ("takes text alone, though M takes pictures as well",)),
+        (Hearing, ("takes text alone, though M takes sound as well",)),
+        (Perceiving, ("takes text alone, though M takes pictures and sound as well",)),
+        (transformers.BertForMaskedLM, ()),
+    ],
+)
+def test_the_report_says_what_a_file_of_text_leaves_out(
+    workshop: Workshop, kind: type[Any], said: tuple[str, ...], task: str
+) -> None:
+    """A user who wants pictures described must not find out from a missing input."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-mlm"))
+    checkpoint: Any = SimpleNamespace(task=task, architecture="M", load_tokenizer=lambda: tokenizer)
+    model = kind(transformers.BertConfig(**TEXT | {"vocab_size": 30522}))
+    modality = find_modality(model, checkpoint)
+    recipe: Recipe
+    if task == TASK_WITH_CACHE:
+        recipe = WithCache.of(modality)
+    else:
+        recipe = OneCall.of(model, modality, Signature({}, {}), None, None, keep_raw=False)
+    assert recipe.notes("M", Way(EXPORTERS[0], None, prompts=PROMPTS[0])) == said

@@ -27,6 +27,8 @@ _TEXT_TASKS = (
 _PICTURE_TASKS = ("image-classification",)
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
 _SOUNDS = ("input_values", "input_features")
+# What the names of inputs have in them, by what goes in there: `pixel_values_videos`, `audio_input_features`.
+_BESIDE_TEXT = {"pictures": ("pixel_values",), "sound": _SOUNDS}
 # Encoder-decoders that answer at once shift their decoder's input out of the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
 
@@ -53,7 +55,8 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     elif any(name in accepted for name in _SOUNDS) and not _reads(model, checkpoint, accepted):
         modality = AudioInputs.of(model, checkpoint.load_feature_extractor(), accepted)
     else:
-        modality = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
+        texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
+        modality = replace(texts, left_out=_left_out(accepted))
     config = getattr(model, "config", None)
     generates = not any(part in checkpoint.architecture for part in _NOT_GENERATING)
     if getattr(config, "is_encoder_decoder", False) and generates and "decoder_input_ids" in accepted:
@@ -85,6 +88,13 @@ def _reads(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...]) -> boo
     return "input_ids" in accepted and checkpoint.task in _TEXT_TASKS and not _is_dual(model)
 
 
+def _left_out(accepted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what a file of text alone leaves out of a model that accepts these inputs."""
+    return tuple(
+        kind for kind, parts in _BESIDE_TEXT.items() if any(part in name for part in parts for name in accepted)
+    )
+
+
 def _is_dual(model: Any) -> bool:
     """Whether a model compares what two encoders make: it has a weight for how clearly they agree."""
     return any(name.startswith("logit_scale") for name, _ in model.named_parameters(recurse=False))
@@ -100,6 +110,6 @@ def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
         )
     texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
     if not dual:
-        return replace(texts, without_pictures=True)
+        return replace(texts, left_out=_left_out(accepted))
     images = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
     return SideBySide((replace(texts, batch_axis="text_batch_size"), replace(images, batch_axis="image_batch_size")))

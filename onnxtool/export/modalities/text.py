@@ -46,7 +46,7 @@ class TextInputs:
         end_id: what ends a text for models that look for it (BART's classifiers); None where nothing does.
         text: what to trace the model on, beside a text of our own.
         batch_axis: the name of axis B.
-        without_pictures: whether the model takes pictures as well, which this leaves out.
+        left_out: what the model takes beside text, and this does not: `pictures`, `sound`.
     """
 
     tokenizer: Any
@@ -56,7 +56,7 @@ class TextInputs:
     end_id: int | None
     text: str | None = None
     batch_axis: str = BATCH
-    without_pictures: bool = False
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, accepted: Sequence[str], *, text: str | None = None) -> TextInputs:
