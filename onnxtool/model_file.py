@@ -11,7 +11,7 @@ import errno
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -222,6 +222,28 @@ def check_model_output(output: Path, *, force: bool) -> None:
     check_writable(output, force=force)
 
 
+def check_companions(output: Path, existing: Path, write: Callable[[Path], None]) -> None:
+    """Refuse companions of `output`, which `write` writes for the folder `existing`, as `staged` would in the end.
+
+    Raises:
+        OutputExistsError: one of other content is there.
+        OutputWriteError: they cannot be written.
+    """
+    import tempfile
+
+    if not existing.is_dir():
+        return
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write(folder)
+            _check_companions([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise _output_write_error(output, error) from error
+
+
 def write_text(output: Path, text: str, *, force: bool) -> None:
     """Write a report to `output` through a staged file.
 
@@ -280,15 +302,12 @@ def _locations_of(output: Path) -> tuple[str, ...]:
 
 def _commit(staging: Staging, *, force: bool) -> None:
     """Move the staged files to their place, the graph file last, then drop data that only the old graph used."""
-    import filecmp
-
     check_writable(staging.output, force=force)  # somebody else may have made it meanwhile
     parent = staging.root
-    companions = [file for file in sorted(staging.folder.rglob("*")) if file.is_file() and file != staging.model_path]
+    companions = [file for file in _files_in(staging.folder) if file != staging.model_path]
     targets = [(file, parent / file.relative_to(staging.folder)) for file in companions]
-    for file, target in targets:
-        if target.exists() and not force and not filecmp.cmp(file, target, shallow=False):
-            raise _output_exists(target)
+    if not force:
+        _check_companions(targets)
     new_locations = _locations_of(staging.model_path)
     for file, target in [*targets, (staging.model_path, staging.output)]:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -302,6 +321,19 @@ def _commit(staging: Staging, *, force: bool) -> None:
     ]:
         with suppress(OSError):  # the new model is in place; what is left of the old one does no harm
             file.unlink()
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
+def _check_companions(targets: Sequence[tuple[Path, Path]]) -> None:
+    """Refuse files whose place another file of other content has."""
+    import filecmp
+
+    for file, target in targets:
+        if target.exists() and not filecmp.cmp(file, target, shallow=False):
+            raise _output_exists(target)
 
 
 def _output_exists(output: Path) -> OutputExistsError:

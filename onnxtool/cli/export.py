@@ -16,6 +16,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.export import DTYPES, ExportOptions, export_model
 from onnxtool.export.heads.choice import HEAD_NAMES
+from onnxtool.export.opsets import LOWEST_OPSET
 from onnxtool.export.targets.table import PLAIN, TARGET_NAMES
 from onnxtool.export.tasks import TASK_NAMES
 from onnxtool.export.tracing import EXPORTER_NAMES
@@ -56,7 +57,7 @@ from onnxtool.reports import ExportReport, TensorInfo
     show_default=True,
     help="How to trace; auto takes the first that verifies.",
 )
-@click.option("--opset", type=click.IntRange(min=13), help="ONNX opset; without it, the exporter's own.")
+@click.option("--opset", type=click.IntRange(min=LOWEST_OPSET), help="ONNX opset; without it, the exporter's own.")
 @click.option("--text", help="A text to trace the model on.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--trust_remote_code", is_flag=True, help="Let code in the checkpoint run.")

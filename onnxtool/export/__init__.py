@@ -15,6 +15,7 @@ from onnxtool.export.companions import obsolete_companions, write_companions
 from onnxtool.export.heads.choice import Head, choose_head
 from onnxtool.export.modalities.finding import find_modality, text_of
 from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.opsets import check_opset
 from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.provenance import describe
 from onnxtool.export.recipes import OneCall, Recipe, WithCache
@@ -27,7 +28,7 @@ from onnxtool.export.tasks import TASK_WITH_CACHE
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.export.ways import Way
 from onnxtool.metadata import stamp_step
-from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
+from onnxtool.model_file import ModelFile, check_companions, check_model_output, save_model, staged
 from onnxtool.reports import ExportReport, Verification
 from onnxtool.runtime.comparison import Answers
 from onnxtool.runtime.timing import Stopwatch
@@ -118,14 +119,17 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
-        ExportError: no way gives a graph that follows the model.
+        ExportError: no way gives a graph that follows the model, or none can have the opset.
         VerificationError: the graph's answers are not the model's; no file is left.
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
     if options.exporter not in EXPORTER_NAMES:
         raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
+    check_opset(options.opset)
     job = _prepare(options, on_progress)
+    if not options.force:
+        check_companions(job.places.graph, job.places.files, lambda folder: _write_companions(job, folder))
     failures: list[tuple[Way, _Failure]] = []
     for way in job.recipe.ways(options.exporter, proven=options.verify):
         if way.fixed and options.require_dynamic:
@@ -221,10 +225,7 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         del graph, batched, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
         companions = staging.folder / places.files.relative_to(places.root)
-        with_weights = contract is not None and contract.use.after is None
-        write_companions(checkpoint.source, job.tokenizer, companions, places.files, module_weights=with_weights)
-        if contract is not None:
-            write_target_files(contract, checkpoint.config, job.tokenizer, companions, job.max_length)
+        _write_companions(job, companions)
         staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, places.files))
         stopwatch.lap("write")
         verifications = [_verify(file, job, way) if options.verify else None for file in (path, *twin)]
@@ -257,6 +258,15 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         ),
         duration_ms=stopwatch.laps_ms,
     )
+
+
+def _write_companions(job: _Job, folder: Path) -> None:
+    """Write what lies beside the graph to `folder`: the checkpoint's own files, and those of the target."""
+    checkpoint, contract = job.checkpoint, job.contract
+    with_weights = contract is not None and contract.use.after is None
+    write_companions(checkpoint.source, job.tokenizer, folder, job.places.files, module_weights=with_weights)
+    if contract is not None:
+        write_target_files(contract, checkpoint.config, job.tokenizer, folder, job.max_length)
 
 
 def _write_batched(contract: Contract | None, batched: Any, path: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from onnxtool.export.provenance import _figure
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import ExportReport
+from onnxtool.runtime.opsets import highest_opset
 from tests.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -300,6 +301,30 @@ def test_notes_name_no_folder_that_is_gone(workshop: Workshop, tmp_path: Path, m
     report = export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx"))
     (note,) = report.notes
     assert "cannot run m.onnx" in note
+
+
+@pytest.mark.parametrize("opset", [99, 12])
+def test_an_opset_that_nothing_here_reads_is_refused_before_anything_is_loaded(tmp_path: Path, opset: int) -> None:
+    """The folder is no checkpoint, which is not found out any more; the error says what can be asked for."""
+    highest = highest_opset()
+    with pytest.raises(ExportError, match=f"no opset {opset}: .*onnxruntime .* reads, 13 to {highest}"):
+        export_model(ExportOptions(str(tmp_path / "nothing"), output=tmp_path / "m.onnx", opset=opset))
+
+
+@pytest.mark.parametrize("target", ["plain", "tei"])
+def test_a_companion_in_the_way_is_found_before_anything_is_traced(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A trace may take an hour; what is in the way stays as it is."""
+    monkeypatch.setattr(onnxtool.export, "_export_by", lambda *_arguments: pytest.fail("traced"))
+    output = tmp_path / ("m.onnx" if target == "plain" else "m")
+    blocking = tmp_path / "m" / "config.json"
+    blocking.parent.mkdir()
+    blocking.write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"config\.json exists already"):
+        export_model(ExportOptions(str(workshop.checkpoint("tiny-classifier")), output=output, target=target))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [blocking]
+    assert blocking.read_text() == "mine"
 
 
 def test_an_opset_that_was_not_written_is_an_error(workshop: Workshop, tmp_path: Path) -> None:
