@@ -71,6 +71,8 @@ def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
                 _connect(node, index, value, conversion)
         if node in halved:
             _retype(node, floats)
+    for node in halved:
+        _widen_for_branches(node, floats)
     for value in outputs:
         _keep_output(value, model.graph)
     for name, value in list(model.graph.initializers.items()):
@@ -130,6 +132,21 @@ def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion
             cast.type, cast.shape = ir.TensorType(wanted), value.shape
             conversion.cast[key] = cast
     node.replace_input_with(index, conversion.cast[key])
+
+
+def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
+    """Let branches and bodies of loops, which stay in float32, read float32 of what a node gives in float16."""
+    import onnx_ir as ir
+
+    for value in node.outputs:
+        inside = [(reader, index) for reader, index in value.uses() if reader.graph is not node.graph]
+        if value.name not in floats or not inside or node.graph is None:
+            continue
+        cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT.value})
+        cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), value.shape
+        node.graph.insert_after(node, cast)
+        for reader, index in inside:
+            reader.replace_input_with(index, cast.outputs[0])
 
 
 def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -85,8 +85,10 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
     import onnx_ir as ir
 
     num_rows, width = (int(size) for size in tensor_of(table).shape.numpy())
+    # See `stored_name`: the rows of a square table are what is stored of its transpose.
+    name = f"{table.name}_transposed" if num_rows == width else table.name
     for bits in (4, 8):
-        held = [graph.initializers.get(f"{table.name}_int{bits}_{part}") for part in ("blocks", "scale", "zero")]
+        held = [graph.initializers.get(f"{name}_int{bits}_{part}") for part in ("blocks", "scale", "zero")]
         data, scale, zero = held
         shape = [num_rows, width // BLOCK, BLOCK * bits // 8]
         if data is None or scale is None or zero is None:

@@ -13,6 +13,7 @@ from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.precision.blocks import BLOCK, Grids, pack_weight, pack_zeros
 from onnxtool.optimize.precision.products import Product, find_products, open_products, shared_initializer
+from onnxtool.optimize.precision.quantization import stored_name
 from onnxtool.optimize.shapes import find_shapes
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def _apply(model: ir.Model, kept: Mapping[str, str], grids: Grids, provider: str
         bits = _BITS[kept.get(product.name, "int4")]
         supersede(product.result, write_blocks(product, bits, grids, Editor(product.node), provider))
     for name in {product.name for product in wanted}:
-        if not model.graph.initializers[name].uses():
+        weight = model.graph.initializers[name]
+        if not weight.uses() and not weight.is_graph_output():
             model.graph.initializers.pop(name)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
@@ -64,7 +66,7 @@ def write_blocks(product: Product, bits: int, grids: Grids, editor: Editor, prov
     inputs: list[ir.Value | None] = [
         product.value,
         *(
-            shared_initializer(tensor, f"{product.name}_int{bits}_{part}", editor)
+            shared_initializer(tensor, f"{stored_name(product)}_int{bits}_{part}", editor)
             for part, tensor in _lazy_parts(product, bits, grids).items()
         ),
     ]
@@ -84,7 +86,7 @@ def _lazy_parts(product: Product, bits: int, grids: Grids) -> dict[str, ir.Tenso
     """Return weight, scales and zero points, in the operator's order, computed when their bytes are asked for."""
     import onnx_ir as ir
 
-    read, name = product.weight_reader(), product.name
+    read, name = product.weight_reader(), stored_name(product)
 
     def weight() -> ir.TensorProtocol:
         array = read()

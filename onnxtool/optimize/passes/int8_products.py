@@ -17,7 +17,7 @@ from onnxtool.optimize.precision.products import (
     scalable_normalization,
     shared_initializer,
 )
-from onnxtool.optimize.precision.quantization import PLAIN, ActivationGrid, Adjustment, quantize_weight
+from onnxtool.optimize.precision.quantization import PLAIN, ActivationGrid, Adjustment, quantize_weight, stored_name
 from onnxtool.optimize.shapes import find_shapes
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adju
             given[key] = _prepare(product, divisor, adjustment, Editor(product.node))
         supersede(product.result, _write(product, given[key], adjustment, Editor(product.node)))
     for name in {product.name for product in wanted}:
-        if not model.graph.initializers[name].uses():
+        weight = model.graph.initializers[name]
+        if not weight.uses() and not weight.is_graph_output():
             model.graph.initializers.pop(name)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
@@ -124,8 +125,8 @@ def _grid_inputs(product: Product, grid: ActivationGrid, editor: Editor) -> tupl
 def _write(product: Product, value: ir.Value, adjustment: Adjustment, editor: Editor) -> ir.Value:
     """Write the int8 of a product with `value`, its activations as `_prepare` left them, and return its result."""
     tensor, scales = _lazy_weights(product, adjustment)
-    weight = shared_initializer(tensor, f"{product.name}_int8", editor)
-    scale = shared_initializer(scales, f"{product.name}_scale", editor)
+    weight = shared_initializer(tensor, f"{stored_name(product)}_int8", editor)
+    scale = shared_initializer(scales, f"{stored_name(product)}_scale", editor)
     bias = _bias(product, adjustment, editor)
     inputs: list[ir.Value | None] = [value, weight, scale]
     operator = "DynamicQuantizeMatMul"

@@ -14,6 +14,7 @@ from onnxtool.optimize.precision.activations import Feeds, Recording
 from onnxtool.optimize.precision.blocks import Grids
 from onnxtool.optimize.precision.bounded import Quantized, Say, Scheme, quantize_within
 from onnxtool.optimize.precision.products import Product
+from onnxtool.optimize.precision.quantization import stored_name
 from onnxtool.optimize.precision.switches import Level
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def to_int4(
         grids = Grids(_importances(products, recording))
         for number, product in enumerate(products, start=1):
             say(f"choosing scales of layer {number} of {len(products)}")
-            grids.find(product.name, 4, product.weight_reader())
+            grids.find(stored_name(product), 4, product.weight_reader())
 
         def level(precision: str, bits: int) -> Level:
             def write(product: Product, editor: Editor) -> ir.Value:
@@ -81,5 +82,5 @@ def _importances(products: Sequence[Product], recording: Recording) -> Mapping[s
             np.square(rows).mean(axis=0) for name in names for rows in recording.activations[name].rows if len(rows)
         ]
         if squares:
-            importances[product.name] = np.mean(squares, axis=0, dtype=np.float32)
+            importances[stored_name(product)] = np.mean(squares, axis=0, dtype=np.float32)
     return importances

@@ -6,9 +6,13 @@ Letters of shapes: T rows of activations, K their width, N the width of the prod
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from onnxtool.optimize.precision.products import Product
 
 Floats = NDArray[np.float32]
 
@@ -78,3 +82,12 @@ def round_activations(values: Floats, lowest: float, highest: float) -> Floats:
     """Return the numbers that the uint8 of `values` stand for, where they all lie in `lowest`..`highest`."""
     grid = ActivationGrid.over(lowest, highest)
     return values if grid is None else grid.round(values)
+
+
+def stored_name(product: Product) -> str:
+    """Return what the weight of a product is called in fewer bits.
+
+    A square one may be read as its transpose as well, which has other columns, and no shape would tell the two apart.
+    """
+    rows, columns = product.size
+    return f"{product.name}_transposed" if product.transposed and rows == columns else product.name

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.optimize.passes.float16 import to_float16
-from tests.optimize.passes.builders import apply, assert_left_alone, build, ragged_feeds, run
+from tests.optimize.passes.builders import apply, assert_left_alone, build, normal, ragged_feeds, run
 from tests.workshop import Workshop
 
 
@@ -59,3 +59,18 @@ def test_angles_of_far_positions_keep_their_digits() -> None:
     (expected,) = run(model, feeds)
     (found,) = run(apply(to_float16(), model).model, feeds)
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)
+
+
+def test_branches_read_float32_of_what_is_computed_in_half() -> None:
+    """Nothing inside of them is converted, neither what they read nor what they make of it."""
+    branches = [
+        f"b{number} () => (float[N, 4] z) {{ z = {body} }}" for number, body in enumerate(("Add(y, y)", "Exp(y)"))
+    ]
+    body = f"y = MatMul(x, w) z = If<then_branch = {branches[0]}, else_branch = {branches[1]}>(c) o = MatMul(z, w)"
+    weights = {"w": np.diag(np.array([1.0, 0.3, 0.1, 0.03], np.float32))}
+    model = build(f"g (float[N, 4] x, bool c) => (float[N, 4] o) {{ {body} }}", weights)
+    for choice in (True, False):
+        feeds = {"x": normal(2, 4), "c": np.array(choice)}
+        converted = apply(to_float16(), model.clone())
+        assert converted.num_changes == 2
+        np.testing.assert_allclose(run(converted.model, feeds)[0], run(model, feeds)[0], atol=2e-2, rtol=0)

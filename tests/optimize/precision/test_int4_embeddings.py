@@ -67,6 +67,19 @@ def test_a_table_that_a_head_has_in_blocks_is_read_there(kept: dict[str, str], b
     np.testing.assert_allclose(logits, rows @ exact.T, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("product", ["MatMul(e, w)", "com.microsoft.FusedMatMul<transB=1>(e, w)"])
+def test_rows_of_a_square_table_are_its_own(product: str) -> None:
+    """A head that reads it as it lies has its columns in blocks, in as many bytes."""
+    table = normal(1024, 1024)
+    graph = f"g (int64[S] i) => (float[S, 1024] e, float[S, 1024] y) {{ e = Gather(w, i) y = {product} }}"
+    model = build(graph, {"w": table})
+    apply(quantize_int4(provider="cuda"), model)
+    assert apply(INT4, model).num_changes == 1
+    ids = np.array([3, 1023])
+    exact = dequantize(table.T, find_grid(table.T, 4)).T
+    np.testing.assert_array_equal(run(model, {"i": ids})[0], exact[ids])
+
+
 def test_blocks_that_are_padded_are_not_shared() -> None:
     """The head's rows have bytes between them that the lookup has not."""
     model = build(TIED, {"w": normal(2000, 72)})

@@ -151,3 +151,23 @@ def test_an_export_runs_in_int4(workshop: Workshop, exporter: str) -> None:
     assert apply(INT4, model).num_changes == count(model, "MatMulNBits", MICROSOFT) >= 12
     real = ragged_feeds()["attention_mask"].astype(bool)
     assert row_errors(run(model, ragged_feeds())[0], expected, real).max() < 0.15
+
+
+SQUARE = "g (float[B, 32] x) => (float[B, 32] y, float[B, 32] z) { y = MatMul(x, w) z = Gemm<transB=1>(x, w) }"
+
+
+def test_a_square_weight_and_its_transpose_are_stored_apart() -> None:
+    """They have one name in the graph and one shape, and other columns."""
+    weight, x = normal(32, 32), normal(3, 32, seed=1)
+    model = build(SQUARE, {"w": weight})
+    assert apply(CUDA, model).num_changes == 2
+    plain, transposed = (dequantize(one, find_grid(one, 4)) for one in (weight, weight.T))
+    for found, expected in zip(run(model, {"x": x}), (x @ plain, x @ transposed), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_weight_that_is_an_output_of_the_graph_stays() -> None:
+    """Whoever asks for it gets it as it was."""
+    model = build("g (float[B, 8] x) => (float[B, 12] y, float[8, 12] w) { y = MatMul(x, w) }", {"w": W})
+    assert apply(INT4, model).num_changes == 1
+    np.testing.assert_array_equal(run(model, {"x": X[0]})[1], W)

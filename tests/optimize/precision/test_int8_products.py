@@ -228,3 +228,20 @@ def test_an_export_runs_in_int8(workshop: Workshop, exporter: str) -> None:
     assert apply(INT8, model).num_changes == count(model, "DynamicQuantizeMatMul", MICROSOFT) >= 12
     real = ragged_feeds()["attention_mask"].astype(bool)
     assert row_errors(run(model, ragged_feeds())[0], expected, real).max() < 0.03
+
+
+def test_a_square_weight_and_its_transpose_are_stored_apart() -> None:
+    """They have one name in the graph and one shape, and other columns."""
+    body = "y = MatMul(x, w) z = Gemm<transB=1>(x, w)"
+    weight, x = normal(8, 8), normal(3, 8, seed=1)
+    model = build(f"g (float[B, 8] x) => (float[B, 8] y, float[B, 8] z) {{ {body} }}", {"w": weight})
+    assert apply(INT8, model).num_changes == 2
+    for found, one in zip(run(model, {"x": x}), (weight, weight.T), strict=True):
+        np.testing.assert_allclose(found, simulate(x, one, 0.0), atol=1e-4, rtol=0)  # sums of floats in another order
+
+
+def test_a_weight_that_is_an_output_of_the_graph_stays() -> None:
+    """Whoever asks for it gets it as it was."""
+    model = build("g (float[B, 8] x) => (float[B, 12] y, float[8, 12] w) { y = MatMul(x, w) }", {"w": W})
+    assert apply(INT8, model).num_changes == 1
+    np.testing.assert_array_equal(run(model, {"x": X[0]})[1], W)
