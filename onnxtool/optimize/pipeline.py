@@ -104,12 +104,18 @@ def _keep_names_apart(model: ir.Model) -> None:
     graphs = list(model.graphs())
     taken = {output.name for graph in graphs[1:] for node in graph for output in node.outputs}
     taken |= {value.name for graph in graphs[1:] for value in (*graph.inputs, *graph.initializers.values())}
-    for node in model.graph if taken else ():
-        for output in node.outputs:
-            if output.name in taken and not output.is_graph_output():
-                number = next(number for number in itertools.count(1) if f"{output.name}_{number}" not in taken)
-                output.name = f"{output.name}_{number}"
-            taken.add(output.name)
+    if not taken:
+        return
+    outputs = [output for node in model.graph for output in node.outputs]
+    known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values(), *outputs)} | taken
+    for output in outputs:
+        if not output.name:  # an optional output that nobody wants
+            continue
+        if output.name in taken and not output.is_graph_output():
+            number = next(number for number in itertools.count(1) if f"{output.name}_{number}" not in known)
+            output.name = f"{output.name}_{number}"
+            known.add(output.name)
+        taken.add(output.name)
 
 
 def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:

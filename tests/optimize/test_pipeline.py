@@ -113,6 +113,32 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
     assert "fp16" in error.value.hint
 
 
+def test_renamed_values_take_no_name_of_the_main_graph() -> None:
+    """Neither an output's, which comes later, nor an initializer's; an output that nobody wants stays without one."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[1, 1, 4] x, bool c) => (float[1, 1, 2] val_0_2)
+        <float[1] val_0_1 = {1.0}> {
+        z = If <then_branch = t () => (float[1, 1, 4] p) { val_0 = Neg(x) p, "" = Dropout(val_0) },
+                else_branch = e () => (float[1, 1, 4] q) { q = Identity(x) }> (c)
+        sum = Add(z, val_0_1)
+        val_0_2, "" = MaxPool <kernel_shape = [2], strides = [2]> (sum)
+    }"""
+    model: ir.Model = ir.from_proto(onnx.parser.parse_model(text))
+
+    def add(model: ir.Model, _context: Context) -> Outcome:
+        branch, result = model.graph[0], model.graph[1]
+        negated = ir.node("Neg", [result.inputs[1]])
+        negated.outputs[0].name = "val_0"
+        model.graph.insert_before(branch, negated)
+        result.replace_input_with(1, negated.outputs[0])
+        return Outcome(model, 1)
+
+    model, _ = run_passes(model, [Pass("add", add)], Context(), lambda _stage: None, most_rounds=1)
+    assert [output.name for output in model.graph[-1].outputs] == ["val_0_2", ""]
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.array([[[1.0, -2.0, 0.0, 4.0]]], np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x, "c": np.array(False)})[0], [[[0.0, 3.0]]])
+
+
 def test_new_values_do_not_take_the_names_of_those_in_branches() -> None:
     """A name may be made once in a model, its branches included, or no runtime loads it."""
     text = """<ir_version: 9, opset_import: ["": 17]> g (float[N] x, bool c) => (float[N] y) {

@@ -158,8 +158,8 @@ def _repeats(value: ir.Value | None, shapes: Shapes, size: int) -> bool:
         if node.op_type == "Mul":
             parts = operands(node, lambda one: scalar(one) is not None)
             value = None if parts is None else parts[1]
-        elif node.op_type == "Gather" and attribute(node, "axis", 0) != 0:
-            return False
+        elif node.op_type == "Gather" and (attribute(node, "axis", 0) != 0 or (shapes.rank(node.inputs[0]) or 0) < 2):
+            return False  # not whole rows
         else:
             value = node.inputs[0]
     return False

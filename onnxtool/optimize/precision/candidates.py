@@ -103,6 +103,8 @@ def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Ca
         tries = [_Try(*names) for names in CANDIDATES[provider]]
         for one in tries:
             _make(one, conversion, model, Path(name))
+            if tries[0].reason:  # all others are measured against it
+                raise PassError(f"the model in float32 cannot be had: {tries[0].reason}", "pass another --precision")
         _measure_errors(tries, conversion)
         _time(tries, timing_feeds(conversion.source, conversion.feeds), conversion)
     possible = [one for one in tries if not one.reason]
@@ -133,7 +135,7 @@ def _measure_errors(tries: Sequence[_Try], conversion: Conversion) -> None:
         quantization = None if one.converted is None else one.converted.quantization
         one.error = None if quantization is None else quantization.error
     unknown = [one for one in others if one.error is None]
-    if not unknown or first.path is None:
+    if not unknown or first.path is None:  # which the first has
         return
     feeds = conversion.calibration.feeds
     expected = _answers(first.path, feeds, conversion)

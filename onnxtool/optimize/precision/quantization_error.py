@@ -30,10 +30,13 @@ def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bo
     Args:
         found: float [..., D].
         expected: the same shape.
-        valid: bool [B, S], false on padding; it counts for outputs whose first axes are B and S.
+        valid: bool [B, S], false on padding; it counts for outputs whose first axes are B and S, and for [B, H, S, D].
     """
     if valid is not None and found.ndim >= 3 and found.shape[:2] == valid.shape:
         found, expected = found[valid], expected[valid]
+    elif valid is not None and found.ndim == 4 and found.shape[::2] == valid.shape:
+        # Keys or values, as `measure` takes them.
+        found, expected = found.swapaxes(1, 2)[valid], expected.swapaxes(1, 2)[valid]
     rows, wanted = (array.reshape(-1, array.shape[-1]) for array in (found, expected))
     parts = [
         _cosine_errors(rows[start : start + _ROWS_AT_A_TIME], wanted[start : start + _ROWS_AT_A_TIME])

@@ -122,6 +122,15 @@ def test_what_is_no_rotation_is_left_alone(old: str, new: str, note: str) -> Non
     assert_left_alone(rotary_embedding, rotation(body), note)
 
 
+def test_numbers_that_are_looked_up_one_by_one_have_no_equal_halves() -> None:
+    """The table has, and what is taken from it goes by the indices."""
+    table = "float[8] table = {0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 0.4}>"
+    angles = "cosine = Gather(table, places) sine = Gather(table, places)"
+    constants = CONSTANTS.replace(">", ", " + table)
+    graph = f"g (float[B, S, 24] q, int64[1, 1, S, 8] places) => (float[B, 3, S, 8] y) {constants}"
+    assert_left_alone(rotary_embedding, build(f"{graph} {{ {HEADS} {angles} {ROTATE} }}"), "two equal halves")
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "modernbert"])
 def test_queries_and_keys_of_every_layer_are_rotated_so(workshop: Workshop, name: str) -> None:
     """And what comes out is what PyTorch computes, on padding on either side."""

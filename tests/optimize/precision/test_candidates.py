@@ -130,6 +130,20 @@ def test_a_candidate_that_cannot_be_had_is_a_row_with_its_reason(
     assert sum(one.chosen for one in report.candidates) == 1
 
 
+def test_without_float32_there_is_nothing_to_measure_the_others_against(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast one of them is, nobody could say that it is within the bound."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise PassError("the disk is odd", "")
+
+    monkeypatch.setattr(candidates, "save_model", fail)
+    with pytest.raises(PassError, match="the model in float32 cannot be had: the disk is odd"):
+        auto(exported)
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["texts.txt", "tiny", "tiny.onnx"]
+
+
 def test_a_candidate_that_does_not_run_is_a_row_with_its_reason(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,16 @@ def test_padding_does_not_count() -> None:
     assert output_errors({**EXACT, "states": states}, EXACT, None).max() == pytest.approx(2.0)
 
 
+def test_padding_does_not_count_in_a_cache() -> None:
+    """Keys and values are [B, H, S, D]."""
+    keys = normal(2, 5, 3, 4)
+    found = keys.copy()
+    found[0, :, 2] *= -1
+    mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
+    assert output_errors({"keys": found}, {"keys": keys}, mask).max() < 1e-12
+    assert output_errors({"keys": found}, {"keys": keys}, None).max() == pytest.approx(2.0)
+
+
 def test_nan_is_the_largest_error() -> None:
     """It must never look like none."""
     assert output_errors({"y": np.full((2, 4), np.nan)}, {"y": normal(2, 4)}, None).max() == 2.0
