@@ -146,6 +146,11 @@ def _check_precision(options: OptimizeOptions) -> None:
         PassError: an option is given that the precision has no use for.
     """
     precision = options.precision
+    if options.max_error is not None and not options.verify and precision not in (*QUANTIZED, "auto"):
+        raise PassError(
+            f"--max_error of {precision} is held by the comparison with the input, which --no_verify leaves out",
+            "leave one of them out",
+        )
     if options.calibration is not None and precision not in (*QUANTIZED, "auto"):
         raise PassError(
             f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"

@@ -47,9 +47,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, raw in enumerate(file, start=1):
                 yield number, _decoded(raw, f"{path}:{number}")
     except FileNotFoundError:
-        raise InputError(f"no such input file: {path}", "check --input") from None
+        raise InputError(f"no such input file: {path}", "check the path") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "check --input") from error
+        raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
 
 
 def _decoded(raw: bytes, place: str) -> str:

@@ -60,6 +60,14 @@ def test_a_promise_that_nothing_keeps_is_an_error(exported: Path) -> None:
     assert not exported.with_name("tiny-optimized.onnx").exists()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_bound_that_nobody_checks_is_refused(exported: Path, precision: str) -> None:
+    """Without calibration, the comparison is all that holds it."""
+    options = OptimizeOptions(exported, precision=precision, max_error=0.001, verify=False)
+    with pytest.raises(PassError, match=f"--max_error of {precision} is held by the comparison"):
+        optimize_model(options)
+
+
 def test_texts_without_int8_are_refused(exported: Path) -> None:
     """They would do nothing."""
     with pytest.raises(PassError, match="--calibration is for int8, int4 and auto, and the precision is fp16"):

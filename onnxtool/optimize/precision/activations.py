@@ -34,7 +34,8 @@ class Activations:
     """The input of a product on calibration inputs.
 
     Attributes:
-        lows: the smallest value in each channel of each calibration input, padding included, each float32 [K].
+        lows: the smallest value in each channel of each calibration input that gives any, padding included, each
+            float32 [K].
         highs: the largest.
         rows: rows of real tokens of each calibration input, each float32 [T, K].
     """
@@ -46,6 +47,8 @@ class Activations:
     def add(self, values: Floats, valid: NDArray[np.bool_] | None, generator: np.random.Generator) -> None:
         """Take in what a product was given in one run, float32 [..., K]."""
         flat = values.reshape(-1, values.shape[-1])
+        if not len(flat):  # before the first token there is no past
+            return
         self.lows.append(flat.min(axis=0))
         self.highs.append(flat.max(axis=0))
         if valid is not None and values.shape[:2] == valid.shape:

@@ -14,7 +14,7 @@ from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize.precision.activations import Feeds
 from onnxtool.optimize.precision.calibration_texts import CALIBRATION_TEXTS
-from onnxtool.runtime.feeds import index_bounds, is_mask, random_feeds, verification_shapes
+from onnxtool.runtime.feeds import has_past, index_bounds, is_mask, past_shapes, random_feeds, verification_shapes
 from onnxtool.texts.checkpoint_folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.texts.feeds import text_feeds
 from onnxtool.texts.inputs import read_texts
@@ -78,9 +78,10 @@ def _require_text_inputs(model: ModelFile) -> None:
 def _random_calibration(model: ModelFile, reason: str) -> Calibration:
     longest = min(model.metadata_number(MAX_LENGTH_KEY) or _LONGEST_RANDOM, _LONGEST_RANDOM)
     bounds = index_bounds(model)
+    past = past_shapes(longest) if has_past(model.structure.inputs) else ()
     feeds = tuple(
         random_feeds(model.structure.inputs, shape, bounds, seed=seed)
-        for seed, shape in enumerate(verification_shapes(longest))
+        for seed, shape in enumerate((*verification_shapes(longest), *past))
     )
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 

@@ -15,9 +15,9 @@ import numpy as np
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile, Staging, save_model
+from onnxtool.optimize.precision.activations import Feeds
 from onnxtool.optimize.precision.conversion import DYNAMIC, STATIC, Conversion, Converted
 from onnxtool.optimize.precision.quantization_error import output_errors, padding_mask
-from onnxtool.optimize.precision.ranges import Feeds
 from onnxtool.reports import Candidate
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 from onnxtool.runtime.providers import resolve_provider

@@ -12,11 +12,12 @@ from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize.passes.float16 import to_float16
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
+from onnxtool.optimize.precision.activations import Feeds
 from onnxtool.optimize.precision.bounded import Quantized
 from onnxtool.optimize.precision.calibration import Calibration, make_calibration
 from onnxtool.optimize.precision.int4 import to_int4
 from onnxtool.optimize.precision.int8 import to_int8
-from onnxtool.optimize.precision.ranges import Feeds, beyond, measure_ranges
+from onnxtool.optimize.precision.ranges import beyond, measure_ranges
 from onnxtool.reports import PassResult, Quantization
 
 if TYPE_CHECKING:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onnxtool.model_file import scratch_file
+from onnxtool.optimize.precision.activations import Feeds
 from onnxtool.optimize.shapes import find_shapes
 from onnxtool.runtime.session import open_session
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from numpy.typing import NDArray
-
-Feeds = Mapping[str, "NDArray[Any]"]
 
 _PREFIX = "onnxtool.range/"
 
@@ -36,7 +34,8 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
             outputs = session.run(feed)
             for name in names:
                 found = float(outputs[_PREFIX + name])
-                largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
+                if found != -np.inf:  # which is the largest of no elements, as keys before the first token have none
+                    largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
     return largest
 
 

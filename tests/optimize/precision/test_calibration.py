@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from onnxtool.errors import InputError
+from onnxtool.optimize.precision.activations import record
 from onnxtool.optimize.precision.calibration import make_calibration
 from onnxtool.optimize.precision.calibration_texts import CALIBRATION_TEXTS
+from onnxtool.weights import write_inline
+from tests.optimize.passes.builders import build, normal
 from tests.workshop import Workshop
 
 
@@ -62,3 +65,16 @@ def test_a_file_of_texts_needs_a_tokenizer(workshop: Workshop, tmp_path: Path) -
     (tmp_path / "texts.txt").write_text("a cat")
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
         make_calibration(path, tmp_path / "texts.txt")
+
+
+def test_a_model_with_a_cache_is_calibrated_on_steps_as_well(tmp_path: Path) -> None:
+    """Prompts alone have no past, and most of what such a model computes has one. What is empty is passed over."""
+    inputs = "int64[batch_size, sequence] input_ids, float[batch_size, past_sequence, 8] past"
+    body = "e = Gather(t, input_ids) a = Concat<axis=1>(past, e) y = MatMul(a, w) z = MatMul(past, u)"
+    graph = f"g ({inputs}) => (float[batch_size, T, 8] y, float[batch_size, P, 8] z) {{ {body} }}"
+    model = build(graph, {"t": normal(30, 8), "w": normal(8, 8), "u": normal(8, 8)})
+    write_inline(model, tmp_path / "m.onnx")
+    feeds = make_calibration(tmp_path / "m.onnx").feeds
+    assert {feed["past"].shape[1] for feed in feeds} == {0, 11}
+    recorded = record(model, feeds, tmp_path).activations["past"]
+    assert len(recorded.lows) == len(recorded.rows) == sum(feed["past"].shape[1] > 0 for feed in feeds)

@@ -48,6 +48,14 @@ def test_ranges_are_the_largest_values_over_all_inputs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_values_without_elements_overflow_nothing(tmp_path: Path) -> None:
+    """Such as keys before the first token; those of later tokens count."""
+    graph = "g (float[B, P, 8] past, float[B, S, 8] x) => (float[B, T, 8] y) { p = Abs(past) y = Concat<axis=1>(p, x) }"
+    first, later = ({"past": normal(2, length, 8), **FEEDS} for length in (0, 3))
+    assert measure_ranges(build(graph), [first], tmp_path)["p"] == 0
+    assert measure_ranges(build(graph), [first, later], tmp_path)["p"] == pytest.approx(np.abs(later["past"]).max())
+
+
 def test_the_model_is_as_it_was(tmp_path: Path) -> None:
     """The outputs that measure are put on a copy."""
     model = build(GRAPH, WEIGHTS)
