@@ -24,23 +24,26 @@ _HASHED_BYTES = 1 << 20
 
 # The file and the byte in it at which the data of an initializer starts.
 _Place = tuple[Path, int]
+# A place, and how many bytes lie there.
+_Run = tuple[_Place, int]
 _Reader = Callable[[_Place, int, int], bytes]
 
 
 def find_duplicates(model: ModelFile) -> tuple[Duplicate, ...]:
     """Return the groups of initializers of equal dtype, dims and data, those that waste most first.
 
-    Initializers that refer to the same bytes of an external file are stored once already. Left out are those whose
-    data is not stored as one run of bytes: in typed fields such as `float_data` (small constants of some exporters),
-    strings, and the values of sparse initializers. So are empty ones.
+    Initializers that refer to the same bytes of an external file, or to a part of them, are stored once already. Left
+    out are those whose data is not stored as one run of bytes: in typed fields such as `float_data` (small constants
+    of some exporters), strings, and the values of sparse initializers. So are empty ones.
 
     Raises:
         ModelFileError: the data is there, but cannot be read.
     """
     groups: dict[tuple[str, tuple[int, ...], int], dict[_Place, str]] = {}
+    apart = _apart(model)
     for tensor in model.structure.initializers:
         place = _place(model, tensor)
-        if place is not None and tensor.size_bytes:
+        if place is not None and (place, tensor.size_bytes) in apart:
             groups.setdefault((tensor.dtype, tensor.dims, tensor.size_bytes), {}).setdefault(place, tensor.name)
     found: list[Duplicate] = []
     try:
@@ -56,7 +59,9 @@ def find_duplicates(model: ModelFile) -> tuple[Duplicate, ...]:
 
 
 def hash_weights(model: ModelFile) -> dict[str, str]:
-    """Return the SHA-256 of the bytes of each initializer by its name; of those alone that are one run of bytes.
+    """Return the SHA-256 of the bytes of each initializer by its name.
+
+    Left out are those that are not one run of bytes, empty, or a part of what another one refers to.
 
     Raises:
         ModelFileError: the data is there, but cannot be read.
@@ -64,17 +69,21 @@ def hash_weights(model: ModelFile) -> dict[str, str]:
     import hashlib
 
     hashes: dict[str, str] = {}
+    known: dict[_Run, str] = {}
+    apart = _apart(model)
     try:
         with ExitStack() as stack:
             read = reader(stack)
             for tensor in model.structure.initializers:
                 place = _place(model, tensor)
-                if place is None:
+                if place is None or (place, tensor.size_bytes) not in apart:
                     continue
-                digest = hashlib.sha256()
-                for start in range(0, tensor.size_bytes, _HASHED_BYTES):
-                    digest.update(read(place, start, min(_HASHED_BYTES, tensor.size_bytes - start)))
-                hashes[tensor.name] = digest.hexdigest()
+                if (place, tensor.size_bytes) not in known:
+                    digest = hashlib.sha256()
+                    for start in range(0, tensor.size_bytes, _HASHED_BYTES):
+                        digest.update(read(place, start, min(_HASHED_BYTES, tensor.size_bytes - start)))
+                    known[place, tensor.size_bytes] = digest.hexdigest()
+                hashes[tensor.name] = known[place, tensor.size_bytes]
     except OSError as error:
         raise _unreadable(model, error) from error
     return hashes
@@ -84,6 +93,23 @@ def _unreadable(model: ModelFile, error: OSError) -> ModelFileError:
     return ModelFileError(
         f"cannot read the weights of {model.path}: {error.strerror}", "check the permissions of its external data"
     )
+
+
+def _apart(model: ModelFile) -> set[_Run]:
+    """Return the runs of bytes of the initializers, without those that overlap one before them.
+
+    What is read of these is no more than the files hold. A hostile model has a hundred thousand initializers that all
+    refer to nearly the same bytes, and reading each of them would never end.
+    """
+    placed = ((_place(model, tensor), tensor.size_bytes) for tensor in model.structure.initializers)
+    runs = {(place, size_bytes) for place, size_bytes in placed if place is not None and size_bytes}
+    apart: set[_Run] = set()
+    last, end = Path(), 0
+    for (path, start), size_bytes in sorted(runs, key=lambda run: (*run[0], -run[1])):
+        if path != last or start >= end:
+            apart.add(((path, start), size_bytes))
+            last, end = path, start + size_bytes
+    return apart
 
 
 def _place(model: ModelFile, tensor: Tensor) -> _Place | None:

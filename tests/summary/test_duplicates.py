@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.summary import duplicates
-from onnxtool.summary.duplicates import find_duplicates
+from onnxtool.summary.duplicates import find_duplicates, hash_weights, reader
 from tests.graphs import external_tensor, identity, make_model
 
 
@@ -67,6 +67,29 @@ def test_tensors_that_share_their_bytes_are_stored_once(tmp_path: Path) -> None:
     tensors = [external_tensor(name, {"location": file, "offset": str(offset)}) for name, file, offset in places]
     assert count_duplicate_bytes(save(tmp_path, tensors[:2])) == 0
     assert count_duplicate_bytes(save(tmp_path, tensors)) == 24
+
+
+def test_a_file_is_read_once_however_many_refer_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that overlap are no copies of each other, and reading each of a hundred thousand would never end."""
+    (tmp_path / "data").write_bytes(bytes(10_000))
+    places = [{"location": "data", "offset": str(offset), "length": "4000"} for offset in range(200)]
+    model = save(tmp_path, [external_tensor(str(index), place, (10, 100)) for index, place in enumerate(places)])
+    num_bytes = 0
+
+    def counting(stack: Any) -> Any:
+        read = reader(stack)
+
+        def count(*arguments: Any) -> bytes:
+            nonlocal num_bytes
+            num_bytes += arguments[-1]
+            return read(*arguments)
+
+        return count
+
+    monkeypatch.setattr(duplicates, "reader", counting)
+    assert count_duplicate_bytes(model) == 0
+    hash_weights(model)
+    assert num_bytes <= 10_000
 
 
 def test_typed_strings_and_empty_tensors_are_left_out(tmp_path: Path) -> None:
