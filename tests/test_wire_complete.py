@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.model_file import ModelFile
 from onnxtool.wire import Structure, read_nodes, read_structure
-from tests.graphs import identity, make_addition, make_model, value
+from tests.graphs import external_tensor, identity, make_addition, make_model, value
 
 
 def read(model: Any, folder: Path) -> Structure:
@@ -177,3 +177,20 @@ def _field(number: int, content: bytes) -> bytes:
         encoded.append(length & 0x7F | 0x80)
         length >>= 7
     return bytes([number << 3 | 2, *encoded, length]) + content
+
+
+def test_texts_that_are_not_kept_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    """Models of many experts have 40,000 weights outside the file; dynamo notes hundreds of bytes on every node.
+
+    Here are fewer of both, which say more.
+    """
+    place = {"location": "model.onnx.data", "offset": "0", "length": "24", "checksum": "0" * 8000}
+    tensors = [external_tensor(f"experts.{index}.weight", place) for index in range(2000)]
+    nodes = [identity("n") for _ in range(2000)]
+    scopes = ["", "model.layers.0", *(["model.layers.0.part"] * 400), "identity"]
+    for node in nodes:
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(scopes))
+    onnx.save(make_model(nodes, tensors), tmp_path / "model.onnx")
+    structure = read_structure(tmp_path / "model.onnx")
+    assert len(structure.external) == 2000
+    assert structure.scopes == {"model.layers.0": 2000}

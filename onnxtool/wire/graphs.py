@@ -24,6 +24,7 @@ from onnxtool.wire.tensors import ExternalData, Tensor, read_sparse_tensor, read
 _MAX_NESTING = 64
 _MAX_KEPT = 100_000  # of tensors, values and operators each; the largest models have a fifth of that
 _MAX_SCOPES = 10_000
+_MAX_SCOPES_BYTES = 1 << 16  # of a node; they take a few hundred
 _MAX_INPUTS = 1000  # of a node, of which one may tell its part
 _MAX_MADE_UP = 100  # bytes of a name that an exporter makes up
 
@@ -149,8 +150,8 @@ def _count_node(data: Data, start: int, end: int, model: Reading, depth: int) ->
             domain = read_name(data, first, last)
         elif number == 9:
             data.annotation_bytes += last - first
-            if SCOPES_KEY in data[first : min(last, first + 64)]:
-                scopes = read_entry(data, first, last)[1]
+            if last - first <= _MAX_SCOPES_BYTES and SCOPES_KEY in data[first : min(last, first + 64)]:
+                scopes = read_entry(data, first, last, kept=False)[1]
     op = domain + b"::" + op_type if domain not in (b"", b"ai.onnx") else op_type
     if op not in model.ops:
         model.check(start)

@@ -188,12 +188,13 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def read_text(data: Data, start: int, end: int) -> str:
-    """Return the content of a string field."""
+def read_text(data: Data, start: int, end: int, *, kept: bool = True) -> str:
+    """Return the content of a string field; one that is not `kept` is not charged for."""
     if end - start > _MAX_TEXT_BYTES:
         raise malformed(f"a text of {end - start} bytes", start)
     text = decode(data[start:end], start)
-    data.charge(text.__sizeof__(), start)
+    if kept:
+        data.charge(text.__sizeof__(), start)
     return text
 
 
@@ -212,14 +213,14 @@ def read_name(data: Data, start: int, end: int) -> bytes:
     return data[start:end]
 
 
-def read_entry(data: Data, start: int, end: int) -> tuple[str, str]:
-    """Return key and value of a StringStringEntryProto."""
+def read_entry(data: Data, start: int, end: int, *, kept: bool = True) -> tuple[str, str]:
+    """Return key and value of a StringStringEntryProto; of one that is not `kept` nothing is charged for."""
     key = value = ""
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == BYTES:
-            key = read_text(data, first, last)
+            key = read_text(data, first, last, kept=kept)
         elif number == 2 and kind == BYTES:
-            value = read_text(data, first, last)
+            value = read_text(data, first, last, kept=kept)
     return key, value
 
 

@@ -9,6 +9,7 @@ from onnxtool.figures import Dimension, TensorInfo
 from onnxtool.wire.protobuf import BYTES, VARINT, Data, fields, malformed, packed_varints, read_entry, read_text, signed
 
 _MAX_RANK = 64  # as numpy; the product of many hostile dims would take forever
+_PLACE = ("location", "offset", "length")  # of the entries of external data, those that are read
 _MAX_ELEMENTS = (1 << 63) - 1
 
 # TensorProto.DataType: its name in numpy and ml_dtypes, and the bits of one element (0: variable).
@@ -141,8 +142,9 @@ def read_tensor(data: Data, start: int, end: int, external: list[ExternalData]) 
             if number == 9:
                 payload = (first, last - first)
         elif number == 13 and kind == BYTES:
-            key, value = read_entry(data, first, last)
-            entries[key] = value
+            key, value = read_entry(data, first, last, kept=False)
+            if key in _PLACE:
+                entries[key] = value
         elif number == 16 and kind == BYTES:
             data.annotation_bytes += last - first
         elif number == 14 and kind == VARINT:
@@ -152,6 +154,7 @@ def read_tensor(data: Data, start: int, end: int, external: list[ExternalData]) 
     size_bytes = (prod(sizes) * bits + 7) // 8 if bits else stored_bytes
     if is_external:
         place = _external_data(name, entries, size_bytes if bits else None, start)
+        data.charge(place.location.__sizeof__(), start)
         external.append(place)
         return Tensor(name, dtype, sizes, size_bytes if bits else place.length or 0, None, place)
     if payload is not None and bits and payload[1] != size_bytes:
