@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple, NoReturn
 
@@ -266,4 +267,6 @@ def _is_decimal(text: str) -> bool:
 
 
 def _format(value: Fraction) -> str:
-    return str(value) if value.denominator == 1 else f"{float(value):.10g}"
+    if value.denominator == 1:
+        return str(value)
+    return f"{Decimal(value.numerator) / Decimal(value.denominator):.10g}"  # a float has an end

@@ -21,6 +21,8 @@ MAX_LENGTH_KEY = "onnxtool.max_length"
 STEPS_KEY = "onnxtool.steps"
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
 
+_MAX_DEPTH = 32  # of a record of steps; onnxtool's own are nested four deep
+
 
 def stamp(path: Path, entries: Mapping[str, str]) -> None:
     """Add metadata to the ONNX file at `path`, which must not have any of these keys, by appending to it."""
@@ -63,4 +65,10 @@ def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
         return None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         return None
-    return tuple(steps)
+    return tuple(steps) if _is_shallow(steps, _MAX_DEPTH) else None
+
+
+def _is_shallow(value: Json, depth: int) -> bool:
+    """Whether lists and objects are nested no deeper than that: what writes them out again goes into each."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inner)

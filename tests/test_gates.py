@@ -242,3 +242,12 @@ def test_an_error_points_at_the_place(expression: str, position: int) -> None:
     assert f"at character {position} of" in first
     assert shown == f"  {expression}"
     assert pointer == "  " + " " * (position - 1) + "^"
+
+
+def test_a_threshold_beyond_all_floats_is_shown() -> None:
+    """Metadata of a model is untrusted: a figure in it may have hundreds of digits."""
+    (result,) = check_gates([parse_gate("big>+3.3333%")], {"big": 10**400}, {"big": 10**400 + 1})
+    assert not result.met
+    assert "which makes a threshold of 1.033333000e+400" in str(result)
+    (result,) = check_gates([parse_gate("small<0.5")], {"small": 0.25})
+    assert str(result) == "small<0.5 is met: small is 0.25"

@@ -54,6 +54,17 @@ def test_names_in_errors_cannot_control_the_terminal(hostile: Path) -> None:
     assert all(line.isprintable() for line in result.stderr.split("\n"))
 
 
+@pytest.mark.parametrize("format_name", ["text", "json"])
+def test_a_record_that_is_nested_without_end_is_metadata_like_any(tmp_path: Path, format_name: str) -> None:
+    """What is written out level by level must not be of a thousand levels."""
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])])
+    helper.set_model_props(model, {STEPS_KEY: f'[{{"step":"a","x":{"[" * 800}{"]" * 800}}}]'})
+    onnx.save(model, tmp_path / "deep.onnx")
+    result = run_onnxtool(tmp_path, "stats", "deep.onnx", "--format", format_name)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "[[[[" in result.stdout
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
 def test_on_a_terminal_the_same_lines_are_shown(hostile: Path) -> None:
     """A terminal gets the same facts, and no control characters but those of the layout."""
