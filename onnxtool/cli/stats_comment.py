@@ -245,8 +245,8 @@ def _code(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape what is read as Markdown or HTML; what would mention a person or an issue becomes code."""
-    if any(character in text for character in "@#"):
+    """Escape what is read as Markdown or HTML; what would mention a person or an issue, or is a link, becomes code."""
+    if any(mark in text.lower() for mark in ("@", "#", "://", "www.")):
         return _code(text)
     text = "".join(_entity(character) if character in "\\`*|<>[]&~" else character for character in printable(text))
     # Within a word an underscore is only that.

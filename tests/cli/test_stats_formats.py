@@ -152,6 +152,19 @@ def test_names_are_no_markdown(hostile: Path, arguments: list[str]) -> None:
             assert len(re.findall(r"(?<!\\)\|", line)) in (3, 4, 5)
 
 
+def test_names_are_no_links(folder: Path) -> None:
+    """GitHub makes a link of a bare address, wherever that leads."""
+    model = make_model([helper.make_node("Exp", ["x"], ["y"])])
+    model.opset_import.add(domain="https://evil.example", version=1)
+    steps = '[{"step":"www.evil.example","verified":true,"reference":"HTTP://evil.example"}]'
+    helper.set_model_props(model, {STEPS_KEY: steps})
+    onnx.save(model, folder / "links.onnx")
+    text = markdown(folder, "links.onnx", "base.onnx")
+    outside = re.sub(r"(`+)(?:(?!\1).)+\1", "", text)
+    assert "evil.example" in text
+    assert "evil.example" not in outside
+
+
 class _Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
