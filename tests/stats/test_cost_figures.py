@@ -33,13 +33,12 @@ def cost_of(folder: Path, nodes: list[Any], inputs: list[Any], *tensors: Any, op
 def test_axes_are_an_attribute_or_an_input_by_the_opset(tmp_path: Path, opset: int) -> None:
     """Before opset 13 the sizes that an exporter computes go through axes that are attributes."""
     axes = numpy_helper.from_array(np.array([0]), "axes")
-    given = [], {"axes": [0]}
-    if opset > 11:
-        given = ["axes"], {}
+    names = [] if opset < 13 else ["axes"]
+    attributes = {"axes": [0]} if opset < 13 else {}
     sizes = [
         helper.make_node("Shape", ["x"], ["sizes"]),
-        helper.make_node("Unsqueeze", ["sizes", *given[0]], ["row"], **given[1]),
-        helper.make_node("Squeeze", ["row", *given[0]], ["again"], **given[1]),
+        helper.make_node("Unsqueeze", ["sizes", *names], ["row"], **attributes),
+        helper.make_node("Squeeze", ["row", *names], ["again"], **attributes),
     ]
     nodes = [*sizes, helper.make_node("Reshape", ["x", "again"], ["z"]), helper.make_node("MatMul", ["z", "w"], ["y"])]
     cost = cost_of(tmp_path, nodes, [value("x", ["batch", D])], axes, opset=opset)
