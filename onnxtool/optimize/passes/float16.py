@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtool.optimize.matching import Editor, tensor_of
+from onnxtool.optimize.matching import Editor, attribute, tensor_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.shapes import find_shapes
 
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 _LARGEST = 65504.0
 # onnxruntime's converter leaves these in float32; a mask's lowest float32 would become an infinity behind them.
 _TAKEN = frozenset({"Max", "Min"})
+# Which it forgets: these take float32 alone before opset 19, or always.
+_LEFT = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+# Their statistics, the further outputs, are float32 whatever they normalize.
+_NORMALIZATIONS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+# Attributes that name the dtype of what a node gives.
+_DTYPES = ("to", "dtype", "output_datatype")
 
 
 def to_float16(kept: Collection[str] = ()) -> Pass:
@@ -110,7 +116,13 @@ def _computes_in_half(node: ir.Node, floats: frozenset[str], kept: frozenset[str
     names = [str(value.name) for value in (*node.inputs, *node.outputs) if value is not None]
     if not any(name in floats for name in names) or any(name in kept for name in names):
         return False
-    if node.op_type in ALWAYS_FLOAT_INPUTS or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN):
+    if node.op_type in _NORMALIZATIONS and any(one.uses() or one.is_graph_output() for one in node.outputs[1:]):
+        return False
+    if (
+        node.op_type in ALWAYS_FLOAT_INPUTS
+        or node.op_type in _LEFT
+        or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN)
+    ):
         return False
     return not any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values())
 
@@ -163,15 +175,16 @@ def _retype(node: ir.Node, floats: frozenset[str]) -> None:
     """Note that a node gives float16 now, also where it says so itself."""
     import onnx_ir as ir
 
-    for output in node.outputs:
+    for output in node.outputs[:1] if node.op_type in _NORMALIZATIONS else node.outputs:
         if output.name in floats:
             output.type = ir.TensorType(ir.DataType.FLOAT16)
-    to: Any = node.attributes.get("to")
-    if node.op_type == "Cast" and to is not None and to.as_int() == ir.DataType.FLOAT.value:
-        node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT16.value)
-    fill = node.attributes.get("value")
-    if node.op_type == "ConstantOfShape" and fill is not None:
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_halved(fill.as_tensor()).numpy()))
+    for name in _DTYPES:
+        if attribute(node, name) == ir.DataType.FLOAT.value:
+            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT16.value)
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        number = np.zeros(1, np.float16) if fill is None else _halved(fill.as_tensor()).numpy()
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(number))
 
 
 def _keep_output(value: ir.Value, graph: ir.Graph) -> None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.optimize.passes.float16 import to_float16
-from tests.optimize.passes.builders import apply, assert_left_alone, build, normal, ragged_feeds, run
+from tests.optimize.passes.builders import Arrays, apply, assert_left_alone, build, normal, ragged_feeds, run
 from tests.workshop import Workshop
 
 
@@ -74,3 +74,27 @@ def test_branches_read_float32_of_what_is_computed_in_half() -> None:
         converted = apply(to_float16(), model.clone())
         assert converted.num_changes == 2
         np.testing.assert_allclose(run(converted.model, feeds)[0], run(model, feeds)[0], atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Shape(y) z = ConstantOfShape(s) o = Add(y, z)",
+        "z = EyeLike<dtype = 1>(y) o = Add(y, z)",
+        "a, m = LayerNormalization(y, g) o = Sub(a, m)",
+        "a, m = LayerNormalization(y, g) o = Mul(a, a)",
+        "q = QuantizeLinear(y, s, z) d = DequantizeLinear(q, s, z) o = Add(d, d)",
+        "q, qs, qz = DynamicQuantizeLinear(y) o = DequantizeLinear(q, qs, qz)",
+    ],
+    ids=["fill by default", "dtype", "mean of a normalization", "unread mean", "quantized", "dynamically quantized"],
+)
+def test_what_is_of_one_dtype_meets_what_is_half(body: str) -> None:
+    """Operators that say their dtype, have one by default, or know float32 alone: the file loads and is right."""
+    constants = "<float s = {0.05}, uint8 z = {128}>" if "(y, s, z)" in body else ""
+    weights: Arrays = {"w": normal(4, 4, seed=1)} | ({"g": normal(4, seed=2)} if " g)" in body else {})
+    model = build(f"g (float[N, 4] x) => (float[N, 4] o) {constants} {{ y = MatMul(x, w) {body} }}", weights)
+    feeds = {"x": normal(2, 4, seed=3)}
+    (expected,) = run(model, feeds)
+    converted = apply(to_float16(), model)
+    assert converted.num_changes > 0
+    np.testing.assert_allclose(run(converted.model, feeds)[0], expected, atol=6e-2, rtol=0)  # one step of the quantized
