@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _SMALLEST = 1 << 16  # elements; a smaller copy is not worth looking for
 _SAMPLES = 64  # elements, far apart: enough to tell nearly all weights from each other without reading them
+_FUSED = frozenset({"FLOAT", "FLOAT16"})  # what `transposed_weights` takes
 _ROWS = 1024  # of a weight that are compared at a time
 
 
@@ -45,7 +46,8 @@ def _is_candidate(value: ir.Value) -> bool:
     if not is_weight(value, 2) or value.is_graph_output():
         return False
     tensor = tensor_of(value)
-    return tensor.size >= _SMALLEST and not is_made_on_saving(tensor)
+    is_fused = tensor.dtype.name in _FUSED  # else the Transpose would stay
+    return is_fused and tensor.size >= _SMALLEST and not is_made_on_saving(tensor)
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:

@@ -79,6 +79,13 @@ def test_other_uses_are_left_alone(text: str) -> None:
     assert_left_alone(tied_transposes, build(text, {"table": TABLE, "head": COPY}))
 
 
+def test_types_that_no_product_transposes_are_left_alone() -> None:
+    """A Transpose in the file would be all that comes of it."""
+    text = "g (int64[B, S] ids) => (double[B, S, 512] y) { x = Gather(table, ids) y = MatMul(x, head) }"
+    model = build(text, {"table": TABLE.astype(np.float64), "head": COPY.astype(np.float64)})
+    assert_left_alone(tied_transposes, model)
+
+
 def test_small_weights_are_not_looked_at() -> None:
     """There is nothing to win."""
     text = "g (int64[B] ids) => (float[B, 8] y) { x = Gather(table, ids) y = MatMul(x, head) }"
