@@ -291,21 +291,21 @@ def test_every_modality_makes_what_it_is_asked_for(vit: Path) -> None:
         np.testing.assert_array_equal(feeds[name], modality.feeds(usual_sizes(modality))[name])
 
 
-class Seeing(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers is not followed by mypy
+class Seeing(transformers.BertForMaskedLM):
     """A model that takes pictures beside text."""
 
     def forward(self, input_ids: Any = None, pixel_values: Any = None) -> Any:
         raise NotImplementedError
 
 
-class Hearing(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers is not followed by mypy
+class Hearing(transformers.BertForMaskedLM):
     """A model that takes sound beside text."""
 
     def forward(self, input_ids: Any = None, audio_input_features: Any = None) -> Any:
         raise NotImplementedError
 
 
-class Perceiving(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers is not followed by mypy
+class Perceiving(transformers.BertForMaskedLM):
     """A model that takes both beside text."""
 
     def forward(self, input_ids: Any = None, pixel_values: Any = None, input_features: Any = None) -> Any:
