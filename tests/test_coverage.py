@@ -21,11 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from survey.decoding import judge_decoding
 from survey.exports import export_with_transformers
-from survey.judging import difference, judge
+from survey.judging import _cases, difference, judge
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
 from survey.trials import without_folders
 from zoo.checkpoint import Facts, NotRunnableError, make_checkpoint
+from zoo.running import load_model
 from zoo.shrinking import shrink
 from zoo.tasks import TASKS, find_task, model_classes
 
@@ -174,6 +175,18 @@ def test_a_hidden_fixed_axis_is_judged_wrong(bert: Path, exported: Path, tmp_pat
     assert "onnxruntime raises" in verdict["reason"]
 
 
+def test_a_single_row_is_asked_with_padding(bert: Path) -> None:
+    """A file that is fixed to one row and a length has its mask tried as well, on either side."""
+    fixed = {"input_ids": {0: 1, 1: 128}}
+    cases = {case.name: case for case in _cases(Facts.read(bert), load_model(Facts.read(bert), bert), bert, fixed)}
+    assert [cases[name].feeds["attention_mask"].sum() for name in ("full", "ragged right", "ragged left")] == [
+        128,
+        42,
+        42,
+    ]
+    assert cases["ragged left"].feeds["attention_mask"][0, 0] == 0
+
+
 def test_padding_does_not_count() -> None:
     """Only real tokens are compared."""
     expected, found = np.zeros((1, 2, 3)), np.zeros((1, 2, 3))
@@ -268,6 +281,21 @@ def test_a_cache_is_judged_token_by_token(tmp_path: Path) -> None:
         node.input[:] = [{keys: values, values: keys}.get(name, name) for name in node.input]
     onnx.save(model, files["decode"])
     assert "differs" in judge_decoding(str(folder), files)["reason"]
+
+
+@pytest.mark.slow
+def test_hashes_under_a_seed_are_exported(tmp_path: Path) -> None:
+    """Reformer draws its rotations in every run, inside of an autograd function that holds all of its layers."""
+    from onnxtool.export import ExportOptions, export_model
+
+    make_checkpoint(find_task("fill-mask"), "reformer", tmp_path / "reformer")
+    output = tmp_path / "reformer.onnx"
+    report = export_model(
+        ExportOptions(str(tmp_path / "reformer"), output=output, task="fill-mask", exporter="torchscript")
+    )
+    assert report.fixed_axes == {"sequence": 128, "batch_size": 1}
+    verdict = judge(str(tmp_path / "reformer"), {"model": str(output)})
+    assert verdict["right"], verdict
 
 
 @pytest.mark.slow

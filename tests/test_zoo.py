@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from zoo.checkpoint import NotRunnableError, make_checkpoint
-from zoo.running import load_model, run_model, text_feeds
+from zoo.running import load_model, run_model, run_once, text_feeds
 from zoo.shrinking import shrink
 from zoo.tasks import find_task
 
@@ -55,3 +55,12 @@ def test_models_without_a_cache_are_judged_without_one(tmp_path: Path) -> None:
     logits, changed = (run_model(model, given)["logits"] for given in (feeds, others))
     np.testing.assert_array_equal(logits[:, :-1], changed[:, :-1])
     assert np.abs(logits[:, -1] - changed[:, -1]).max() > 0.1
+
+
+def test_a_model_that_draws_anew_in_every_run_is_not_runnable(tmp_path: Path) -> None:
+    """Reformer hashes texts that are longer than a chunk by random rotations; nobody could say which are right."""
+    facts = make_checkpoint(find_task("fill-mask"), "reformer", tmp_path / "seeded")
+    config = tmp_path / "seeded" / "config.json"
+    config.write_text(config.read_text("utf-8").replace('"hash_seed": 0', '"hash_seed": null'), "utf-8")
+    with pytest.raises(ValueError, match="differs between two runs"):
+        run_once(facts, tmp_path / "seeded")

@@ -132,7 +132,7 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
         check_companions(job.places.graph, job.places.files, lambda folder: _write_companions(job, folder))
     failures: list[tuple[Way, _Failure]] = []
     for way in job.recipe.ways(options.exporter, proven=options.verify):
-        if way.fixed and options.require_dynamic:
+        if (way.fixed and options.require_dynamic) or _would_take_too_long(way, failures):
             continue
         try:
             report = _export_by(way, job)
@@ -146,6 +146,13 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
             f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
         )
     raise _sum_up(failures)
+
+
+def _would_take_too_long(way: Way, failures: Sequence[tuple[Way, _Failure]]) -> bool:
+    """Whether its exporter ran out of patience before: another attention leaves it as many sizes to reason about."""
+    return way.patience_s is not None and any(
+        earlier.exporter is way.exporter and isinstance(error.__cause__, TimeoutError) for earlier, error in failures
+    )
 
 
 def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job:

@@ -1,4 +1,7 @@
-"""Make a traced graph presentable: outputs and axes by their names, no trace of the machine, nodes called by scope."""
+"""Make a traced graph presentable: outputs and axes by their names, no trace of the machine, nodes called by scope.
+
+And safe from the one fusion of onnxruntime's that gives it other answers.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ def tidy(model: ir.Model, signature: Signature) -> None:
     _name_axes(model, signature)
     name_nodes(model.graph)
     strip(model)
+    _pad_pools_by_negative_zero(model.graph)
 
 
 def _check_inputs(model: ir.Model, signature: Signature) -> None:
@@ -125,3 +129,27 @@ def strip(model: ir.Model) -> None:
 
     common.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
+
+
+def _pad_pools_by_negative_zero(graph: ir.Graph) -> None:
+    """Let what a MaxPool reads be padded by -0.0 where it is padded by 0, which is the same number.
+
+    onnxruntime joins a Pad of zeros, which it knows by their bits, and the MaxPool behind it, whose own padding counts
+    as the lowest number: where all values at a border are negative, as BiT's may be, their maximum is another one then
+    (core/optimizer/pad_fusion.cc, in onnxruntime 1.17 to 1.31; issue 290 of onnxsim is the same).
+    """
+    import numpy as np
+    import onnx_ir as ir
+
+    for node in graph:
+        readers = {reader.op_type for reader, _ in node.outputs[0].uses()}
+        if node.op_type != "Pad" or "MaxPool" not in readers or len(node.inputs) < 3 or node.inputs[2] is None:
+            continue
+        padding = ir.convenience.get_const_tensor(node.inputs[2])
+        if padding is None or not padding.dtype.is_floating_point() or padding.numpy().any():
+            continue
+        array = -np.abs(padding.numpy())
+        zero = ir.tensor(array, name=f"{node.outputs[0].name}_negative_zero")
+        value = ir.Value(name=zero.name, const_value=zero, shape=ir.Shape(array.shape), type=ir.TensorType(zero.dtype))
+        graph.register_initializer(value)
+        node.replace_input_with(2, value)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.export.stand_ins import traceable_calls
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def trace_torchscript(
         for name, shape in {**inputs, **outputs}.items()
     }
     buffer = io.BytesIO()
-    with _strides_of_contiguous_tensors():
+    with traceable_calls():
         torch.onnx.export(
             _with_weights_as_inputs(model, tuple(sample), weights, tuple(outputs)),
             (*sample.values(), *(tensor.detach() for tensor in weights.values())),
@@ -107,30 +108,6 @@ def _replaced(model: Any, tensors: Mapping[int, Any]) -> Iterator[None]:
     finally:
         for own, name, weight in places:
             own[name] = weight
-
-
-@contextmanager
-def _strides_of_contiguous_tensors() -> Iterator[None]:
-    """Let `as_strided` see contiguous tensors, which is how ONNX lays them out; Longformer's windows are made by it.
-
-    Of a view, the strides that it asks for are those of the view's own memory; each is scaled to what it would be.
-    """
-    import torch
-
-    original = torch.Tensor.as_strided
-
-    def as_strided(tensor: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-        if tensor.is_contiguous() or storage_offset or len(stride) != tensor.dim():
-            return original(tensor, size, stride, storage_offset)
-        contiguous = tensor.contiguous()
-        pairs = zip(stride, tensor.stride(), contiguous.stride(), strict=True)
-        return original(contiguous, size, [int(wanted * after // before) for wanted, before, after in pairs])
-
-    torch.Tensor.as_strided = as_strided
-    try:
-        yield
-    finally:
-        torch.Tensor.as_strided = original
 
 
 def _attach(graph: ir.Graph, weights: Mapping[str, Any]) -> None:

@@ -47,17 +47,35 @@ class Prover:
         What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
 
         Raises:
-            ExportError: too few cases remain to prove anything.
+            ExportError: too few cases remain to prove anything, or the model answers differently each time.
         """
+        import torch
+
         cases = self.modality.cases(self.fixed)
         sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
+        before = torch.get_rng_state()
         answers = ask(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
+        if not torch.equal(before, torch.get_rng_state()):
+            self._require_one_answer(answers)
         if len(answers.cases) < _FEWEST_CASES:
             raise ExportError(
                 f"PyTorch itself does not run on {', '.join(answers.refused)}; {len(answers.cases)} cases prove little",
                 "this model takes few sizes; --no_verify exports it unproven",
             )
         return answers
+
+    def _require_one_answer(self, answers: Answers) -> None:
+        """Ask a model that draws random numbers again: under a seed of its own it draws the same ones."""
+        for case, first in zip(answers.cases, answers.outputs, strict=True):
+            for name, again in self.run(case.feeds).items():
+                if not np.array_equal(again, first[name], equal_nan=True):
+                    apart = float(np.nanmax(np.abs(again.astype(np.float64) - first[name])))
+                    raise ExportError(
+                        f"{type(self.model).__name__} draws random numbers and answers differently each time: {name} "
+                        f"by {apart:.3g} on the same input ({case.description})",
+                        "a seed in its configuration makes it answer once and for all, as Reformer's hash_seed does; "
+                        "--no_verify exports it unproven",
+                    )
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run the PyTorch model, with the head in PyTorch on top."""

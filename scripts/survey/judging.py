@@ -259,12 +259,12 @@ def _text_cases(model: Any, folder: Path, fixed: dict[str, dict[int, int]]) -> I
         ("ragged left", (21, 14, 6), 21, "left"),
     )
     if sequence is not None:
-        part = max(1, sequence // 3)
         rows = batch or 2
+        ragged = (sequence,) * (rows - 1) + (max(1, sequence // 3),)  # a single row is a short one
         shapes = (
             ("full", (sequence,) * rows, sequence, "right"),
-            ("ragged right", (sequence, part)[:rows] + (part,) * (rows - 2), sequence, "right"),
-            ("ragged left", (sequence, part)[:rows] + (part,) * (rows - 2), sequence, "left"),
+            ("ragged right", ragged, sequence, "right"),
+            ("ragged left", ragged, sequence, "left"),
         )
     for seed, (name, lengths, length, padding) in enumerate(shapes):
         if batch is not None and len(lengths) != batch:

@@ -17,7 +17,8 @@ Every model type that transformers {version} lists for a task, as a tiny model w
 command line with its own verification on, and judged by a program that shares nothing with it: PyTorch and onnxruntime
 on the same inputs, several batches, lengths or sizes, padded on either side, within 1e-4 of the largest value.
 
-- *runnable*: a small model of the type can be built, saved, loaded, and run by PyTorch on what its processor gives.
+- *runnable*: a small model of the type can be built, saved, loaded, and run by PyTorch on what its processor gives,
+  with the same answer twice.
 - *right*: the file gives PyTorch's answers on all cases; with an asterisk, with an axis that the export fixed and said.
 - *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: no error
   of its own, or out of time or memory.

@@ -273,6 +273,26 @@ def test_where_one_exporter_fails_the_next_is_used_and_said(
         export_model(replace(options, output=tmp_path / "n.onnx", exporter="torchscript"))
 
 
+def test_an_exporter_that_took_too_long_is_not_asked_again_until_axes_are_fixed(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attention leaves it as many sizes to think about, and its user waits as long once more."""
+
+    def fail(model: Any, *_arguments: Any) -> Any:
+        raise TimeoutError("not done after 180 s")
+
+    monkeypatch.setattr(onnxtool.export.ways, "EXPORTERS", tuple(replace(row, trace=fail) for row in EXPORTERS))
+    said: list[str] = []
+    with pytest.raises(ExportError, match="not done after 180 s"):
+        export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), tmp_path / "m.onnx"), on_progress=said.append)
+    ways = [line.removeprefix("tracing BertForMaskedLM by ") for line in said if line.startswith("tracing")]
+    assert ways[:3] == [
+        "torchscript with eager attention",
+        "dynamo",
+        "torchscript with eager attention, sequence fixed to 64",
+    ]
+
+
 def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path: Path) -> None:
     """An option that is ignored lets its user believe that it was not."""
     options = ExportOptions(str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", keep_raw=True)

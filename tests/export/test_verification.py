@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.errors import VerificationError
+from onnxtool.errors import ExportError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import read_head
 from onnxtool.export.modalities.finding import find_modality
@@ -183,3 +184,30 @@ def test_a_graph_that_runs_on_one_size_only_says_so(workshop: Workshop, tmp_path
     with pytest.raises(VerificationError, match="onnxruntime cannot run") as error:
         verify_export(workshop, tmp_path / "broken.onnx", "tiny-encoder")
     assert any(case.failure for case in error.value.verification.cases)
+
+
+def test_a_model_that_answers_differently_each_time_cannot_be_proven(workshop: Workshop) -> None:
+    """No file could be right; a Reformer without a seed for its hashes is so."""
+    asked = prover(workshop, "tiny-mlm")
+
+    def add_noise(_model: Any, _inputs: Any, output: Any) -> Any:
+        output["logits"] = output["logits"] + torch.rand(1)
+        return output
+
+    asked.model.register_forward_hook(add_noise)
+    with pytest.raises(ExportError, match="draws random numbers and answers differently each time: logits by"):
+        asked.ask()
+
+
+def test_a_model_that_draws_under_its_own_seed_can_be_proven(workshop: Workshop) -> None:
+    """What it draws is the same in every run."""
+    asked = prover(workshop, "tiny-mlm")
+
+    def add_noise(_model: Any, _inputs: Any, output: Any) -> Any:
+        torch.manual_seed(5)
+        output["logits"] = output["logits"] + torch.rand(1)
+        return output
+
+    asked.model.register_forward_hook(add_noise)
+    with torch.random.fork_rng(devices=()):
+        assert asked.ask().cases
