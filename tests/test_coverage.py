@@ -264,6 +264,18 @@ def test_the_summary_counts_each_verdict() -> None:
     assert "| d | not runnable |" in page
 
 
+def test_a_peer_that_was_not_run_has_not_failed() -> None:
+    """Its counts are of what it was run on, and say so where that is not everything."""
+    tried = {"way": "", "seconds": 1.0, "reason": "", "fixed_axes": {}, "verdict": "right"}
+    both = {"runnable": {}, "onnxtool": tried, "optimum": {**tried, "verdict": "refused"}}
+    page = render({"fill-mask/a": both, "fill-mask/b": {"runnable": {}, "onnxtool": tried}, "text-generation/a": both})
+    assert "| 100.0 | 0, 0, 1 (of 1 run) |" in page
+    assert "| 100.0 | 0, 0, 1 |" in page
+    assert "| b | right |  | 1.0 |  | not run |" in page
+    alone = render({"fill-mask/a": both, "text-generation/a": {"runnable": {}, "onnxtool": tried}})
+    assert "| 100.0 | not run |" in alone
+
+
 @pytest.mark.slow
 def test_a_cache_is_judged_token_by_token(tmp_path: Path) -> None:
     """Prefill and decode are right; a decode step that reads keys for values is not."""

@@ -136,7 +136,7 @@ def _pad_pools_by_negative_zero(graph: ir.Graph) -> None:
 
     onnxruntime joins a Pad of zeros, which it knows by their bits, and the MaxPool behind it, whose own padding counts
     as the lowest number: where all values at a border are negative, as BiT's may be, their maximum is another one then
-    (core/optimizer/pad_fusion.cc, in onnxruntime 1.17 to 1.31; issue 290 of onnxsim is the same).
+    (core/optimizer/pad_fusion.cc, since 1.17 and still in 1.31; issue 290 of onnxsim is the same).
     """
     import numpy as np
     import onnx_ir as ir

@@ -9,6 +9,7 @@ from typing import Any
 from zoo.tasks import TASKS, find_task, model_classes
 
 _TOOLS = {"onnxtool": "onnxtool", "exporters": "transformers.exporters", "optimum": "optimum-onnx"}
+_NOT_RUN = "not run"
 _INTRODUCTION = """# Coverage
 
 Made by `make coverage` (scripts/coverage.py); not edited by hand.
@@ -21,7 +22,8 @@ on the same inputs, several batches, lengths or sizes, padded on either side, wi
   with the same answer twice.
 - *right*: the file gives PyTorch's answers on all cases; with an asterisk, with an axis that the export fixed and said.
 - *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: no error
-  of its own, or out of time or memory.
+  of its own, or out of time or memory. *none*, of a peer: refused or crashed.
+- *not run*: a peer that nobody has run on this yet, which says nothing about it.
 """
 
 
@@ -57,10 +59,18 @@ def _summary(by_task: Mapping[str, Mapping[str, Any]]) -> str:
         for tool in tools:
             if tool != "onnxtool":
                 verdicts = [result[tool]["verdict"] for result in runnable if tool in result]
-                found = [verdicts.count("right"), verdicts.count("wrong")]
-                row.append(f"{found[0]}, {found[1]}, {len(verdicts) - sum(found)}" if verdicts else "")
+                row.append(_counts(verdicts, len(runnable)))
         rows.append(row)
     return _table(head, rows)
+
+
+def _counts(verdicts: list[str], runnable: int) -> str:
+    """Return how many are right, wrong and without a file, and of how many where not all were run."""
+    if not verdicts:
+        return _NOT_RUN
+    right, wrong = verdicts.count("right"), verdicts.count("wrong")
+    part = "" if len(verdicts) == runnable else f" (of {len(verdicts)} run)"
+    return f"{right}, {wrong}, {len(verdicts) - right - wrong}{part}"
 
 
 def _details(name: str, types: Mapping[str, Any]) -> str:
@@ -75,7 +85,7 @@ def _details(name: str, types: Mapping[str, Any]) -> str:
         star = "*" if tried.get("fixed_axes") and tried["verdict"] == "right" else ""
         fixed = "".join(f", {axis} {size}" for axis, size in (tried.get("fixed_axes") or {}).items())
         verdict, way = tried["verdict"] + star, tried["way"] + fixed
-        peers = [result[tool]["verdict"] if tool in result else "" for tool in tools]
+        peers = [result[tool]["verdict"] if tool in result else _NOT_RUN for tool in tools]
         rows.append([model_type, verdict, way, tried["seconds"], _cell(tried["reason"]), *peers])
     return f"## {name}\n\n" + _table(head, rows)
 
