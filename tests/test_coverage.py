@@ -24,7 +24,7 @@ from survey.exports import export_with_transformers
 from survey.judging import _cases, difference, judge
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
-from survey.trials import without_folders
+from survey.trials import _name_verdict, without_folders
 from zoo.checkpoint import Facts, NotRunnableError, make_checkpoint
 from zoo.running import load_model
 from zoo.shrinking import shrink
@@ -187,6 +187,22 @@ def test_a_single_row_is_asked_with_padding(bert: Path) -> None:
     assert cases["ragged left"].feeds["attention_mask"][0, 0] == 0
 
 
+def test_a_file_that_takes_something_else_is_not_judged(bert: Path, exported: Path, tmp_path: Path) -> None:
+    """Nobody who has a text has what it asks for, and an array of ids is no picture."""
+    for name in ("xpath_tags_seq", "pixel_values"):
+        model = onnx.load(exported)
+        model.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+        verdict = judge(str(bert), _saved(model, tmp_path / "other.onnx"))
+        assert verdict["right"] is None
+        assert f"an input called {name}" in verdict["reason"]
+
+
+def test_only_onnxtool_is_blamed_for_what_cannot_be_judged() -> None:
+    """A peer has no part in what the judge lacks."""
+    assert [_name_verdict("optimum", right) for right in (True, False, None)] == ["right", "wrong", "unjudged"]
+    assert _name_verdict("onnxtool", None) == "wrong"
+
+
 def test_padding_does_not_count() -> None:
     """Only real tokens are compared."""
     expected, found = np.zeros((1, 2, 3)), np.zeros((1, 2, 3))
@@ -268,10 +284,12 @@ def test_a_peer_that_was_not_run_has_not_failed() -> None:
     """Its counts are of what it was run on, and say so where that is not everything."""
     tried = {"way": "", "seconds": 1.0, "reason": "", "fixed_axes": {}, "verdict": "right"}
     both = {"runnable": {}, "onnxtool": tried, "optimum": {**tried, "verdict": "refused"}}
+    unjudged = {"runnable": {}, "onnxtool": tried, "optimum": {**tried, "verdict": "unjudged"}}
     page = render({"fill-mask/a": both, "fill-mask/b": {"runnable": {}, "onnxtool": tried}, "text-generation/a": both})
-    assert "| 100.0 | 0, 0, 1 (of 1 run) |" in page
+    assert "| 100.0 | 0, 0, 1 (of 1) |" in page
     assert "| 100.0 | 0, 0, 1 |" in page
     assert "| b | right |  | 1.0 |  | not run |" in page
+    assert "| 100.0 | 0, 0, 1 (of 1) |" in render({"fill-mask/a": both, "fill-mask/b": unjudged})
     alone = render({"fill-mask/a": both, "text-generation/a": {"runnable": {}, "onnxtool": tried}})
     assert "| 100.0 | not run |" in alone
 

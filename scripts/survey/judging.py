@@ -52,8 +52,8 @@ def judge(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
         files: `model`, one graph; or `encoder` and `decoder`, which are run one after the other.
 
     Returns:
-        `right`, `cases` (how many were asked), `error` (the largest, in parts of what is allowed), and `reason`, empty
-        where it is right.
+        `right` (None where the file cannot be asked), `cases` (how many were asked), `error` (the largest, in parts of
+        what is allowed), and `reason`, empty where it is right.
     """
     facts = Facts.read(Path(folder))
     try:
@@ -73,6 +73,8 @@ def judge(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
             continue
         try:
             found = _run(session, case.feeds)
+        except UnknownInputError as error:
+            return {**verdict(asked, largest, str(error)), "right": None}
         except Exception as error:  # noqa: BLE001
             return verdict(asked, largest, f"{case.name}: onnxruntime raises: {first_line(error)}")
         distance = difference(expected, found, case.mask)
@@ -110,6 +112,10 @@ class _Named:
 
 # What a decoder apart calls the inputs of the whole.
 _DECODER_INPUTS = {"input_ids": "decoder_input_ids", "encoder_attention_mask": "attention_mask"}
+
+
+class UnknownInputError(Exception):
+    """A file takes something that nobody who has this task has."""
 
 
 class Chained:
@@ -215,7 +221,7 @@ def _input(name: str, feeds: Feeds) -> NDArray[Any]:
     """Return the array for an input that an exporter may have added or called otherwise.
 
     Raises:
-        ValueError: there is none.
+        UnknownInputError: there is none.
     """
     if name in feeds:
         return feeds[name]
@@ -231,9 +237,12 @@ def _input(name: str, feeds: Feeds) -> NDArray[Any]:
     if name == "bbox":
         return np.zeros((*feeds["input_ids"].shape, 4), dtype=np.int64)
     main = next(iter(feeds.values()))
-    if name in ("inputs", "input_values", "input_features", "pixel_values"):
+    if name == "inputs" or (name in _SOUNDS_AND_PICTURES and main.dtype.kind == "f"):
         return main
-    raise ValueError(f"the file asks for an input called {name}")
+    raise UnknownInputError(f"the file asks for an input called {name}, which the task does not have")
+
+
+_SOUNDS_AND_PICTURES = frozenset({"input_values", "input_features", "pixel_values"})
 
 
 def _cases(facts: Facts, model: Any, folder: Path, fixed: dict[str, dict[int, int]]) -> Iterator[Case]:

@@ -23,7 +23,8 @@ on the same inputs, several batches, lengths or sizes, padded on either side, wi
 - *right*: the file gives PyTorch's answers on all cases; with an asterisk, with an axis that the export fixed and said.
 - *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: no error
   of its own, or out of time or memory. *none*, of a peer: refused or crashed.
-- *not run*: a peer that nobody has run on this yet, which says nothing about it.
+- *not run*: a peer that nobody has run on this yet, which says nothing about it. *unjudged*: its file takes inputs that
+  the task does not have, or the judge does not load the checkpoint in the peer's own version of transformers.
 """
 
 
@@ -65,12 +66,13 @@ def _summary(by_task: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _counts(verdicts: list[str], runnable: int) -> str:
-    """Return how many are right, wrong and without a file, and of how many where not all were run."""
+    """Return how many are right, wrong and without a file, and of how many where that is not all of them."""
     if not verdicts:
         return _NOT_RUN
     right, wrong = verdicts.count("right"), verdicts.count("wrong")
-    part = "" if len(verdicts) == runnable else f" (of {len(verdicts)} run)"
-    return f"{right}, {wrong}, {len(verdicts) - right - wrong}{part}"
+    judged = len(verdicts) - verdicts.count("unjudged")
+    part = "" if judged == runnable else f" (of {judged})"
+    return f"{right}, {wrong}, {judged - right - wrong}{part}"
 
 
 def _details(name: str, types: Mapping[str, Any]) -> str:

@@ -92,14 +92,21 @@ def _try_tool(
     files = _files(output)
     if files:
         judged = _judge(tool, trial, checkpoint, files, folder, workers, optimum)
-        verdict = judged.value or {"right": False, "reason": f"the judge: {_why_ended(judged, workers)}"}
-        tried |= {"verdict": "right" if verdict["right"] else "wrong", "reason": verdict["reason"], "judge": verdict}
+        verdict = judged.value or {"right": None, "reason": f"the judge: {_why_ended(judged, workers)}"}
+        tried |= {"verdict": _name_verdict(tool, verdict["right"]), "reason": verdict["reason"], "judge": verdict}
     elif outcome.exit_code is None or outcome.exit_code < 0 or (tool == "onnxtool" and outcome.exit_code == BUG):
         tried |= {"verdict": "crashed", "reason": _why_ended(outcome, workers)}
     else:
         tried |= {"verdict": "refused", "reason": _why_ended(outcome, workers)}
     shutil.rmtree(output.parent, ignore_errors=True)
     return tried
+
+
+def _name_verdict(tool: str, right: bool | None) -> str:
+    """Return what the table calls a judgement; where there is none, a peer is not blamed for it, and onnxtool is."""
+    if right is None and tool != "onnxtool":
+        return "unjudged"
+    return "right" if right else "wrong"
 
 
 def _files(output: Path) -> dict[str, str]:
