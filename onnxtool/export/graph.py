@@ -143,13 +143,17 @@ def _pad_pools_by_negative_zero(graph: ir.Graph) -> None:
 
     for node in graph:
         readers = {reader.op_type for reader, _ in node.outputs[0].uses()}
-        if node.op_type != "Pad" or "MaxPool" not in readers or len(node.inputs) < 3 or node.inputs[2] is None:
-            continue
-        padding = ir.convenience.get_const_tensor(node.inputs[2])
-        if padding is None or not padding.dtype.is_floating_point() or padding.numpy().any():
+        given = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None
+        padding = None if given is None or "MaxPool" not in readers else ir.convenience.get_const_tensor(given)
+        if given is None or padding is None or not padding.dtype.is_floating_point() or padding.numpy().any():
             continue
         array = -np.abs(padding.numpy())
         zero = ir.tensor(array, name=f"{node.outputs[0].name}_negative_zero")
         value = ir.Value(name=zero.name, const_value=zero, shape=ir.Shape(array.shape), type=ir.TensorType(zero.dtype))
         graph.register_initializer(value)
         node.replace_input_with(2, value)
+        constant = given.producer()
+        if not given.uses() and constant is not None:
+            graph.remove(constant, safe=True)
+        elif not given.uses():
+            graph.initializers.pop(str(given.name))

@@ -32,6 +32,8 @@ def test_zeros_around_a_picture_count_in_a_maximum(padding: int, tmp_path: Path)
     found = open_session(tmp_path / "m.onnx", provider="cpu").run({"x": sample.numpy()})["output"]
     np.testing.assert_array_equal(found, model(sample).numpy())
     assert found.max() == 0
+    unread = [node for node in graph.graph if not any(output.uses() for output in node.outputs)]
+    assert [node.op_type for node in unread] == ["MaxPool"]
 
 
 class _Named(nn.Module):
