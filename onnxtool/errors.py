@@ -50,6 +50,10 @@ class PassError(OnnxtoolError):
     """An optimization pass cannot be applied to this model."""
 
 
+class GradientError(OnnxtoolError):
+    """The gradient of a model cannot be built."""
+
+
 class FusionError(OnnxtoolError):
     """Fewer subgraphs were fused than the caller requires."""
 

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "onnxtool"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
+    ("training",),
     ("export", "optimize", "infer", "stats"),
     ("texts",),
     ("runtime",),
@@ -39,11 +40,11 @@ ONLY_IN = {
     "torch": {"export"},
     "transformers": {"export"},
     "onnxoptimizer": {"optimize"},
-    "onnxscript": {"export", "optimize"},
+    "onnxscript": {"export", "optimize", "training"},
     "tokenizers": {"texts"},
     "onnxruntime": {"runtime", "optimize"},
-    "onnx": {"export", "optimize", "runtime", "stats", "weights"},
-    "onnx_ir": {"export", "optimize", "model_file", "weights"},
+    "onnx": {"export", "optimize", "runtime", "stats", "training", "weights"},
+    "onnx_ir": {"export", "optimize", "model_file", "training", "weights"},
 }
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
 STANDARD_LIBRARY_ONLY = (

@@ -1,0 +1,1 @@
+"""Training: gradient graphs of standard operators, and what is built on them."""

@@ -1,0 +1,237 @@
+"""Expressions over values of a graph, so that a gradient is written as its formula.
+
+Every expression is made once: the same operator on the same values with the same attributes gives the value that is
+there already, and so does the same constant. So rules need not share what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+    from numpy.typing import ArrayLike, NDArray
+
+Dimension: TypeAlias = "int | str | None"
+Attribute: TypeAlias = "int | float | str | Sequence[int]"
+Operand: TypeAlias = "Tensor | float"
+
+_BOOLEAN = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or"))
+_INTEGER = frozenset(("NonZero", "Shape", "Size"))
+_PREFIX = "gradient"
+
+
+class Tensor:
+    """A value of a graph, on which the operators of Python add nodes. Numbers become constants of its dtype."""
+
+    __slots__ = ("_builder", "value")
+
+    def __init__(self, builder: Builder, value: ir.Value) -> None:
+        self._builder = builder
+        self.value = value
+
+    @property
+    def shape(self) -> tuple[Dimension, ...] | None:
+        """The sizes of its axes, dynamic ones by name or None; None where not even the rank is known."""
+        shape = self.value.shape
+        return None if shape is None else tuple(size if isinstance(size, int) else size.value for size in shape)
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The type of its elements.
+
+        Raises:
+            ValueError: it is not known, though type inference has gone over the graph.
+        """
+        if self.value.dtype is None:
+            raise ValueError(f"the dtype of {self.value.name} is not known")
+        return self.value.dtype
+
+    def _binary(self, op_type: str, other: Operand, *, swapped: bool = False) -> Tensor:
+        operand = other if isinstance(other, Tensor) else self._builder.constant(other, self.dtype)
+        return self._builder.op(op_type, *((operand, self) if swapped else (self, operand)))
+
+    def __add__(self, other: Operand) -> Tensor:
+        return self._binary("Add", other)
+
+    def __radd__(self, other: float) -> Tensor:
+        return self._binary("Add", other)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return self._binary("Sub", other)
+
+    def __rsub__(self, other: float) -> Tensor:
+        return self._binary("Sub", other, swapped=True)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return self._binary("Mul", other)
+
+    def __rmul__(self, other: float) -> Tensor:
+        return self._binary("Mul", other)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return self._binary("Div", other)
+
+    def __rtruediv__(self, other: float) -> Tensor:
+        return self._binary("Div", other, swapped=True)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return self._binary("Pow", other)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self._binary("MatMul", other)
+
+    def __neg__(self) -> Tensor:
+        return self._builder.op("Neg", self)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return self._binary("Greater", other)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return self._binary("Less", other)
+
+    def equals(self, other: Operand) -> Tensor:
+        """Compare element by element; `==` remains a question to Python."""
+        return self._binary("Equal", other)
+
+    def cast(self, dtype: ir.DataType) -> Tensor:
+        """Convert the elements, where they are of another type."""
+        return self if self.dtype == dtype else self._builder.op("Cast", self, to=int(dtype))
+
+    def size(self) -> Tensor:
+        """Return its shape as int64 [rank]."""
+        return self._builder.op("Shape", self)
+
+    def reshape(self, shape: Tensor | Sequence[int]) -> Tensor:
+        """Lay the same elements out anew; a size of -1 is computed, one of 0 stays."""
+        return self._builder.op("Reshape", self, self._builder.axes(shape))
+
+    def expand(self, shape: Tensor | Sequence[int]) -> Tensor:
+        """Broadcast to `shape`."""
+        return self._builder.op("Expand", self, self._builder.axes(shape))
+
+    def transpose(self, permutation: Sequence[int]) -> Tensor:
+        """Reorder the axes; nothing is added where they stay in order."""
+        if list(permutation) == list(range(len(permutation))):
+            return self
+        return self._builder.op("Transpose", self, perm=list(permutation))
+
+    def sum(self, axes: Tensor | Sequence[int], *, keepdims: bool = True) -> Tensor:
+        """Sum over `axes`; over none of them where the list is empty."""
+        if not isinstance(axes, Tensor) and not axes:
+            return self
+        return self._builder.op("ReduceSum", self, self._builder.axes(axes), keepdims=int(keepdims))
+
+    def mean(self, axes: Tensor | Sequence[int], *, keepdims: bool = True) -> Tensor:
+        """Average over `axes`, of which there is at least one."""
+        return self._builder.op("ReduceMean", self, self._builder.axes(axes), keepdims=int(keepdims))
+
+    def slice(self, start: int, end: int, axis: int = 0) -> Tensor:
+        """Cut one axis to [start, end)."""
+        bounds = [self._builder.axes([number]) for number in (start, end, axis)]
+        return self._builder.op("Slice", self, *bounds)
+
+
+class Builder:
+    """Adds nodes and constants to a graph: collected at first, put into the graph by `finish`.
+
+    Args:
+        graph: the graph whose values the expressions are over.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        import onnx_ir as ir
+
+        self._graph = graph
+        self._taken = set(ir.convenience.create_value_mapping(graph, include_subgraphs=True))
+        self._nodes: list[ir.Node] = []
+        self._made: dict[object, tuple[Tensor, ...]] = {}
+        self._constants: dict[object, Tensor] = {}
+        self._count = 0
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """Wrap a value of the graph."""
+        return Tensor(self, value)
+
+    def op(self, op_type: str, *inputs: Tensor | None, **attributes: Attribute) -> Tensor:
+        """Apply a standard operator of one output, whose dtype is known from its inputs."""
+        return self.ops(op_type, *inputs, outputs=1, **attributes)[0]
+
+    def ops(self, op_type: str, *inputs: Tensor | None, outputs: int, **attributes: Attribute) -> tuple[Tensor, ...]:
+        """Apply a standard operator of several outputs, all of one dtype."""
+        import onnx_ir as ir
+
+        values = [None if tensor is None else tensor.value for tensor in inputs]
+        key = (op_type, outputs, *map(id, values), repr(sorted(attributes.items())))
+        if key not in self._made:
+            node = ir.node(op_type, values, attributes, num_outputs=outputs, name=self._name(op_type))
+            for value in node.outputs:
+                value.name = self._name(op_type)
+                value.dtype = _dtype(op_type, inputs, attributes)
+            self._nodes.append(node)
+            self._made[key] = tuple(Tensor(self, value) for value in node.outputs)
+        return self._made[key]
+
+    def constant(self, numbers: ArrayLike, dtype: ir.DataType) -> Tensor:
+        """Return an initializer with these elements."""
+        import numpy as np
+
+        array: NDArray[np.generic] = np.asarray(numbers).astype(dtype.numpy())
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = Tensor(self, self._initializer(array, dtype))
+        return self._constants[key]
+
+    def axes(self, numbers: Tensor | Sequence[int]) -> Tensor:
+        """Return a list of axes or sizes as int64 [N]."""
+        import onnx_ir as ir
+
+        return numbers if isinstance(numbers, Tensor) else self.constant(list(numbers), ir.DataType.INT64)
+
+    def concat(self, *pieces: Tensor | Sequence[int]) -> Tensor:
+        """Join lists of axes or sizes to one, int64 [N]."""
+        return self.op("Concat", *map(self.axes, pieces), axis=0)
+
+    def zeros(self, shape: Tensor | Sequence[int], dtype: ir.DataType) -> Tensor:
+        """Return zeros of a shape that is known when the graph runs."""
+        return self.constant(0.0, dtype).expand(shape)
+
+    def where(self, condition: Tensor, positive: Operand, negative: Operand) -> Tensor:
+        """Choose element by element; one of the two is a tensor, and a number becomes one of its dtype."""
+        dtypes = [operand.dtype for operand in (positive, negative) if isinstance(operand, Tensor)]
+        chosen = [self.constant(one, dtypes[0]) if not isinstance(one, Tensor) else one for one in (positive, negative)]
+        return self.op("Where", condition, *chosen)
+
+    def finish(self) -> None:
+        """Put everything into the graph, the nodes after those that are there."""
+        for constant in self._constants.values():
+            self._graph.register_initializer(constant.value)
+        self._graph.extend(self._nodes)
+
+    def _initializer(self, array: NDArray[np.generic], dtype: ir.DataType) -> ir.Value:
+        import onnx_ir as ir
+
+        name = self._name("constant")
+        tensor = ir.Tensor(array, dtype=dtype, name=name)
+        return ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype), const_value=tensor)
+
+    def _name(self, kind: str) -> str:
+        while (name := f"{_PREFIX}/{kind}_{self._count}") in self._taken:
+            self._count += 1
+        self._count += 1
+        return name
+
+
+def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Attribute]) -> ir.DataType:
+    import onnx_ir as ir
+
+    if op_type in _BOOLEAN:
+        return ir.DataType.BOOL
+    if op_type in _INTEGER:
+        return ir.DataType.INT64
+    if op_type == "Cast":
+        return ir.DataType(attributes["to"])
+    present = [tensor for tensor in inputs if tensor is not None]
+    return present[1 if op_type == "Where" else 0].dtype

@@ -1,0 +1,250 @@
+"""Reverse-mode differentiation of a graph; it knows no operator.
+
+The graph is walked from the output back. Each node turns the gradients of its outputs into those of its inputs by the
+rule of its operator, and where a value is read several times its gradients are added. Values that do not depend on what
+is differentiated by, or that the output does not depend on, are left out. The method: Griewank and Walther, Evaluating
+Derivatives, SIAM 2008, chapter 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import GradientError
+from onnxtool.training.autodiff.broadcasting import sum_to
+from onnxtool.training.autodiff.builder import Builder, Tensor
+from onnxtool.training.autodiff.expansion import expand_functions
+from onnxtool.training.autodiff.inference import infer_types
+from onnxtool.training.autodiff.preparation import check_prepared
+from onnxtool.training.autodiff.rules import RULES, STOPS
+from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def differentiate(
+    model_or_graph: ir.Model | ir.Graph, output: str, with_respect_to: Sequence[str]
+) -> dict[str, ir.Value]:
+    """Add to a graph the gradients of a scalar value with respect to others, made of standard operators.
+
+    Functions of the model that the gradient goes through are inlined, operators that ONNX defines by others are
+    replaced by those where they have no rule, and nodes get outputs that they left out where a rule reads them.
+
+    Args:
+        model_or_graph: of opset 18 or later, sorted, with no functions of its own; the main graph is changed in place.
+        output: the name of a float value of one element, the loss.
+        with_respect_to: names of float values of the main graph: initializers, inputs, or outputs of nodes.
+
+    Returns:
+        The gradient of each of them, of its dtype and shape; two may be one value. Those that `output` does not
+        depend on are left out.
+
+    Raises:
+        GradientError: a name is not in the graph, the output is no scalar, or operators have no gradient; the message
+            lists all of those, the hint what to leave out of `with_respect_to` to get around them.
+    """
+    import onnx_ir as ir
+
+    model = model_or_graph if isinstance(model_or_graph, ir.Model) else ir.Model(model_or_graph, ir_version=10)
+    check_prepared(model)
+    values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    names = [str(_find(name, values).name) for name in (output, *with_respect_to)]
+    infer_types(model)
+    flow = _flow(model.graph, names)
+    while expand_functions(model, [node for node in flow.nodes if _find_rule(node) is None]):
+        infer_types(model)
+        flow = _flow(model.graph, names)
+    if _add_outputs(flow.nodes):
+        infer_types(model)
+    _check_scalar(flow.output)
+    for value, role in ((flow.output, "output"), *((source, "value") for source in flow.sources)):
+        _check_float(value, role)
+    return _Walk(flow, Builder(model.graph)).gradients()
+
+
+def _flow(graph: ir.Graph, names: Sequence[str]) -> _Flow:
+    import onnx_ir as ir
+
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    output, *sources = (values[name] for name in dict.fromkeys(names))
+    return _Flow(graph, output, sources)
+
+
+class _Flow:
+    """The part of a graph that a gradient flows through.
+
+    Attributes:
+        output: what is differentiated.
+        sources: what it is differentiated by.
+        reaching: the names of the sources that a value depends on through differentiable edges.
+        trained: for each node that depends on a source, the inputs that do.
+        nodes: those of them that the output depends on, in the order of the graph.
+    """
+
+    def __init__(self, graph: ir.Graph, output: ir.Value, sources: Sequence[ir.Value]) -> None:
+        self.output = output
+        self.sources = sources
+        self.reaching = {source: frozenset((str(source.name),)) for source in sources}
+        self.trained: dict[ir.Node, frozenset[int]] = {}
+        for node in graph:
+            self._reach(node)
+        needed: set[ir.Value | None] = {output}
+        for node in reversed(graph):
+            if not needed.isdisjoint(node.outputs):
+                needed.update(_reads(node))
+        self.nodes = [node for node in self.trained if not needed.isdisjoint(node.outputs)]
+
+    def _reach(self, node: ir.Node) -> None:
+        stopped = STOPS.get((node.domain, node.op_type), frozenset())
+        reached = {
+            index: self.reaching[value]
+            for index, value in enumerate(_reads(node))
+            if value is not None and value in self.reaching and index not in stopped
+        }
+        if not reached:
+            return
+        self.trained[node] = frozenset(reached)
+        for value in node.outputs:
+            if value.dtype is None or value.dtype.is_floating_point():
+                known = self.reaching.get(value, frozenset())
+                self.reaching[value] = known.union(*reached.values())
+
+
+def _reads(node: ir.Node) -> list[ir.Value | None]:
+    """Return what a node reads: its inputs, then what graphs inside it may take from outside."""
+    import onnx_ir as ir
+
+    inside: list[ir.Value | None] = []
+    for attribute in node.attributes.values():
+        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            graphs = attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]
+            for graph in graphs:
+                inside.extend(graph.outputs)
+                inside.extend(value for inner in ir.traversal.RecursiveGraphIterator(graph) for value in inner.inputs)
+    return [*node.inputs, *inside]
+
+
+def _find_rule(node: ir.Node) -> Rule | None:
+    return RULES.get((node.domain, node.op_type))
+
+
+def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
+    """Let nodes yield the outputs that their rules read, and say whether any left some out."""
+    added = False
+    for node in nodes:
+        rule = _find_rule(node)
+        for place in range(0 if rule is None else rule.num_outputs):
+            if place == len(node.outputs):
+                node.resize_outputs(place + 1)
+            if not node.outputs[place].name:
+                node.outputs[place].name = f"{node.outputs[0].name}/output_{place}"
+                added = True
+    return added
+
+
+class _Walk:
+    """The way back through a flow, collecting gradients of values and refusals of nodes."""
+
+    def __init__(self, flow: _Flow, build: Builder) -> None:
+        self._flow = flow
+        self._build = build
+        one = build.constant(1.0, build.tensor(flow.output).dtype)
+        self._arriving = {
+            flow.output: [one if flow.output.shape == () else one.reshape(build.tensor(flow.output).size())]
+        }
+        self._refusals: dict[ir.Node, Refusal] = {}
+
+    def gradients(self) -> dict[str, ir.Value]:
+        """Add the gradients of all sources to the graph; nothing is added where a node is refused."""
+        for node in reversed(self._flow.nodes):
+            self._pass(node)
+        if self._refusals:
+            raise _unsupported(self._refusals, self._flow)
+        found = {str(source.name): self._sum(source) for source in self._flow.sources}
+        self._build.finish()
+        return {name: gradient.value for name, gradient in found.items() if gradient is not None}
+
+    def _pass(self, node: ir.Node) -> None:
+        """Give the gradients of the outputs of `node` on to its inputs."""
+        gradients = [self._sum(value) for value in node.outputs]
+        if all(gradient is None for gradient in gradients):
+            return
+        reads = _reads(node)
+        for index in sorted(self._flow.trained[node]):
+            value = reads[index]
+            if value is None:
+                continue
+            try:
+                gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.trained[node]))
+            except Refusal as refusal:
+                self._refusals.setdefault(node, refusal)
+                gradient = self._build.tensor(value)  # stands in for it, so that all further refusals are found too
+            self._arriving.setdefault(value, []).append(gradient)
+
+    def _apply(self, back: Backward) -> Tensor:
+        """Return the gradient with respect to the input `back.index`."""
+        rule = _find_rule(back.node)
+        if rule is None:
+            raise Refusal("")
+        for place, gradient in enumerate(back.gradients):
+            if gradient is not None and place not in rule.outputs:
+                raise Refusal(f"not through its output {place}")
+        gradient = rule.gradient(back.index)(back)
+        value = back.x(back.index)
+        if rule.broadcasts:
+            gradient = sum_to(self._build, gradient, of=back.y(), to=value)
+        if gradient.value.shape is None:
+            gradient.value.shape = value.value.shape
+        return gradient
+
+    def _sum(self, value: ir.Value) -> Tensor | None:
+        gradients = self._arriving.get(value, [])
+        if len(gradients) > 1:
+            total = self._build.op("Add" if len(gradients) == 2 else "Sum", *gradients)
+            total.value.shape = value.shape
+            self._arriving[value] = gradients = [total]
+        return gradients[0] if gradients else None
+
+
+def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: _Flow) -> GradientError:
+    """Say of all refused nodes why they are, and which sources reach them."""
+    nodes = sorted(refusals, key=lambda node: (node.op_type, str(node.name)))
+    lines = [
+        f"{node.op_type} (node {node.name or node.outputs[0].name})"
+        + (f": {refusals[node]}" if str(refusals[node]) else "")
+        for node in nodes
+    ]
+    places = {value for node in nodes for value in _reads(node)}
+    reaching = frozenset().union(*(flow.reaching.get(value, ()) for value in places if value is not None))
+    names = [str(source.name) for source in flow.sources if source.name in reaching]
+    return GradientError(
+        f"no gradient for {'; '.join(lines)}",
+        f"freeze the parameters behind {'it' if len(nodes) == 1 else 'them'}: {', '.join(names)}; "
+        "or add a rule in onnxtool/training/autodiff/rules/",
+    )
+
+
+def _find(name: str, values: Mapping[str, ir.Value]) -> ir.Value:
+    if name in values:
+        return values[name]
+    close = get_close_matches(name, values, n=3)
+    raise GradientError(
+        f"the graph has no value called {name}", f"did you mean {' or '.join(close)}?" if close else "look at its names"
+    )
+
+
+def _check_float(value: ir.Value, role: str) -> None:
+    if value.dtype is None or not value.dtype.is_floating_point():
+        kind = "of unknown dtype" if value.dtype is None else value.dtype.name.lower()
+        raise GradientError(f"the {role} {value.name} is {kind}", "only floating point values have a gradient")
+
+
+def _check_scalar(output: ir.Value) -> None:
+    if output.shape is None or any(size != 1 for size in output.shape):
+        raise GradientError(
+            f"the output {output.name} has the shape {output.shape or 'unknown'}, and a loss has one element",
+            "reduce it with ReduceMean or ReduceSum first",
+        )

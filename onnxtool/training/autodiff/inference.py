@@ -1,0 +1,43 @@
+"""Dtypes and shapes of all values of a graph, which rules ask for; the axes keep their names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def infer_types(model: ir.Model) -> None:
+    """Note dtype and shape of every value of the main graph where they are not known yet and can be inferred."""
+    import onnx
+    import onnx_ir as ir
+
+    from onnxtool.optimize.standins import with_stand_ins
+
+    inferred = onnx.shape_inference.infer_shapes(with_stand_ins(model), data_prop=True).graph
+    found = {value.name: value.type for value in (*inferred.value_info, *inferred.output)}
+    for node in model.graph:
+        for value in node.outputs:
+            if not (known := found.get(value.name)) or not known.HasField("tensor_type"):
+                continue
+            shape = ir.serde.deserialize_type_proto_for_shape(known)
+            if value.dtype is None:
+                value.dtype = ir.DataType(known.tensor_type.elem_type)
+            if shape is not None:
+                value.shape = shape if value.shape is None else _merge(value.shape, shape)
+
+
+def _merge(known: ir.Shape, inferred: ir.Shape) -> ir.Shape:
+    """Keep a size or a name that is known, and take over what is not."""
+    import onnx_ir as ir
+
+    if len(known) != len(inferred):
+        return inferred
+    return ir.Shape([_better(one, other) for one, other in zip(known, inferred, strict=True)])
+
+
+def _better(known: int | ir.SymbolicDim, inferred: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
+    if isinstance(known, int):
+        return known
+    return inferred if isinstance(inferred, int) or known.value is None else known

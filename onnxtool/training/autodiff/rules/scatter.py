@@ -1,0 +1,54 @@
+"""Add up rows that have the same index, safely with several threads.
+
+ScatterND with reduction=add loses additions of one index by two threads on onnxruntime's CPU provider, so it appears
+nowhere here.
+"""
+
+from __future__ import annotations
+
+from onnxtool.training.autodiff.builder import Builder, Tensor
+
+
+def add_rows(build: Builder, rows: Tensor, indices: Tensor, *, shape: Tensor, rank: int) -> Tensor:
+    """Return zeros of `shape` with `rows` added at `indices` of the first axis.
+
+    Args:
+        build: adds nodes to the graph.
+        rows: [*I, *R].
+        indices: int32 or int64 [*I], of which some may be equal or negative.
+        shape: int64 [rank], the sizes [N, *R].
+        rank: of the result.
+    """
+    flat = rows.reshape(build.concat([-1], shape.slice(1, rank))) if rank > 1 else rows.reshape([-1])
+    places = indices.reshape([-1, *[1] * (rank - 1)])
+    if rank > 1:
+        places = places.expand(flat.size())
+    return build.op("ScatterElements", build.zeros(shape, rows.dtype), places, flat, axis=0, reduction="add")
+
+
+def add_along(
+    build: Builder, pieces: Tensor, positions: Tensor, *, axis: int, rank: int, size: Tensor, unique: bool = False
+) -> Tensor:
+    """Return zeros with `pieces` added at `positions` of one axis, which gets the size `size`, int64 [1].
+
+    Args:
+        build: adds nodes to the graph.
+        pieces: of any rank, [..., P, ...].
+        positions: int64 [P].
+        axis: that of the pieces.
+        rank: of the pieces.
+        size: int64 [1], the size of the axis in the result.
+        unique: no position comes twice.
+    """
+    old = pieces.size()
+    shape = build.concat(*(part for part in _around(old, axis, rank, size) if part is not None))
+    places = positions.reshape([-1 if place == axis else 1 for place in range(rank)]).expand(old)
+    zeros = build.zeros(shape, pieces.dtype)
+    reduction = "none" if unique else "add"
+    return build.op("ScatterElements", zeros, places, pieces, axis=axis, reduction=reduction)
+
+
+def _around(old: Tensor, axis: int, rank: int, size: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    before = old.slice(0, axis) if axis else None
+    after = old.slice(axis + 1, rank) if axis + 1 < rank else None
+    return before, size, after
