@@ -20,13 +20,19 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
 
 
 def _has_body(node: ir.Node, model: ir.Model) -> bool:
-    import onnx.inliner
+    import onnx
 
     try:
-        schema = onnx.defs.get_schema(node.op_type, model.opset_imports.get(node.domain, 1), node.domain)
+        schema = _schema(node, model)
     except onnx.defs.SchemaError:
         return False
     return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _schema(node: ir.Node, model: ir.Model) -> onnx.defs.OpSchema:
+    import onnx
+
+    return onnx.defs.get_schema(node.op_type, model.opset_imports.get(node.domain, 1), node.domain)
 
 
 def _expand(node: ir.Node, model: ir.Model) -> None:
@@ -63,8 +69,13 @@ def _inlined(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
     import onnx_ir as ir
 
     inputs = dict.fromkeys(value for value in node.inputs if value is not None)
+    call = ir.to_proto(node)
+    # A body that refers to an attribute gets what the node has, and not what the schema says.
+    for name, attribute in _schema(node, model).attributes.items():
+        if name not in node.attributes and attribute.default_value.name:
+            call.attribute.append(attribute.default_value)
     graph = onnx.helper.make_graph(
-        [ir.to_proto(node)],
+        [call],
         "function",
         [ir.to_proto(ir.Value(name=value.name, type=value.type, shape=value.shape)) for value in inputs],
         [ir.to_proto(ir.Value(name=value.name, type=value.type)) for value in node.outputs if value.name],
