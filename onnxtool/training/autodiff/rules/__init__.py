@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from onnxtool.training.autodiff.rules.contrib import CONTRIB
 from onnxtool.training.autodiff.rules.conv import CONV
+from onnxtool.training.autodiff.rules.interpolation import INTERPOLATION
 from onnxtool.training.autodiff.rules.loss import LOSS
 from onnxtool.training.autodiff.rules.math import MATH
 from onnxtool.training.autodiff.rules.nn import NN
+from onnxtool.training.autodiff.rules.recurrent import RECURRENT
 from onnxtool.training.autodiff.rules.reduce import REDUCE
 from onnxtool.training.autodiff.rules.rule import Rule
 from onnxtool.training.autodiff.rules.stops import STOPS
@@ -13,13 +16,13 @@ from onnxtool.training.autodiff.rules.tensor import TENSOR
 
 __all__ = ["RULES", "STOPS"]
 
-_STANDARD = ""
+_STANDARD, _MICROSOFT = "", "com.microsoft"
+_TABLES = (
+    *((_STANDARD, table) for table in (MATH, TENSOR, REDUCE, NN, CONV, INTERPOLATION, LOSS, RECURRENT)),
+    (_MICROSOFT, CONTRIB),
+)
 
 # By domain and operator.
 RULES: dict[tuple[str, str], Rule] = {
-    **{
-        (_STANDARD, op_type): rule
-        for table in (MATH, TENSOR, REDUCE, NN, CONV, LOSS)
-        for op_type, rule in table.items()
-    },
+    (domain, op_type): rule for domain, table in _TABLES for op_type, rule in table.items()
 }

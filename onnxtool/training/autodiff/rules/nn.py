@@ -12,7 +12,8 @@ from onnxtool.training.autodiff.builder import Dimension, Tensor
 from onnxtool.training.autodiff.rules.rule import Backward, Rule, rule
 
 
-def _swapped(tensor: Tensor, rank: int) -> Tensor:
+def swapped(tensor: Tensor, rank: int) -> Tensor:
+    """Transpose the matrices of a batch."""
     return tensor.transpose([*range(rank - 2), rank - 1, rank - 2])
 
 
@@ -30,8 +31,8 @@ def _matmul_left(n: Backward) -> Tensor:
     if len(b) == 2 and len(a) > 1:
         product = n.build.op("Gemm", _rows(n, n.dy, b[1], len(a)), n.x(1), transB=1)
         return product if len(a) == 2 else product.reshape(n.x(0).size())
-    left, right, dy = _as_matrices(n)
-    return _summed(n, dy @ _swapped(right, max(len(b), 2)), [*a[:-1], a[-1]], left)
+    left, right, dy = as_matrices(n)
+    return summed_factor(n, dy @ swapped(right, max(len(b), 2)), [*a[:-1], a[-1]], left)
 
 
 def _matmul_right(n: Backward) -> Tensor:
@@ -40,11 +41,11 @@ def _matmul_right(n: Backward) -> Tensor:
         # All rows of the batch in one product, where a batch of products would have to be summed afterwards.
         left = _rows(n, n.x(0), a[-1] if isinstance(a[-1], int) else b[0], len(a))
         return n.build.op("Gemm", left, _rows(n, n.dy, b[1], len(a)), transA=1)
-    left, right, dy = _as_matrices(n)
-    return _summed(n, _swapped(left, max(len(a), 2)) @ dy, b, right)
+    left, right, dy = as_matrices(n)
+    return summed_factor(n, swapped(left, max(len(a), 2)) @ dy, b, right)
 
 
-def _as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
+def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
     """Give both factors of a product two axes at least, as MatMul does inside."""
     left, right, dy = n.x(0), n.x(1), n.dy
     if len(n.shape(1)) == 1:
@@ -55,7 +56,7 @@ def _as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
     return left, right, dy
 
 
-def _summed(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
+def summed_factor(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
     """Sum over the axes of the batch along which the factor was repeated."""
     import onnx_ir as ir
 

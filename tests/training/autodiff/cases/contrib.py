@@ -1,0 +1,129 @@
+"""Cases of onnxruntime's own operators, which onnx.reference does not know."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from tests.training.autodiff.cases.case import Case, inside, normal, positive
+
+_EPSILON = 1e-5
+
+
+def _gelu_of_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(a + b)
+
+
+def _fast_gelu(x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return functional.gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    skip: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    total = x + skip if bias is None else x + skip + bias
+    return functional.layer_norm(total, scale.shape, scale, shift, _EPSILON), None, None, total
+
+
+def _rms_norm(
+    x: torch.Tensor, skip: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    total = x + skip if bias is None else x + skip + bias
+    return functional.rms_norm(total, scale.shape, scale, _EPSILON)
+
+
+def _fake_quant(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, scale.item(), int(zero.item()), 0, 255)
+
+
+def _case(op_type: str, *arguments: object, **options: object) -> Case:
+    return Case(op_type, *arguments, domain="com.microsoft", reference=False, **options)  # type: ignore[arg-type]
+
+
+CONTRIB = (
+    _case("Gelu", (normal(3, 4) * 2,), functional.gelu),
+    _case("BiasGelu", (normal(2, 3, 4), normal(4)), _gelu_of_sum),
+    _case("FastGelu", (normal(2, 3, 4),), _fast_gelu),
+    _case("FastGelu", (normal(2, 3, 4), normal(4)), _fast_gelu, note="with bias"),
+    _case("QuickGelu", (normal(3, 4),), lambda x: x * torch.sigmoid(1.5 * x), {"alpha": 1.5}),
+    _case("FusedMatMul", (normal(2, 3), normal(3, 4)), lambda a, b: 0.5 * a @ b, {"alpha": 0.5}),
+    _case(
+        "FusedMatMul",
+        (normal(5, 2, 3), normal(5, 4, 3)),
+        lambda a, b: a @ b.mT,
+        {"transB": 1},
+        note="second transposed",
+    ),
+    _case(
+        "FusedMatMul",
+        (normal(2, 5, 3, 2), normal(1, 5, 3, 4)),
+        lambda a, b: a.mT @ b,
+        {"transA": 1},
+        note="first transposed",
+    ),
+    _case(
+        "FusedMatMul",
+        (normal(2, 3, 2), normal(4, 3)),
+        lambda a, b: a.mT @ b.mT * 2,
+        {"transA": 1, "transB": 1, "alpha": 2.0},
+        note="both transposed",
+    ),
+    _case(
+        "SkipLayerNormalization",
+        (normal(2, 3, 4), normal(2, 3, 4), positive(4), normal(4), normal(4)),
+        _layer_norm,
+        {"epsilon": _EPSILON},
+        outputs=4,
+    ),
+    _case(
+        "SkipLayerNormalization",
+        (normal(2, 3, 4), normal(3, 4), positive(4)),
+        lambda *x: _layer_norm(*x)[0],
+        {"epsilon": _EPSILON},
+        note="repeated",
+    ),
+    _case(
+        "SkipSimplifiedLayerNormalization",
+        (normal(2, 3, 4), normal(2, 3, 4), positive(4)),
+        _rms_norm,
+        {"epsilon": _EPSILON},
+    ),
+    _case(
+        "SkipSimplifiedLayerNormalization",
+        (normal(2, 3, 4), normal(2, 3, 4), positive(4), normal(4)),
+        _rms_norm,
+        {"epsilon": _EPSILON},
+        note="with bias",
+    ),
+    Case(
+        "FakeQuant",
+        (inside(3, 4) * 3, np.array(0.01, np.float32), np.array(128, np.float32)),
+        _fake_quant,
+        outputs=2,
+        domain="com.microsoft",
+        onnxruntime=False,
+        reference=False,
+    ),
+    Case(
+        "ScaledSum",
+        (normal(3, 4), normal(3, 4)),
+        lambda a, b: 0.5 * a + 2 * b,
+        {"scale_0": 0.5, "scale_1": 2.0},
+        domain="com.microsoft",
+        onnxruntime=False,
+    ),
+    Case(
+        "ScaledSum",
+        (normal(3), normal(3), normal(3)),
+        lambda a, b, c: a + b - c,
+        {"scale_2": -1.0},
+        domain="com.microsoft",
+        note="of three",
+        onnxruntime=False,
+    ),
+)
