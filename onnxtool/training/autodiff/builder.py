@@ -295,7 +295,7 @@ def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, 
         return ir.DataType.BOOL
     if op_type in _INTEGER:
         return ir.DataType.INT64
-    if op_type == "Cast":
-        return ir.DataType(attributes["to"])
+    if op_type == "Cast" and isinstance(to := attributes["to"], int):
+        return ir.DataType(to)
     present = [tensor for tensor in inputs if tensor is not None]
     return present[1 if op_type == "Where" else 0].dtype

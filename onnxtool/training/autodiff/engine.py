@@ -20,6 +20,7 @@ from onnxtool.training.autodiff.inference import infer_types
 from onnxtool.training.autodiff.preparation import check_prepared
 from onnxtool.training.autodiff.rules import RULES, STOPS
 from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule
+from onnxtool.training.autodiff.sequences import replace_sequences
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -53,6 +54,8 @@ def differentiate(
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     names = [str(_find(name, values).name) for name in (output, *with_respect_to)]
     infer_types(model)
+    if replace_sequences(model.graph):
+        infer_types(model)
     flow = _flow(model.graph, names)
     while expand_functions(model, [node for node in flow.nodes if _find_rule(node) is None]):
         infer_types(model)

@@ -45,11 +45,12 @@ class Pad(OpRun):
         around = np.zeros((x.ndim, 2), np.int64)
         around[list(places)] = pads.reshape(2, -1).T
         cropped = x[tuple(slice(max(0, -a), size - max(0, -b)) for size, (a, b) in zip(x.shape, around, strict=True))]
-        kinds = {"constant": {"constant_values": 0 if number is None else number}}
-        return (np.pad(cropped, around.clip(0), mode, **kinds.get(mode, {})),)  # type: ignore[arg-type]
+        if mode == "constant":
+            return (np.pad(cropped, around.clip(0), constant_values=0 if number is None else number),)
+        return (np.pad(cropped, around.clip(0), "edge" if mode == "edge" else "reflect"),)
 
 
-class Scan(ForwardScan):  # type: ignore[misc]
+class Scan(ForwardScan):
     """In both directions, the same one for all inputs and results."""
 
     op_domain = ""
@@ -93,7 +94,7 @@ class ScaledSum(OpRun):
     op_domain = "com.microsoft"
 
     def _run(self, *inputs: Array, scale_0: float = 1, scale_1: float = 1, scale_2: float = 1) -> tuple[Array]:
-        return (sum(one * scale for one, scale in zip(inputs, (scale_0, scale_1, scale_2), strict=False)),)
+        return (np.sum([one * scale for one, scale in zip(inputs, (scale_0, scale_1, scale_2), strict=False)], 0),)
 
 
 OPERATORS = (Erf, FakeQuant, Gelu, Pad, ScaledSum, Scan)

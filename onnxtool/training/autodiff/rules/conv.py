@@ -63,18 +63,20 @@ def _same_pads(n: Backward, auto: str, kernel: list[int], strides: list[int], di
 def _spread(n: Backward, dy: Tensor, kernel: Tensor, window: Window, picture: Tensor, group: int) -> Tensor:
     """Add the kernel at each place that it stood at, times the gradient there; the result is as large as `picture`."""
     sizes = picture.shape[2:] if picture.shape is not None else ()
-    whole = {"strides": window.strides, "dilations": window.dilations, "group": group}
-    if all(isinstance(size, int) for size in sizes) or all(stride == 1 for stride in window.strides):
+    strides, dilations = window.strides, window.dilations
+    if all(isinstance(size, int) for size in sizes) or all(stride == 1 for stride in strides):
         rest = [
             (size + before + after - reach) % stride if isinstance(size, int) else 0
             for size, before, after, reach, stride in zip(
-                sizes, window.before, window.after, window.reach, window.strides, strict=True
+                sizes, window.before, window.after, window.reach, strides, strict=True
             )
         ]
-        pads = [*window.before, *window.after]
-        return n.build.op("ConvTranspose", dy, kernel, pads=pads, output_padding=rest, **whole)
+        return n.build.op(
+            "ConvTranspose", dy, kernel, strides=strides, dilations=dilations, group=group,
+            pads=[*window.before, *window.after], output_padding=rest,
+        )  # fmt: skip
     # How much of the end no kernel reached is known when the graph runs.
-    full = n.build.op("ConvTranspose", dy, kernel, **whole)
+    full = n.build.op("ConvTranspose", dy, kernel, strides=strides, dilations=dilations, group=group)
     rank = len(window.kernel) + 2
     before = n.build.axes([-pad for pad in window.before])
     after = picture.size().slice(2, rank) - full.size().slice(2, rank) - before

@@ -72,7 +72,7 @@ def _directions(n: Backward) -> list[Direction]:
 
 def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
     build, x = n.build, n.x(_X)
-    hidden = n.sizes(_R, 2)[0]
+    hidden = n.attribute("hidden_size", 0) or n.sizes(_R, 2)[0]
     shape = build.concat(x.size().slice(1, 2), [hidden])
     num_states = 2 if n.node.op_type == "LSTM" else 1
     first = tuple(

@@ -41,64 +41,90 @@ def _fake_quant(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tor
     return torch.fake_quantize_per_tensor_affine(x, scale.item(), int(zero.item()), 0, 255)
 
 
-def _case(op_type: str, *arguments: object, **options: object) -> Case:
-    return Case(op_type, *arguments, domain="com.microsoft", reference=False, **options)  # type: ignore[arg-type]
-
-
 CONTRIB = (
-    _case("Gelu", (normal(3, 4) * 2,), functional.gelu),
-    _case("BiasGelu", (normal(2, 3, 4), normal(4)), _gelu_of_sum),
-    _case("FastGelu", (normal(2, 3, 4),), _fast_gelu),
-    _case("FastGelu", (normal(2, 3, 4), normal(4)), _fast_gelu, note="with bias"),
-    _case("QuickGelu", (normal(3, 4),), lambda x: x * torch.sigmoid(1.5 * x), {"alpha": 1.5}),
-    _case("FusedMatMul", (normal(2, 3), normal(3, 4)), lambda a, b: 0.5 * a @ b, {"alpha": 0.5}),
-    _case(
+    Case("Gelu", (normal(3, 4) * 2,), functional.gelu, domain="com.microsoft", reference=False),
+    Case("BiasGelu", (normal(2, 3, 4), normal(4)), _gelu_of_sum, domain="com.microsoft", reference=False),
+    Case("FastGelu", (normal(2, 3, 4),), _fast_gelu, domain="com.microsoft", reference=False),
+    Case(
+        "FastGelu", (normal(2, 3, 4), normal(4)), _fast_gelu, note="with bias", domain="com.microsoft", reference=False
+    ),
+    Case(
+        "QuickGelu",
+        (normal(3, 4),),
+        lambda x: x * torch.sigmoid(1.5 * x),
+        {"alpha": 1.5},
+        domain="com.microsoft",
+        reference=False,
+    ),
+    Case(
+        "FusedMatMul",
+        (normal(2, 3), normal(3, 4)),
+        lambda a, b: 0.5 * a @ b,
+        {"alpha": 0.5},
+        domain="com.microsoft",
+        reference=False,
+    ),
+    Case(
         "FusedMatMul",
         (normal(5, 2, 3), normal(5, 4, 3)),
         lambda a, b: a @ b.mT,
         {"transB": 1},
         note="second transposed",
+        domain="com.microsoft",
+        reference=False,
     ),
-    _case(
+    Case(
         "FusedMatMul",
         (normal(2, 5, 3, 2), normal(1, 5, 3, 4)),
         lambda a, b: a.mT @ b,
         {"transA": 1},
         note="first transposed",
+        domain="com.microsoft",
+        reference=False,
     ),
-    _case(
+    Case(
         "FusedMatMul",
         (normal(2, 3, 2), normal(4, 3)),
         lambda a, b: a.mT @ b.mT * 2,
         {"transA": 1, "transB": 1, "alpha": 2.0},
         note="both transposed",
+        domain="com.microsoft",
+        reference=False,
     ),
-    _case(
+    Case(
         "SkipLayerNormalization",
         (normal(2, 3, 4), normal(2, 3, 4), positive(4), normal(4), normal(4)),
         _layer_norm,
         {"epsilon": _EPSILON},
         outputs=4,
+        domain="com.microsoft",
+        reference=False,
     ),
-    _case(
+    Case(
         "SkipLayerNormalization",
         (normal(2, 3, 4), normal(3, 4), positive(4)),
         lambda *x: _layer_norm(*x)[0],
         {"epsilon": _EPSILON},
         note="repeated",
+        domain="com.microsoft",
+        reference=False,
     ),
-    _case(
+    Case(
         "SkipSimplifiedLayerNormalization",
         (normal(2, 3, 4), normal(2, 3, 4), positive(4)),
         _rms_norm,
         {"epsilon": _EPSILON},
+        domain="com.microsoft",
+        reference=False,
     ),
-    _case(
+    Case(
         "SkipSimplifiedLayerNormalization",
         (normal(2, 3, 4), normal(2, 3, 4), positive(4), normal(4)),
         _rms_norm,
         {"epsilon": _EPSILON},
         note="with bias",
+        domain="com.microsoft",
+        reference=False,
     ),
     Case(
         "FakeQuant",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -37,9 +39,9 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return 0.5 * (a.T @ b.T) + 2 * c
 
 
-def _cross_entropy(**options: object) -> object:
+def _cross_entropy(reduction: str = "mean", ignore_index: int = -100) -> Callable[..., torch.Tensor]:
     def function(x: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        return functional.cross_entropy(x, labels, weight, **options)
+        return functional.cross_entropy(x, labels, weight, reduction=reduction, ignore_index=ignore_index)
 
     return function
 

@@ -18,7 +18,7 @@ def _inputs(num_gates: int, num_directions: int, num_states: int) -> tuple[Array
     w = normal(num_directions, num_gates * _HIDDEN, _INPUTS)
     r = normal(num_directions, num_gates * _HIDDEN, _HIDDEN) * 0.5
     b = normal(num_directions, 2 * num_gates * _HIDDEN)
-    return x, w, r, b, None, *(normal(num_directions, _SAMPLES, _HIDDEN) for _ in range(num_states))
+    return (x, w, r, b, None, *[normal(num_directions, _SAMPLES, _HIDDEN) for _ in range(num_states)])
 
 
 def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:
@@ -70,7 +70,7 @@ def _gru_before(*inputs: torch.Tensor) -> torch.Tensor:
     return torch.stack(outputs)[:, None]
 
 
-def _lstm_case(direction: str, note: str, inputs: tuple[Array | None, ...], outputs: int, **options: bool) -> Case:
+def _lstm_case(direction: str, note: str, inputs: tuple[Array | None, ...], outputs: int) -> Case:
     return Case(
         "LSTM",
         inputs,
@@ -79,7 +79,7 @@ def _lstm_case(direction: str, note: str, inputs: tuple[Array | None, ...], outp
         note=note,
         outputs=outputs,
         weights=(1, 2, 3),
-        **options,
+        reference=outputs == 1,
     )
 
 
@@ -98,9 +98,9 @@ def _gru_case(direction: str, note: str, inputs: tuple[Array | None, ...]) -> Ca
 
 RECURRENT = (
     _lstm_case("forward", "", _inputs(4, 1, 2), 1),
-    _lstm_case("forward", "without bias and states", _inputs(4, 1, 0)[:3], 3, reference=False),
-    _lstm_case("reverse", "reverse", _inputs(4, 1, 2), 3, reference=False),
-    _lstm_case("bidirectional", "bidirectional", _inputs(4, 2, 2), 3, reference=False),
+    _lstm_case("forward", "without bias and states", _inputs(4, 1, 0)[:3], 3),
+    _lstm_case("reverse", "reverse", _inputs(4, 1, 2), 3),
+    _lstm_case("bidirectional", "bidirectional", _inputs(4, 2, 2), 3),
     _gru_case("forward", "", _inputs(3, 1, 1)),
     _gru_case("reverse", "reverse", _inputs(3, 1, 1)),
     _gru_case("bidirectional", "bidirectional", _inputs(3, 2, 1)),
