@@ -6,7 +6,7 @@ there already, and so does the same constant. So rules need not share what they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -274,11 +274,33 @@ class Builder:
         self._nodes.append(node)
         return [self.tensor(value) for value in node.outputs]
 
-    def finish(self) -> None:
-        """Put everything into the graph, the nodes after those that are there."""
+    def finish(self, replaced: Mapping[ir.Node, Sequence[Tensor]] | None = None) -> None:
+        """Put everything into the graph, the nodes after those that are there.
+
+        Args:
+            replaced: nodes of the graph to take out, with what is read in place of their outputs.
+        """
+        import onnx_ir as ir
+
+        # A value that leaves the graph keeps its name.
+        copied = {
+            node: [
+                self.copy(new) if old.is_graph_output() else new for old, new in zip(node.outputs, news, strict=True)
+            ]
+            for node, news in (replaced or {}).items()
+        }
         for constant in self._constants.values():
             self._graph.register_initializer(constant.value)
         self._graph.extend(self._nodes)
+        for node, news in copied.items():
+            for old, new in zip(node.outputs, news, strict=True):
+                if old.is_graph_output():
+                    old.name, new.value.name = None, old.name
+                    new.value.shape = old.shape
+                ir.convenience.replace_all_uses_with(old, new.value, replace_graph_outputs=True)
+            self._graph.remove(node, safe=True)
+        if copied:
+            self._graph.sort()
 
     def _initializer(self, array: NDArray[np.generic], dtype: ir.DataType) -> ir.Value:
         import onnx_ir as ir

@@ -16,9 +16,10 @@ from onnxtool.errors import GradientError
 from onnxtool.training.autodiff.broadcasting import sum_to
 from onnxtool.training.autodiff.builder import Builder, Tensor
 from onnxtool.training.autodiff.expansion import expand_functions
+from onnxtool.training.autodiff.flow import Flow, reads
 from onnxtool.training.autodiff.inference import infer_types
 from onnxtool.training.autodiff.preparation import check_prepared
-from onnxtool.training.autodiff.rules import RULES, STOPS
+from onnxtool.training.autodiff.rules import RULES
 from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.training.autodiff.sequences import replace_sequences
 
@@ -52,82 +53,21 @@ def differentiate(
     model = model_or_graph if isinstance(model_or_graph, ir.Model) else ir.Model(model_or_graph, ir_version=10)
     check_prepared(model)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-    names = [str(_find(name, values).name) for name in (output, *with_respect_to)]
+    for name in (output, *with_respect_to):
+        _check_name(name, values)
     infer_types(model)
     if replace_sequences(model.graph):
         infer_types(model)
-    flow = _flow(model.graph, names)
+    flow = Flow(model.graph, output, with_respect_to)
     while expand_functions(model, [node for node in flow.nodes if _find_rule(node) is None]):
         infer_types(model)
-        flow = _flow(model.graph, names)
+        flow = Flow(model.graph, output, with_respect_to)
     if _add_outputs(flow.nodes):
         infer_types(model)
     _check_scalar(flow.output)
     for value, role in ((flow.output, "output"), *((source, "value") for source in flow.sources)):
         _check_float(value, role)
     return _Walk(flow, Builder(model.graph)).gradients()
-
-
-def _flow(graph: ir.Graph, names: Sequence[str]) -> _Flow:
-    import onnx_ir as ir
-
-    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
-    output, *sources = (values[name] for name in dict.fromkeys(names))
-    return _Flow(graph, output, sources)
-
-
-class _Flow:
-    """The part of a graph that a gradient flows through.
-
-    Attributes:
-        output: what is differentiated.
-        sources: what it is differentiated by.
-        reaching: the names of the sources that a value depends on through differentiable edges.
-        trained: for each node that depends on a source, the inputs that do.
-        nodes: those of them that the output depends on, in the order of the graph.
-    """
-
-    def __init__(self, graph: ir.Graph, output: ir.Value, sources: Sequence[ir.Value]) -> None:
-        self.output = output
-        self.sources = sources
-        self.reaching = {source: frozenset((str(source.name),)) for source in sources}
-        self.trained: dict[ir.Node, frozenset[int]] = {}
-        for node in graph:
-            self._reach(node)
-        needed: set[ir.Value | None] = {output}
-        for node in reversed(graph):
-            if not needed.isdisjoint(node.outputs):
-                needed.update(_reads(node))
-        self.nodes = [node for node in self.trained if not needed.isdisjoint(node.outputs)]
-
-    def _reach(self, node: ir.Node) -> None:
-        stopped = STOPS.get((node.domain, node.op_type), frozenset())
-        reached = {
-            index: self.reaching[value]
-            for index, value in enumerate(_reads(node))
-            if value is not None and value in self.reaching and index not in stopped
-        }
-        if not reached:
-            return
-        self.trained[node] = frozenset(reached)
-        for value in node.outputs:
-            if value.dtype is None or value.dtype.is_floating_point():
-                known = self.reaching.get(value, frozenset())
-                self.reaching[value] = known.union(*reached.values())
-
-
-def _reads(node: ir.Node) -> list[ir.Value | None]:
-    """Return what a node reads: its inputs, then what graphs inside it may take from outside."""
-    import onnx_ir as ir
-
-    inside: list[ir.Value | None] = []
-    for attribute in node.attributes.values():
-        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            graphs = attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]
-            for graph in graphs:
-                inside.extend(graph.outputs)
-                inside.extend(value for inner in ir.traversal.RecursiveGraphIterator(graph) for value in inner.inputs)
-    return [*node.inputs, *inside]
 
 
 def _find_rule(node: ir.Node) -> Rule | None:
@@ -151,7 +91,7 @@ def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
 class _Walk:
     """The way back through a flow, collecting gradients of values and refusals of nodes."""
 
-    def __init__(self, flow: _Flow, build: Builder) -> None:
+    def __init__(self, flow: Flow, build: Builder) -> None:
         self._flow = flow
         self._build = build
         one = build.constant(1.0, build.tensor(flow.output).dtype)
@@ -162,22 +102,30 @@ class _Walk:
 
     def gradients(self) -> dict[str, ir.Value]:
         """Add the gradients of all sources to the graph; nothing is added where a node is refused."""
+        replaced = {node: self._forward(node) for node in self._flow.nodes}
         for node in reversed(self._flow.nodes):
             self._pass(node)
         if self._refusals:
             raise _unsupported(self._refusals, self._flow)
         found = {str(source.name): self._sum(source) for source in self._flow.sources}
-        self._build.finish()
+        self._build.finish({node: outputs for node, outputs in replaced.items() if outputs})
         return {name: gradient.value for name, gradient in found.items() if gradient is not None}
+
+    def _forward(self, node: ir.Node) -> Sequence[Tensor]:
+        """Return the outputs of a node computed by others, where its rule has them so; none otherwise."""
+        rule = _find_rule(node)
+        if rule is None or rule.forward is None:
+            return ()
+        return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.trained[node]))
 
     def _pass(self, node: ir.Node) -> None:
         """Give the gradients of the outputs of `node` on to its inputs."""
         gradients = [self._sum(value) for value in node.outputs]
         if all(gradient is None for gradient in gradients):
             return
-        reads = _reads(node)
+        read = reads(node)
         for index in sorted(self._flow.trained[node]):
-            value = reads[index]
+            value = read[index]
             if value is None:
                 continue
             try:
@@ -212,7 +160,7 @@ class _Walk:
         return gradients[0] if gradients else None
 
 
-def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: _Flow) -> GradientError:
+def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:
     """Say of all refused nodes why they are, and which sources reach them."""
     nodes = sorted(refusals, key=lambda node: (node.op_type, str(node.name)))
     lines = [
@@ -220,7 +168,7 @@ def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: _Flow) -> GradientEr
         + (f": {refusals[node]}" if str(refusals[node]) else "")
         for node in nodes
     ]
-    places = {value for node in nodes for value in _reads(node)}
+    places = {value for node in nodes for value in reads(node)}
     reaching = frozenset().union(*(flow.reaching.get(value, ()) for value in places if value is not None))
     names = [str(source.name) for source in flow.sources if source.name in reaching]
     return GradientError(
@@ -230,13 +178,11 @@ def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: _Flow) -> GradientEr
     )
 
 
-def _find(name: str, values: Mapping[str, ir.Value]) -> ir.Value:
-    if name in values:
-        return values[name]
-    close = get_close_matches(name, values, n=3)
-    raise GradientError(
-        f"the graph has no value called {name}", f"did you mean {' or '.join(close)}?" if close else "look at its names"
-    )
+def _check_name(name: str, values: Mapping[str, ir.Value]) -> None:
+    if name not in values:
+        close = get_close_matches(name, values, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "pass the name of an initializer, input or output"
+        raise GradientError(f"the graph has no value called {name}", hint)
 
 
 def _check_float(value: ir.Value, role: str) -> None:

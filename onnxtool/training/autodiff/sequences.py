@@ -27,8 +27,8 @@ def replace_sequences(graph: ir.Graph) -> bool:
             "Split", [node.inputs[0], lengths.outputs[0]], {"axis": _axis(node)}, num_outputs=len(sizes), name=node.name
         )
         lengths.outputs[0].name = f"{node.outputs[0].name}/sizes"
-        for place, value in enumerate(split.outputs):
-            value.name = f"{node.outputs[0].name}/{place}"
+        for number, value in enumerate(split.outputs):
+            value.name = f"{node.outputs[0].name}/{number}"
         graph.insert_before(node, [lengths, split])
         for reader, place in reads:
             value = split.outputs[place or 0]

@@ -92,7 +92,7 @@ def promote(model: ir.Model) -> dict[str, NDArray[Any]]:
         weights[name] = tensor.numpy().copy()
         del graph.initializers[name]
         value.const_value = None
-        value.shape, value.dtype = ir.Shape(tensor.shape), tensor.dtype
+        value.shape, value.dtype = ir.Shape(tensor.shape.numpy()), tensor.dtype
         graph.inputs.append(value)
     return weights
 

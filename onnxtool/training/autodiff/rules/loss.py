@@ -5,43 +5,83 @@ Letters: N samples, C classes, D* further axes of a sample, as of a picture.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from onnxtool.training.autodiff.builder import Tensor
 from onnxtool.training.autodiff.rules.rule import Backward, Rule
 
 
-def _cross_entropy(n: Backward) -> Tensor:
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a loss.
+
+    Attributes:
+        classes: valid ones all, [N, 1, D*]; 0 where the label counts nothing.
+        weight: of each sample, [N, 1, D*]; None where each counts alike.
+        count: the sum of the weights; a number.
+    """
+
+    classes: Tensor
+    weight: Tensor | None
+    count: Tensor
+
+    @classmethod
+    def of(cls, n: Backward) -> Labels:
+        """Read the inputs and attributes of the loss."""
+        build, dtype = n.build, n.x(0).dtype
+        labels = build.op("Unsqueeze", n.x(1), build.axes([1]))
+        if (ignored := n.node.attributes.get("ignore_index")) is None:
+            weight = build.op("Gather", n.x(2), labels) if n.has(2) else None
+        else:
+            kept = build.op("Not", labels.equals(build.constant(ignored.as_int(), labels.dtype)))
+            labels = build.where(kept, labels, build.constant(0, labels.dtype))
+            weight = build.where(kept, build.op("Gather", n.x(2), labels), 0.0) if n.has(2) else kept.cast(dtype)
+        count = build.op("Size", labels).cast(dtype) if weight is None else build.op("ReduceSum", weight, keepdims=0)
+        return cls(labels, weight, count)
+
+
+def _gradient(n: Backward) -> Tensor:
     """Return `(softmax(x) - one_hot(label)) * share`, the share being what a sample adds to the loss."""
-    labels = n.build.op("Unsqueeze", n.x(1), n.build.axes([1]))  # [N, 1, D*]
-    share, chosen = _shares(n, labels)
+    labels = Labels.of(n)
+    share = _share(n, labels)
     scaled = n.build.op("Exp", n.y(1)) * share
-    return n.build.op("ScatterElements", scaled, chosen, -share.expand(chosen.size()), axis=1, reduction="add")
+    taken = -share.expand(labels.classes.size())
+    return n.build.op("ScatterElements", scaled, labels.classes, taken, axis=1, reduction="add")
 
 
-def _shares(n: Backward, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the loss by that of each sample, and labels that are all valid; both [N, 1, D*]."""
-    build, dtype = n.build, n.x(0).dtype
-    ignored = n.node.attributes.get("ignore_index")
-    kept = None
-    chosen = labels
-    if ignored is not None:
-        number = build.constant(ignored.as_int(), labels.dtype)
-        kept = build.op("Not", labels.equals(number))
-        chosen = build.where(kept, labels, build.constant(0, labels.dtype))
-    weight = build.op("Gather", n.x(2), chosen) if n.has(2) else None
-    if kept is not None:
-        weight = kept.cast(dtype) if weight is None else build.where(kept, weight, 0.0)
+def _share(n: Backward, labels: Labels) -> Tensor:
+    """Return the gradient of the loss with respect to the loss of each sample, a number or [N, 1, D*]."""
+    reduction = n.attribute("reduction", "mean")
+    slope = n.dy
+    if reduction == "none":
+        slope = n.build.op("Unsqueeze", slope, n.build.axes([1]))
+    elif reduction == "mean":
+        # With no sample at all the loss is not a number, and its gradient is zero.
+        slope = slope / n.build.where(labels.count.equals(0.0), 1.0, labels.count)
+    return slope if labels.weight is None else labels.weight * slope
+
+
+def _forward(n: Backward) -> tuple[Tensor, ...]:
+    """Compute the loss of logits [N, C] from LogSoftmax of the last axis.
+
+    onnxruntime takes the operator for its definition, with LogSoftmax of an axis in the middle, which takes three times
+    as long.
+    """
+    shape = n.x(0).shape
+    if shape is None or len(shape) != 2:
+        return ()
+    build, labels = n.build, Labels.of(n)
+    logarithms = build.op("LogSoftmax", n.x(0), axis=-1)
+    each = -build.op("GatherElements", logarithms, labels.classes, axis=1)
+    if labels.weight is not None:
+        each = each * labels.weight
     reduction = n.attribute("reduction", "mean")
     if reduction == "none":
-        slope = build.op("Unsqueeze", n.dy, build.axes([1]))
-    elif reduction == "sum":
-        slope = n.dy
-    else:
-        count = build.op("Size", labels).cast(dtype) if weight is None else build.op("ReduceSum", weight, keepdims=0)
-        # With no sample at all the loss is not a number, and its gradient is zero.
-        slope = n.dy / build.where(count.equals(0.0), 1.0, count)
-    return (slope if weight is None else weight * slope), chosen
+        return build.op("Squeeze", each, build.axes([1])), logarithms
+    total = build.op("ReduceSum", each, keepdims=0)
+    return (total / labels.count if reduction == "mean" else total), logarithms
 
 
 LOSS: dict[str, Rule] = {
-    "SoftmaxCrossEntropyLoss": Rule((_cross_entropy,), num_outputs=2),
+    "SoftmaxCrossEntropyLoss": Rule((_gradient,), num_outputs=2, forward=_forward),
 }

@@ -189,6 +189,23 @@ def _batch_norm_bias(n: Backward) -> Tensor:
     return n.dy.sum([0, *range(2, len(n.shape()))], keepdims=False)
 
 
+def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
+    """Normalize with the statistics of the batch, which the gradients need as well.
+
+    onnxruntime has no kernel for it on CUDA, and folds one into a convolution of constant weights as if it did not train.
+    """
+    if not n.attribute("training_mode", 0):
+        return ()
+    normalized, _ = _statistics(n)
+    y = normalized * _channels(n, n.x(1)) + _channels(n, n.x(2))
+    mean = n.x(0).mean(_over(n))
+    centred = n.x(0) - mean
+    momentum = n.attribute("momentum", 0.9)
+    now = (mean.reshape([-1]), (centred * centred).mean(_over(n)).reshape([-1]))
+    running = [n.x(place) * momentum + one * (1 - momentum) for place, one in zip((3, 4), now, strict=True)]
+    return (y, *running)[: len(n.node.outputs)]
+
+
 def _dropout(n: Backward) -> Tensor:
     """Let pass what the mask let pass, scaled alike; all of it where the node does not train."""
     training = n.constant(2)
@@ -202,7 +219,7 @@ def _dropout(n: Backward) -> Tensor:
 
 
 NN: dict[str, Rule] = {
-    "BatchNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),
+    "BatchNormalization": Rule((_batch_norm, _batch_norm_scale, _batch_norm_bias), forward=_batch_norm_forward),
     "Dropout": Rule((_dropout,), num_outputs=2),
     "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
     "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),

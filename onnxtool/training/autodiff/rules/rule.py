@@ -127,6 +127,8 @@ class Rule:
         broadcasts: the inputs broadcast; the gradients have the shape of the output, and the engine sums them.
         num_outputs: how many outputs the gradients read; those that the node leaves out are added to it.
         outputs: the outputs through which a gradient may come.
+        forward: computes the outputs of the node by others, of which the gradients use some as well; the node is then
+            taken out. Where it returns nothing, the node stays.
     """
 
     gradients: tuple[Gradient | None, ...]
@@ -134,6 +136,7 @@ class Rule:
     broadcasts: bool = False
     num_outputs: int = 1
     outputs: Container[int] = (0,)
+    forward: Callable[[Backward], Sequence[Tensor]] | None = None
 
     def gradient(self, index: int) -> Gradient:
         """Return the one for an input.

@@ -86,7 +86,9 @@ def _gather(n: Backward) -> Tensor:
     rows = n.dy.transpose([*read, *(place for place in range(rank - 1 + num_indices) if place not in read)])
     front = [axis, *(place for place in range(rank) if place != axis)]
     shape = size if axis == 0 else n.build.op("Gather", size, n.build.axes(front))
-    added = add_rows(n.build, rows, n.x(1), shape=shape, rank=rank)
+    known = n.shape()[axis]
+    num_rows = known if isinstance(known, int) else None
+    added = add_rows(n.build, rows, n.x(1), shape=shape, rank=rank, num_rows=num_rows)
     return added.transpose([front.index(place) for place in range(rank)])
 
 

@@ -18,7 +18,8 @@ def _inputs(num_gates: int, num_directions: int, num_states: int) -> tuple[Array
     w = normal(num_directions, num_gates * _HIDDEN, _INPUTS)
     r = normal(num_directions, num_gates * _HIDDEN, _HIDDEN) * 0.5
     b = normal(num_directions, 2 * num_gates * _HIDDEN)
-    return (x, w, r, b, None, *[normal(num_directions, _SAMPLES, _HIDDEN) for _ in range(num_states)])
+    states = tuple(normal(num_directions, _SAMPLES, _HIDDEN) for _ in range(num_states))
+    return (x, w, r, b, None, *states)
 
 
 def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:
