@@ -109,7 +109,7 @@ def gradient_model(model: onnx.ModelProto, places: Sequence[int]) -> tuple[onnx.
             # Two gradients may be one value, and a graph lists an output once.
             node = ir.node("Identity", [found[name_of(place)]])
             node.outputs[0].name = f"{name_of(place)}_grad"
-            node.outputs[0].type = found[name_of(place)].type
+            node.outputs[0].type, node.outputs[0].shape = found[name_of(place)].type, found[name_of(place)].shape
             graph.append(node)
             graph.outputs.append(node.outputs[0])
     result: onnx.ModelProto = ir.to_proto(graph_model)

@@ -192,7 +192,7 @@ def _batch_norm_bias(n: Backward) -> Tensor:
 def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     """Normalize with the statistics of the batch, which the gradients need as well.
 
-    onnxruntime has no kernel for it on CUDA, and folds one into a convolution of constant weights as if it did not train.
+    onnxruntime has no kernel for it on CUDA, and folds one into a convolution of constant weights though it trains.
     """
     if not n.attribute("training_mode", 0):
         return ()
