@@ -151,6 +151,16 @@ class Editor:
             output.type, output.shape = like.type, like.shape
         return output
 
+    def node_of_many(self, operator: str, inputs: Sequence[ir.Value | None], *, num_outputs: int) -> Sequence[ir.Value]:
+        """Write a node of several outputs, and return them."""
+        import onnx_ir as ir
+
+        node = ir.node(operator, list(inputs), num_outputs=num_outputs)
+        self._graph.insert_before(self._before, node)
+        self.added.append(node)
+        outputs: Sequence[ir.Value] = node.outputs
+        return outputs
+
     def constant(self, array: NDArray[Any], name: str) -> ir.Value:
         """Return an initializer that holds `array`, one that is there already under a name of ours if possible."""
         import onnx_ir as ir

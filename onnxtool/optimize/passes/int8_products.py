@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtool.optimize.matching import MICROSOFT, Editor, supersede, tensor_of
+from onnxtool.optimize.matching import MICROSOFT, Editor, only_consumer, producer, supersede, tensor_of
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.precision.products import (
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from onnxtool.optimize.precision.quantization import Floats
 
-_FIRST_OPSET = 10  # of QuantizeLinear
+_FIRST_OPSET = 11  # of DynamicQuantizeLinear
+_VALUES, _QKV_BIAS, _PAST = 2, 3, 6  # inputs of MultiHeadAttention
 
 
 def quantize_int8(kept: frozenset[str] = frozenset(), adjustments: Mapping[str, Adjustment] | None = None) -> Pass:
@@ -46,23 +48,24 @@ def quantize_int8(kept: frozenset[str] = frozenset(), adjustments: Mapping[str, 
 def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adjustment]) -> Outcome:
     """Replace `x @ W + b` by `DynamicQuantizeMatMul(x, int8 W, scale, b)`, with a scale for each column of W.
 
-    Where the adjustment has a grid for x, it is `MatMulIntegerToFloat(QuantizeLinear(x), int8 W, …)`. A packed
-    `Attention` is opened for that; a weight that an embedding shares gets a quantized copy.
+    Where several products read x, or the adjustment has a grid for x, x is rounded in front of them and they become
+    `MatMulIntegerToFloat`. A packed `Attention` is opened for that; a weight that an embedding shares gets a quantized
+    copy.
     """
     if model.opset_imports.get("", 0) < _FIRST_OPSET:
         return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
     reasons = open_products(model, kept, find_shapes(model))
     products, others = find_products(model)
     wanted = [product for product in products if product.name not in kept]
-    folded = _fold_divisors(wanted, adjustments)
-    given: dict[tuple[ir.Value, bytes, Any], ir.Value] = {}
-    for product in wanted:
-        adjustment, value = adjustments.get(product.name, PLAIN), product.value
-        divisor = None if value in folded else adjustment.divisor
-        key = (value, b"" if divisor is None else divisor.tobytes(), adjustment.activations)
+    folded, adjustments = _fold_divisors(wanted, adjustments)
+    keys = [_key(product, adjustments.get(product.name, PLAIN)) for product in wanted]
+    given: dict[_Key, _Activations] = {}
+    for product, key in zip(wanted, keys, strict=True):
+        adjustment, editor = adjustments.get(product.name, PLAIN), Editor(product.node)
         if key not in given:
-            given[key] = _prepare(product, divisor, adjustment, Editor(product.node))
-        supersede(product.result, _write(product, given[key], adjustment, Editor(product.node)))
+            divisor = None if key[0] in folded else adjustment.divisor
+            given[key] = _prepare(product, divisor, adjustment, editor, is_shared=keys.count(key) > 1)
+        supersede(product.result, _write(product, given[key], adjustment, editor))
     for name in {product.name for product in wanted}:
         weight = model.graph.initializers[name]
         if not weight.uses() and not weight.is_graph_output():
@@ -70,26 +73,80 @@ def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adju
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
-def _fold_divisors(products: Sequence[Product], adjustments: Mapping[str, Adjustment]) -> set[ir.Value]:
-    """Let normalizations divide by themselves where only products with one divisor read them; return their outputs."""
+_Key = tuple["ir.Value", bytes, ActivationGrid | None]
+
+
+def _key(product: Product, adjustment: Adjustment) -> _Key:
+    """Return what is the same for products that can share their activations."""
+    divisor = b"" if adjustment.divisor is None else adjustment.divisor.tobytes()
+    return product.value, divisor, adjustment.activations
+
+
+def find_free_divisions(products: Sequence[Product]) -> frozenset[str]:
+    """Return the names of activations that what makes them can divide in place of a multiplication."""
+    readers = _readers(products)
+    return frozenset(
+        str(value.name) for value, group in readers.items() if _divider(value, group, products) is not None
+    )
+
+
+def _readers(products: Sequence[Product]) -> dict[ir.Value, list[Product]]:
     readers: dict[ir.Value, list[Product]] = {}
     for product in products:
         readers.setdefault(product.value, []).append(product)
-    folded = set()
-    for value, group in readers.items():
+    return readers
+
+
+def _divider(value: ir.Value, group: Sequence[Product], products: Sequence[Product]) -> ir.Node | Product | None:
+    """Return the normalization or the product in which `value` can be divided, where only `group` reads it; else None.
+
+    What attention gives is a mean of its values, channel by channel, so their product can be divided.
+    """
+    if len(value.uses()) != len(group) or value.is_graph_output():
+        return None
+    attention = producer(value, "MultiHeadAttention", domain=MICROSOFT)
+    if attention is None:
+        return scalable_normalization(value)
+    inputs = [*attention.inputs, None, None]
+    if len(attention.outputs) > 1 or any(one is not None for one in (inputs[_QKV_BIAS], *inputs[_PAST:])):
+        return None
+    made = [product for product in products if product.result is inputs[_VALUES]]
+    if not made or only_consumer(made[0].result, domain=MICROSOFT) is not attention:
+        return None
+    # A weight that is used repeatedly has one scale for all its uses.
+    return made[0] if [product.name for product in products].count(made[0].name) == 1 else None
+
+
+def _fold_divisors(
+    products: Sequence[Product], adjustments: Mapping[str, Adjustment]
+) -> tuple[set[ir.Value], Mapping[str, Adjustment]]:
+    """Let normalizations and products divide by themselves where only products with one divisor read them.
+
+    Returns their outputs, and the adjustments with what the products divide by.
+    """
+    folded, changed = set(), dict(adjustments)
+    for value, group in _readers(products).items():
         divisors = [adjustments.get(product.name, PLAIN).divisor for product in group]
-        divisor, node = divisors[0], scalable_normalization(value)
-        if divisor is None or node is None or len(value.uses()) != len(group) or value.is_graph_output():
+        divisor = divisors[0]
+        if divisor is None or any(one is None or not np.array_equal(one, divisor) for one in divisors):
             continue
-        if any(one is None or not np.array_equal(one, divisor) for one in divisors):
+        divider = _divider(value, group, products)
+        if divider is None:
             continue
-        for place in range(1, len(node.inputs)):
-            one = node.inputs[place]
-            if one is not None:
-                scaled = (tensor_of(one).numpy() / divisor).astype(divisor.dtype)
-                node.replace_input_with(place, _weight(scaled, f"{one.name}_divided", node))
+        if isinstance(divider, Product):
+            changed[divider.name] = replace(changed.get(divider.name, PLAIN), result_divisor=divisor)
+        else:
+            _divide(divider, divisor)
         folded.add(value)
-    return folded
+    return folded, changed
+
+
+def _divide(normalization: ir.Node, divisor: Floats) -> None:
+    """Divide scale and shift of a normalization."""
+    for place, one in enumerate(normalization.inputs[1:], start=1):
+        if one is not None:
+            scaled = (tensor_of(one).numpy() / divisor).astype(divisor.dtype)
+            normalization.replace_input_with(place, _weight(scaled, f"{one.name}_divided", normalization))
 
 
 def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
@@ -98,41 +155,60 @@ def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
     return Editor(node).weight(ir.tensor(array), name)
 
 
-def write_adjusted(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value:
-    """Write the int8 of a product, with an activation of its own, and return its result."""
-    value = _prepare(product, adjustment.divisor, adjustment, editor)
-    return _write(product, value, adjustment, editor)
+@dataclass(frozen=True)
+class _Activations:
+    """What a product reads.
+
+    Attributes:
+        value: float32 as they are, or uint8 with `scale`, float32 [], and `zero`, uint8 [].
+    """
+
+    value: ir.Value
+    scale: ir.Value | None = None
+    zero: ir.Value | None = None
 
 
-def _prepare(product: Product, divisor: Floats | None, adjustment: Adjustment, editor: Editor) -> ir.Value:
-    """Write what a product reads: its activations divided, by a multiplication, and rounded where they have a grid."""
-    value = product.value
+def write_adjusted(product: Product, adjustment: Adjustment, editor: Editor, label: str) -> ir.Value:
+    """Write the int8 of a product, with activations of its own, and return its result.
+
+    The names of its weights end in `label`: there may be others of the same product, adjusted in another way.
+    """
+    activations = _prepare(product, adjustment.divisor, adjustment, editor, is_shared=False)
+    return _write(product, activations, adjustment, editor, label)
+
+
+def _prepare(
+    product: Product, divisor: Floats | None, adjustment: Adjustment, editor: Editor, *, is_shared: bool
+) -> _Activations:
+    """Write what a product reads: its activations divided, by a multiplication, and rounded where that is not its own.
+
+    An operator that finds the range of its activations does so for itself; `is_shared` by several, it is done once.
+    """
+    value, grid = product.value, adjustment.activations
     if divisor is not None:
         factor = editor.constant(1 / divisor, f"{product.name}_factor")
         value = editor.node("Mul", [value, factor], like=value)
-    grid = adjustment.activations
-    if grid is None:
-        return value
-    return editor.node("QuantizeLinear", [value, *_grid_inputs(product, grid, editor)])
+    if grid is not None:
+        scale = editor.constant(np.array(grid.scale, np.float32), f"{product.name}_input_scale")
+        zero = editor.constant(np.array(grid.zero, np.uint8), f"{product.name}_input_zero")
+        return _Activations(editor.node("QuantizeLinear", [value, scale, zero]), scale, zero)
+    if is_shared:
+        return _Activations(*editor.node_of_many("DynamicQuantizeLinear", [value], num_outputs=3))
+    return _Activations(value)
 
 
-def _grid_inputs(product: Product, grid: ActivationGrid, editor: Editor) -> tuple[ir.Value, ir.Value]:
-    """Return the scale, float32 [], and the zero point, uint8 [], of activations."""
-    scale = editor.constant(np.array(grid.scale, np.float32), f"{product.name}_input_scale")
-    return scale, editor.constant(np.array(grid.zero, np.uint8), f"{product.name}_input_zero")
-
-
-def _write(product: Product, value: ir.Value, adjustment: Adjustment, editor: Editor) -> ir.Value:
-    """Write the int8 of a product with `value`, its activations as `_prepare` left them, and return its result."""
+def _write(
+    product: Product, activations: _Activations, adjustment: Adjustment, editor: Editor, label: str = ""
+) -> ir.Value:
+    """Write the int8 of a product with its activations as `_prepare` left them, and return its result."""
     tensor, scales = _lazy_weights(product, adjustment)
-    weight = shared_initializer(tensor, f"{stored_name(product)}_int8", editor)
-    scale = shared_initializer(scales, f"{stored_name(product)}_scale", editor)
+    weight = shared_initializer(tensor, f"{stored_name(product)}_int8{label}", editor)
+    scale = shared_initializer(scales, f"{stored_name(product)}_scale{label}", editor)
     bias = _bias(product, adjustment, editor)
-    inputs: list[ir.Value | None] = [value, weight, scale]
+    inputs: list[ir.Value | None] = [activations.value, weight, scale]
     operator = "DynamicQuantizeMatMul"
-    if adjustment.activations is not None:
-        input_scale, input_zero = _grid_inputs(product, adjustment.activations, editor)
-        inputs = [value, weight, input_scale, scale, input_zero]
+    if activations.scale is not None:
+        inputs = [activations.value, weight, activations.scale, scale, activations.zero]
         operator = "MatMulIntegerToFloat"
     if bias is not None:
         inputs += [None, bias]  # without a zero point of the weight: its grid is symmetric
@@ -140,22 +216,28 @@ def _write(product: Product, value: ir.Value, adjustment: Adjustment, editor: Ed
 
 
 def _bias(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value | None:
-    if adjustment.shift is None:
+    """Return what is added to the product, divided as the product is; None for nothing."""
+    if adjustment.shift is None and (adjustment.result_divisor is None or product.bias is None):
         return product.bias
     own = product.read_bias()
-    return editor.constant(adjustment.shift if own is None else own + adjustment.shift, f"{product.name}_int8_bias")
+    terms = [one for one in (own, adjustment.shift) if one is not None]
+    total = np.sum(terms, axis=0, dtype=np.float32)
+    if adjustment.result_divisor is not None:
+        total /= adjustment.result_divisor
+    return editor.constant(total, f"{product.name}_int8_bias")
 
 
 def _lazy_weights(product: Product, adjustment: Adjustment) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [K, N] and its scale, float32 [N], which are computed when their bytes are asked for."""
     import onnx_ir as ir
 
-    divisor = adjustment.divisor
+    divisor, result_divisor = adjustment.divisor, adjustment.result_divisor
     read = product.weight_reader()
 
     def quantized(index: int) -> ir.TensorProtocol:
         weight = read()
-        return ir.tensor(quantize_weight(weight if divisor is None else weight * divisor[:, None])[index])
+        found = quantize_weight(weight if divisor is None else weight * divisor[:, None])[index]
+        return ir.tensor(found / result_divisor if index and result_divisor is not None else found)
 
     rows, columns = product.size
     return (

@@ -5,7 +5,7 @@ Letters of shapes: T rows of activations, K their width, N the width of a produc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,10 +31,25 @@ _MOST_COLUMNS = 256  # enough to tell divisors apart; each has a scale of its ow
 _FEWEST_CHANNEL = np.float32(1e-6)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What makes one product easier to round.
+
+    Attributes:
+        group: the name of the value that it reads; products of one group share a division.
+        free: the adjustment that takes no time in a run.
+        best: the one with which the product loses least; the same where a division would not be worth its time.
+    """
+
+    group: str
+    free: Adjustment
+    best: Adjustment
+
+
 def choose_adjustments(
-    products: Sequence[Product], recording: Recording, *, static: bool = False
-) -> dict[str, Adjustment]:
-    """Return the adjustment of each of `products` by its name, with one divisor for all that read the same value.
+    products: Sequence[Product], recording: Recording, *, static: bool = False, free_divisions: Set[str] = frozenset()
+) -> dict[str, Choice]:
+    """Return the adjustments of each of `products` by its name, with one divisor for all that read the same value.
 
     Products that share their weight (ALBERT's layers) have none: each would need another one.
 
@@ -42,18 +57,21 @@ def choose_adjustments(
         products: products with weights.
         recording: what they are given on calibration inputs.
         static: whether activations get one grid for all inputs, in place of the range of each run.
+        free_divisions: the names of values that what makes them can divide, without a multiplication of their own.
     """
     groups: dict[str, list[Product]] = {}
     for product in products:
         names = recording.inputs.get(product.name, ())
         if len(names) == 1:
             groups.setdefault(names[0], []).append(product)
-    adjustments = {}
+    choices = {}
     for name, group in groups.items():
-        rounding = _choose_rounding(group, recording.activations[name], _CLIPS if static else (None,))
+        plain, best = _choose_roundings(group, recording.activations[name], _CLIPS if static else (None,))
         for product in group:
-            adjustments[product.name] = Adjustment(rounding.divisor, rounding.average_loss(product), rounding.grid)
-    return adjustments
+            adjusted = best.adjustment(product)
+            unchanged = best is plain or name in free_divisions
+            choices[product.name] = Choice(name, adjusted if unchanged else plain.adjustment(product), adjusted)
+    return choices
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,11 @@ class _Rounding:
         parts = zip(self.activations.rows, *self._ranges(), strict=True)
         return np.concatenate([round_activations(rows / by, low, high) for rows, low, high in parts])
 
-    def average_loss(self, product: Product) -> Floats:
+    def adjustment(self, product: Product) -> Adjustment:
+        """Return what this rounding makes of one of the products."""
+        return Adjustment(self.divisor, self._average_loss(product), self.grid)
+
+    def _average_loss(self, product: Product) -> Floats:
         """Return what rounding takes from a product on average, float32 [N]."""
         weight = product.weight_reader()()
         exact = np.concatenate(self.activations.rows).mean(axis=0) @ weight
@@ -107,8 +129,10 @@ class _Rounding:
         ]
 
 
-def _choose_rounding(group: Sequence[Product], activations: Activations, clips: Sequence[float | None]) -> _Rounding:
-    """Return the rounding with which the products of `group` lose least, divided only where that is worth its time."""
+def _choose_roundings(
+    group: Sequence[Product], activations: Activations, clips: Sequence[float | None]
+) -> tuple[_Rounding, _Rounding]:
+    """Return the roundings with which the products of `group` lose least: undivided, and divided if worth its time."""
     weight = np.concatenate([_some_columns(product, len(group)) for product in group], axis=1)
     exact = np.concatenate(activations.rows) @ weight
 
@@ -126,7 +150,7 @@ def _choose_rounding(group: Sequence[Product], activations: Activations, clips: 
 
     plain_loss, plain = best((None,))
     divided_loss, divided = best(_divisors(activations))
-    return divided if divided_loss < _WORTHWHILE * plain_loss else plain
+    return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
 
 
 def _multiplied(weight: Floats, divisor: Floats | None) -> Floats:

@@ -32,8 +32,9 @@ class Scheme:
     """How products and embeddings of a model are written in fewer bits.
 
     Attributes:
-        levels: the precisions that a product can have below float32, the lowest first.
-        products: returns the pass that converts all products, but those that are kept as far as that says.
+        levels: how a product can be written below float32, the cheapest first. Two of the same precision differ in what
+            they take to be more exact.
+        products: returns the pass that converts all products, those at a higher level than the first as that says.
         embeddings: passes that convert embeddings with the precision that each leads to, the lowest first; that one is
             taken which the error allows.
     """
@@ -101,14 +102,19 @@ def quantize_within(
         on_progress("recording activations")
         recording = record(model, feeds, folder)
         scheme = choose_scheme(products, recording, on_progress)
-        kept: tuple[KeptLayer, ...] = ()
-        if max_error is not None:
-            switchable = open_switchable(model, scheme.levels, folder)
-            kept = find_kept_layers(Trials(switchable, feeds, recording.outputs), max_error, on_progress)
-            del switchable  # which holds every weight at every level
+        measure = Measure(feeds, recording, folder)
+        raised: tuple[KeptLayer, ...] = ()
         on_progress("measuring the error")
-        trial = _best_trial(model, scheme, kept, Measure(feeds, recording, folder), max_error)
+        trial = _first_trial(model, scheme, measure)
+        if max_error is not None and trial.error > MARGIN * max_error:
+            del trial
+            switchable = open_switchable(model, scheme.levels, folder)
+            raised = find_kept_layers(Trials(switchable, feeds, recording.outputs), max_error, on_progress)
+            del switchable  # which holds every weight at every level
+            on_progress("measuring the error")
+            trial = _best_trial(model, scheme, raised, measure, max_error)
     precision = scheme.levels[0].precision
+    kept = tuple(layer for layer in raised if layer.precision != precision)
     if max_error is not None and trial.error > max_error:
         raise PassError(
             f"the error in {precision} is {trial.error:.2g} with {len(kept)} layers in higher precision, and "
@@ -160,15 +166,21 @@ class Measure:
         )
 
 
+def _first_trial(model: ir.Model, scheme: Scheme, measure: Measure) -> _Trial:
+    """Convert a copy of `model` with everything as cheap as it can be."""
+    precision, embeddings = scheme.embeddings[0]
+    return _convert(model, (scheme.products(()), embeddings), precision, measure)
+
+
 def _best_trial(
-    model: ir.Model, scheme: Scheme, kept: Sequence[KeptLayer], measure: Measure, max_error: float | None
+    model: ir.Model, scheme: Scheme, raised: Sequence[KeptLayer], measure: Measure, max_error: float
 ) -> _Trial:
     """Convert copies of `model`, with embeddings in the lowest precision first, until the error has its margin."""
     for precision, embeddings in scheme.embeddings:
-        trial = _convert(model, (scheme.products(kept), embeddings), precision, measure)
-        if max_error is None or not trial.num_embeddings or trial.error <= MARGIN * max_error:
+        trial = _convert(model, (scheme.products(raised), embeddings), precision, measure)
+        if not trial.num_embeddings or trial.error <= MARGIN * max_error:
             return trial
-    return _convert(model, (scheme.products(kept),), "", measure)
+    return _convert(model, (scheme.products(raised),), "", measure)
 
 
 def _convert(model: ir.Model, passes: Sequence[Pass], embedding_precision: str, measure: Measure) -> _Trial:

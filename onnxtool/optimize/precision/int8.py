@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.optimize.passes.int8_embeddings import int8_embeddings
-from onnxtool.optimize.passes.int8_products import quantize_int8, write_adjusted
+from onnxtool.optimize.passes.int8_products import find_free_divisions, quantize_int8, write_adjusted
 from onnxtool.optimize.precision.activations import Feeds, Recording
-from onnxtool.optimize.precision.adjustments import choose_adjustments
+from onnxtool.optimize.precision.adjustments import Choice, choose_adjustments
 from onnxtool.optimize.precision.bounded import Quantized, Say, Scheme, quantize_within
 from onnxtool.optimize.precision.products import Product
-from onnxtool.optimize.precision.quantization import PLAIN
+from onnxtool.optimize.precision.quantization import PLAIN, Adjustment
 from onnxtool.optimize.precision.switches import Level
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from onnxtool.optimize.matching import Editor
     from onnxtool.optimize.pipeline import Pass
     from onnxtool.reports import KeptLayer
+
+_INT8 = "int8"
 
 
 def to_int8(
@@ -32,14 +34,15 @@ def to_int8(
 ) -> Quantized:
     """Convert the products of a float32 model with weights to int8, as far as `max_error` allows.
 
-    Channels whose outliers would take the grid from all others are scaled down in front of a product, and what rounding
-    takes from a product on average is given back in its bias; both come from `feeds`. Layers stay in float32 until the
-    error on `feeds` is below `max_error` with a margin, those first that cost most error for their size.
+    What rounding takes from a product on average is given back in its bias. Channels whose outliers would take the grid
+    from all others are scaled down in front of a product, where a run has nothing to compute for that. Where the error
+    on `feeds` is not below `max_error` with a margin then, a multiplication scales them down in front of more and more
+    products, and then layers stay in float32, those first that cost most error for their size.
 
     Args:
         model: an optimized float32 model; it stays as it is.
         feeds: calibration inputs, each input name to array, on which the error is measured.
-        max_error: see `quantize_within`.
+        max_error: see `quantize_within`; with None, channels are scaled down wherever it is worth its time.
         static: whether activations are rounded to ranges that come from `feeds`, rather than to those of each run.
         on_progress: is told what is being done.
 
@@ -50,14 +53,31 @@ def to_int8(
 
     def choose(products: Sequence[Product], recording: Recording, say: Say) -> Scheme:
         say("choosing scales")
-        adjustments = choose_adjustments(products, recording, static=static)
-
-        def write(product: Product, editor: Editor) -> ir.Value:
-            return write_adjusted(product, adjustments.get(product.name, PLAIN), editor)
-
-        def convert(kept: Sequence[KeptLayer]) -> Pass:
-            return quantize_int8(frozenset(layer.name for layer in kept), adjustments)
-
-        return Scheme((Level("int8", write),), convert, (("int8", int8_embeddings),))
+        choices = choose_adjustments(products, recording, static=static, free_divisions=find_free_divisions(products))
+        return _scheme(choices, bounded=max_error is not None)
 
     return quantize_within(model, feeds, max_error, choose, on_progress)
+
+
+def _scheme(choices: Mapping[str, Choice], *, bounded: bool) -> Scheme:
+    """Return how products are written: with a bound, divided only where the error needs it."""
+    best = {name: choice.best for name, choice in choices.items()}
+    free = {name: choice.free for name, choice in choices.items()} if bounded else best
+
+    def level(adjustments: Mapping[str, Adjustment], label: str) -> Level:
+        def write(product: Product, editor: Editor) -> ir.Value:
+            return write_adjusted(product, adjustments.get(product.name, PLAIN), editor, label)
+
+        return Level(_INT8, write)
+
+    def convert(raised: Sequence[KeptLayer]) -> Pass:
+        kept = frozenset(layer.name for layer in raised if layer.precision != _INT8)
+        divided = {choices[layer.name].group for layer in raised if layer.name in choices}
+        return quantize_int8(
+            kept, {name: (best if choice.group in divided else free)[name] for name, choice in choices.items()}
+        )
+
+    levels = [level(free, "_free")]
+    if any(free[name] is not best[name] for name in choices):
+        levels.append(level(best, "_best"))
+    return Scheme(tuple(levels), convert, ((_INT8, int8_embeddings),))

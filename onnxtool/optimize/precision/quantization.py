@@ -55,11 +55,14 @@ class Adjustment:
             share one scale, to the weight, which has one a column (SmoothQuant, arXiv:2211.10438).
         shift: float32 [N], added to the product: what rounding loses on average. None for zeros.
         activations: the grid of the divided activations; None for that of the range which each run finds.
+        result_divisor: float32 [N]; the product and its bias are divided by it, for the product that reads them next.
+            None for ones.
     """
 
     divisor: Floats | None = None
     shift: Floats | None = None
     activations: ActivationGrid | None = None
+    result_divisor: Floats | None = None
 
 
 PLAIN = Adjustment()

@@ -86,6 +86,19 @@ def test_outliers_in_one_channel_cost_little() -> None:
     assert result.error < errors_of(plain, model, feeds) / 4
 
 
+@pytest.mark.parametrize(("factor", "num_divisions"), [(20.0, 0), (1 / 3, 1)])
+def test_activations_are_divided_only_where_the_error_needs_it(factor: float, num_divisions: int) -> None:
+    """A bound that all layers hold without costs no multiplication, and a division comes before float32."""
+    model = layers(1 / 60)
+    feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 60, 1, 1, 1, 1], np.float32)} for given in FEEDS]
+    plain = errors_of(
+        Quantized(quantize_int8().apply(model.clone(), Context()), (), 2, 0, "", 0.0, 0.0, 0), model, feeds
+    )
+    result = to_int8(model, feeds, max_error=plain * factor)
+    assert (result.kept, count(result.outcome.model, "Mul")) == ((), num_divisions)
+    assert result.error <= plain * factor
+
+
 def test_a_scale_that_is_off_by_two_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is measured on the file itself, not on a simulation that would share the mistake."""
 

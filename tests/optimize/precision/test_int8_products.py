@@ -105,7 +105,7 @@ def test_what_int8_cannot_compute_stays(graph: str, weights: Arrays, note: str) 
 
 def test_old_opsets_stay() -> None:
     """Their Split takes its lengths as an attribute."""
-    assert_left_alone(INT8, build(*FORMS["MatMul"], opset=9), "opset below 10")
+    assert_left_alone(INT8, build(*FORMS["MatMul"], opset=9), "opset below 11")
 
 
 def test_a_bias_that_widens_the_product_is_added_behind() -> None:
@@ -161,7 +161,7 @@ def test_a_packed_attention_is_opened(attributes: str) -> None:
     rounded = round_activations(X, float(X.min()), float(X.max()))
     expected = run(build(graph, {**QKV, "w": round_weight(QKV["w"])}), {**feeds, "x": rounded})[0]
     assert apply(INT8, model).num_changes == 3
-    assert operators(model) == ["DynamicQuantizeMatMul"] * 3 + ["MultiHeadAttention"]
+    assert operators(model) == ["DynamicQuantizeLinear", *["MatMulIntegerToFloat"] * 3, "MultiHeadAttention"]
     assert not {"w", "w_query", "w_key", "w_value"} & set(model.graph.initializers)
     real = feeds["m"].astype(bool)
     np.testing.assert_allclose(run(model, feeds)[0][real], expected[real], atol=1e-4, rtol=0)
@@ -220,12 +220,67 @@ def test_a_normalization_that_only_products_read_divides_by_itself() -> None:
     np.testing.assert_allclose(run(free, {"x": X})[0], np.maximum(product, 0), atol=1e-4, rtol=0)
 
 
+SELF_ATTENTION = (
+    "g (float[B, S, 8] x) => (float[B, S, 8] y) { q = MatMul(x, w) v = MatMul(x, u) "
+    "a = com.microsoft.MultiHeadAttention<num_heads=2>(q, q, v) y = MatMul(a, o) }"
+)
+SQUARES: Arrays = {name: normal(8, 8, seed=seed) for seed, name in enumerate("wuo", start=7)}
+
+
+def test_products_of_the_same_activations_round_them_once() -> None:
+    """Each with the numbers that it has alone."""
+    graph = "g (float[B, S, 8] x) => (float[B, S, 12] y, float[B, S, 8] z) { y = MatMul(x, w) z = MatMul(x, u) }"
+    model = build(graph, {"w": W, "u": SQUARES["u"]})
+    assert apply(INT8, model).num_changes == 2
+    assert operators(model) == ["DynamicQuantizeLinear", "MatMulIntegerToFloat", "MatMulIntegerToFloat"]
+    y, z = run(model, {"x": X})
+    np.testing.assert_allclose(y, simulate(X, W, 0.0), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(z, simulate(X, SQUARES["u"], 0.0), atol=1e-4, rtol=0)
+    assert_twice_is_once(INT8, build(graph, {"w": W, "u": SQUARES["u"]}))
+
+
+def test_the_product_of_the_values_divides_what_attention_gives() -> None:
+    """At no cost, and with the numbers of a division after the attention; its bias and shift are divided as well."""
+    graph = SELF_ATTENTION.replace("v = MatMul(x, u)", "p = MatMul(x, u) v = Add(p, c)")
+    weights = {**SQUARES, "c": normal(8, seed=11)}
+    divisor = np.linspace(1, 8, 8, dtype=np.float32)
+    adjustments = {"o": Adjustment(divisor), "u": Adjustment(shift=np.full(8, 0.5, np.float32))}
+    free = build(graph, weights)
+    apply(quantize_int8(adjustments=adjustments), free)
+    assert operators(free).count("Mul") == 0
+    two_readers = graph.replace("y = MatMul(a, o)", "n = MatMul(a, o) y = Add(n, a)")
+    paid = build(two_readers, weights)
+    apply(quantize_int8(adjustments=adjustments), paid)
+    assert operators(paid).count("Mul") == 1
+    attended = build(graph.replace("y = MatMul(a, o)", "y = Identity(a)"), weights)
+    apply(quantize_int8(adjustments={"u": adjustments["u"]}), attended)
+    product = run(paid, {"x": X})[0] - run(attended, {"x": X})[0]
+    np.testing.assert_allclose(run(free, {"x": X})[0], product, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["kept", "used repeatedly", "read twice"])
+def test_values_that_others_depend_on_are_not_divided(case: str) -> None:
+    """A product in float32, a weight with one scale for two uses, and values that a second node reads."""
+    graph, kept = SELF_ATTENTION, frozenset({"u"} if case == "kept" else ())
+    if case == "used repeatedly":
+        graph = graph.replace("MatMul(x, w)", "MatMul(x, u)")
+    if case == "read twice":
+        graph = graph.replace("(q, q, v)", "(q, v, v)")
+    divisor = np.linspace(1, 8, 8, dtype=np.float32)
+    model, plain = build(graph, SQUARES), build(graph, SQUARES)
+    apply(quantize_int8(kept, {"o": Adjustment(divisor)}), model)
+    assert operators(model).count("Mul") == 1
+    assert row_errors(run(model, {"x": X})[0], run(plain, {"x": X})[0], None).max() < 0.01
+
+
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_an_export_runs_in_int8(workshop: Workshop, exporter: str) -> None:
     """Every row points where it did in float32, as far as eight bits go through two layers of random weights."""
     model = load_model(workshop.exported("tiny-encoder", exporter=exporter))
     expected = run(model, ragged_feeds())[0]
-    assert apply(INT8, model).num_changes == count(model, "DynamicQuantizeMatMul", MICROSOFT) >= 12
+    num_changes = apply(INT8, model).num_changes
+    num_products = sum(count(model, name, MICROSOFT) for name in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat"))
+    assert num_changes == num_products >= 12
     real = ragged_feeds()["attention_mask"].astype(bool)
     assert row_errors(run(model, ragged_feeds())[0], expected, real).max() < 0.03
 

@@ -19,9 +19,9 @@ SIZES = {"a": 100, "b": 100, "c": 1000, "d": 100}
 class Model:
     """A model whose layers add up their errors."""
 
-    def __init__(self, num_levels: int) -> None:
+    def __init__(self, num_levels: int, precisions: tuple[str, ...] = ("int4", "int8")) -> None:
         self.num_weights = SIZES
-        self.precisions = ("int4", "int8")[-num_levels:]
+        self.precisions = precisions[-num_levels:]
         self.num_runs = 0
 
     def errors(self, levels: Mapping[str, int], feeds: Any, expected: Any) -> Any:
@@ -58,6 +58,16 @@ def find(max_error: float, num_levels: int = 2) -> dict[str, str]:
 def test_all_layers_rise_once_before_one_rises_twice(total: float, expected: dict[str, str]) -> None:
     """The sum of the errors, on the worst input, stays below the bound with its margin."""
     assert find(total / MARGIN) == expected
+
+
+def test_of_levels_of_one_precision_the_last_tells_what_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer whose error the exact way of writing it takes away is not kept for what it cost before."""
+    monkeypatch.setitem(ERRORS, "a", (0.08, 0.0001))
+    model: Any = Model(2, ("int8", "int8"))
+    feeds: Any = ({"x": 1.0},)
+    layers = find_kept_layers(Trials(model, feeds, ({},)), 0.042 / MARGIN, lambda _stage: None)
+    assert {layer.name: layer.precision for layer in layers if layer.precision != "int8"} == {"c": "float32"}
+    assert {layer.error for layer in layers if layer.name == "c"} == {0.04}
 
 
 def test_with_one_level_they_rise_to_float32() -> None:

@@ -97,7 +97,7 @@ def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: 
     for high in (ends, outlier):
         activations = Activations([-ends], [high], [rows])
         recording = Recording((), {"x": activations}, {"w": ("x",)})
-        grid = choose_adjustments(products, recording, static=True)["w"].activations
+        grid = choose_adjustments(products, recording, static=True)["w"].best.activations
         assert grid is not None
         grids.append(float(grid.scale) * 255)
     assert grids[0] >= 0.8 * 2 * rows.max()
