@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _LOOKUPS: dict[str, tuple[tuple[int, int], ...]] = {
     "Gather": ((1, 0),),
     "EmbedLayerNormalization": ((0, 2), (1, 4)),
-    "GatherBlockQuantized": ((1, 0),),
+    # A table that is shared with a head is reshaped first; its scales have as many rows, and are not.
+    "GatherBlockQuantized": ((1, 0), (1, 2)),
 }
 # What keeps an index an index on its way to the table, in whichever of its inputs it stands.
 _FORWARDERS = frozenset(

@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.optimize.passes.int4_embeddings import int4_embeddings
+from onnxtool.optimize.passes.int4_products import quantize_int4
 from onnxtool.reports import Dimension, TensorInfo
 from onnxtool.runtime.feeds import (
     FeedShape,
@@ -22,7 +24,10 @@ from onnxtool.runtime.feeds import (
     random_feeds,
     verification_shapes,
 )
+from onnxtool.weights import write_inline
 from tests.infer.tiny_models import save_graph
+from tests.optimize.passes.builders import apply, build, normal, operators
+from tests.optimize.precision.test_int4_embeddings import TIED
 
 
 def _info(name: str, dtype: str = "int64", shape: Sequence[Dimension] = ("batch_size", "sequence")) -> TensorInfo:
@@ -190,6 +195,17 @@ def test_bounds_are_found_in_fused_embeddings(tmp_path: Path) -> None:
         node = helper.make_node("EmbedLayerNormalization", inputs, ["y", "unused"], domain="com.microsoft")
         names = [name for name in inputs[:2] if name]
         assert _bounds(tmp_path / "m.onnx", [node], tables, names) == wanted
+
+
+def test_bounds_are_found_where_a_head_shares_a_table_in_blocks(tmp_path: Path) -> None:
+    """The table is reshaped for the lookup, and its scales have as many rows."""
+    model = build(TIED, {"w": normal(2000, 64)})
+    apply(quantize_int4(), model)
+    apply(int4_embeddings(), model)
+    assert operators(model)[:2] == ["Reshape", "GatherBlockQuantized"]
+    path = tmp_path / "m.onnx"
+    write_inline(model, path)
+    assert index_bounds(ModelFile.open(path)) == {"i": 2000}
 
 
 CACHED = (
