@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from onnxtool.infer import infer_texts
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from tests.workshop import Workshop
+
+INT8_PRODUCTS = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 
 
 @pytest.fixture
@@ -34,11 +37,21 @@ def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -
     assert (found.num_texts, found.note) == (3, "")
     assert 0 < found.mean_error <= found.error <= 0.2
     assert found.num_layers > len(found.kept)
-    assert report.after.ops["com.microsoft::DynamicQuantizeMatMul"] == found.num_layers - len(found.kept)
+    products = sum(report.after.ops.get(f"com.microsoft::{name}", 0) for name in INT8_PRODUCTS)
+    assert products == found.num_layers - len(found.kept)
     assert report.after.size_bytes < 0.4 * report.before.size_bytes
     assert ModelFile.open(Path(report.output)).metadata["onnxtool.dtype"] == "int8"
     assert report.verification is not None
     assert report.verification.passed
+
+
+def test_fixed_ranges_come_with_a_note_of_what_they_do_not_promise(exported: Path) -> None:
+    """Which the ranges of each run have no need of."""
+    for activations, told in (("static", True), ("dynamic", False)):
+        options = OptimizeOptions(exported, precision="int8", activations=activations, verify=False, force=True)
+        found = optimize_model(replace(options, max_error=0.5)).quantization
+        assert found is not None
+        assert ("a text whose activations leave them is off by more" in found.note) == told
 
 
 def test_layers_that_cannot_afford_it_are_named(exported: Path) -> None:

@@ -124,9 +124,18 @@ class Conversion:
             num_texts=self.calibration.num_texts,
             error=result.error,
             mean_error=result.mean_error,
-            note=self.calibration.note,
+            note="; ".join(note for note in (self.calibration.note, self._caveat(precision, activations)) if note),
         )
         return Pass(precision, apply), quantization
+
+    def _caveat(self, precision: str, activations: str) -> str:
+        """Return what the error on the calibration inputs does not tell of others."""
+        if precision != "int8" or activations != STATIC:
+            return ""
+        return (
+            "ranges of activations are fixed: a text whose activations leave them is off by more than the error says, "
+            "so calibrate on texts like those to come"
+        )
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
         feeds, say = self.calibration.feeds, self.on_progress
