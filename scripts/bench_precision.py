@@ -4,12 +4,14 @@
 export in onnxruntime, 1 - cosine to it, and size. Every contender is a process of its own that waits while the others
 run. PyTorch is that of this environment; OpenVINO needs a virtual environment with `openvino` and `nncf`, which makes
 its int8. The last lines say what the fastest int8 file reaches of the machine's int8 products, MatMulInteger of
-1024x3072x3072 in the same turns.
+1024x3072x3072 in the same turns, and how busy the machine was. With `--threads 1`, milliseconds are those of the
+processor, which hold on a machine that does other things as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -33,29 +35,32 @@ Run = Callable[[Mapping[str, Any]], Any]
 # --- The contenders. What follows also runs in OpenVINO's environment, which has neither onnxtool nor torch. ---
 
 
-def open_onnxruntime(path: str) -> Run:
+def open_onnxruntime(threads: int, path: str) -> Run:
     """Open a file as everybody does."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(None, dict(feeds))[0]
 
 
-def open_onnxtool(path: str) -> Run:
+def open_onnxtool(threads: int, path: str) -> Run:
     """Open a file with the settings that it was tuned for."""
     from onnxtool.runtime.session import open_session
 
-    session = open_session(Path(path), provider="cpu")
+    session = open_session(Path(path), provider="cpu", threads=threads)
     return lambda feeds: session.run_unchecked(dict(feeds))[0]
 
 
-def open_torch(path: str, dtype: str) -> Run:
+def open_torch(threads: int, path: str, dtype: str) -> Run:
     """Load a checkpoint in a dtype."""
     import torch
     from transformers import AutoModelForMaskedLM
 
+    if threads:
+        torch.set_num_threads(threads)
     model = AutoModelForMaskedLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
     def run(feeds: Mapping[str, Any]) -> Any:
@@ -65,11 +70,13 @@ def open_torch(path: str, dtype: str) -> Run:
     return run
 
 
-def open_openvino(path: str, dtype: str) -> Run:
+def open_openvino(threads: int, path: str, dtype: str) -> Run:
     """Compile a file for speed, with float arithmetic in `dtype`."""
     import openvino as ov
 
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": dtype}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = str(threads)
     compiled = ov.Core().compile_model(path, "CPU", settings)
     return lambda feeds: compiled(dict(feeds))[0]
 
@@ -89,7 +96,7 @@ def quantize_with_nncf(source: str, output: str) -> None:
     ov.save_model(model, output, compress_to_fp16=False)
 
 
-def open_peak(_path: str) -> Run:
+def open_peak(threads: int) -> Run:
     """Make one product of uint8 and int8, the largest that BERT-base has, and nothing around it."""
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
@@ -104,7 +111,9 @@ def open_peak(_path: str) -> Run:
         [numpy_helper.from_array(weight, "b")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = {"a": np.random.default_rng(1).integers(0, 256, (rows, depth)).astype(np.uint8)}
     return lambda _feeds: session.run(None, given)[0]
 
@@ -126,16 +135,17 @@ def make_feeds(batch: int, length: int, seed: int = 0) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
-def wait_and_run(kind: str, arguments: Sequence[str]) -> None:
+def wait_and_run(threads: int, kind: str, arguments: Sequence[str]) -> None:
     """Be a contender: open, then run once for each line `batch length [file]`, and print the milliseconds."""
-    run = OPENERS[kind](*arguments)
+    clock = time.process_time if threads == 1 else time.perf_counter
+    run = OPENERS[kind](threads, *arguments)
     print("ready", flush=True)
     for line in sys.stdin:
         batch, length, *file = line.split()
         feeds = make_feeds(int(batch), int(length))
-        start = time.perf_counter()
+        start = clock()
         output = run(feeds)
-        print((time.perf_counter() - start) * 1e3, flush=True)
+        print((clock() - start) * 1e3, flush=True)
         if file:
             np.save(file[0], np.asarray(output, dtype=np.float32))
 
@@ -158,11 +168,11 @@ class Contender:
 
 
 @contextmanager
-def started(contender: Contender) -> Iterator[Callable[[str], float]]:
+def started(contender: Contender, threads: int) -> Iterator[Callable[[str], float]]:
     """Start a contender, and give the function that lets it run once."""
     python, *rest = contender.command
     process = subprocess.Popen(
-        [python, __file__, "--contender", *rest],
+        [python, __file__, "--contender", str(threads), *rest],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -184,11 +194,11 @@ def started(contender: Contender) -> Iterator[Callable[[str], float]]:
 
 
 def race(
-    contenders: Sequence[Contender], shapes: Sequence[tuple[int, int]], rounds: int, folder: Path
+    contenders: Sequence[Contender], shapes: Sequence[tuple[int, int]], rounds: int, threads: int, folder: Path
 ) -> list[list[float]]:
     """Return the median milliseconds of each contender and shape, run in turns; the first answers go to `folder`."""
     with ExitStack() as stack:
-        runs = [stack.enter_context(started(one)) for one in contenders]
+        runs = [stack.enter_context(started(one, threads)) for one in contenders]
         medians: list[list[float]] = [[] for _ in contenders]
         for batch, length in shapes:
             times: list[list[float]] = [[] for _ in contenders]
@@ -222,9 +232,8 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
             options = PRECISIONS[precision]
             _run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
         contenders.append(Contender(f"onnxtool {precision}", (here, "onnxtool", str(output)), output))
-    contenders += [
-        Contender(f"PyTorch {dtype}", (here, "torch", str(checkpoint), dtype)) for dtype in ("float32", "bfloat16")
-    ]
+    dtypes = () if arguments.no_torch else ("float32", "bfloat16")
+    contenders += [Contender(f"PyTorch {dtype}", (here, "torch", str(checkpoint), dtype)) for dtype in dtypes]
     if arguments.openvino is not None:
         python = str(arguments.openvino / "bin" / "python")
         int8 = folder / "openvino-int8.xml"
@@ -237,7 +246,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
                 for name in ("f32", "bf16")
             ),
         ]
-    return [*contenders, Contender("MatMulInteger", (here, "peak", ""))]
+    return [*contenders, Contender("MatMulInteger", (here, "peak"))]
 
 
 # The error is free: weights are random, and layers that it would keep are of no meaning for the time.
@@ -283,15 +292,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json: a BERT")
     parser.add_argument("--openvino", type=Path, metavar="DIR", help="a virtual environment with openvino and nncf")
+    parser.add_argument("--no_torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="BATCHxLENGTH")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each contender and shape")
+    parser.add_argument("--threads", type=int, default=0, help="of each contender; default: its own choice")
     parser.add_argument("--work_dir", type=Path, help="where the files go, and stay; default: a temporary folder")
     parser.add_argument("--contender", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("--quantize", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.contender:
-        wait_and_run(arguments.contender[0], arguments.contender[1:])
+        threads, kind, *rest = arguments.contender
+        wait_and_run(int(threads), kind, rest)
         return 0
     if arguments.quantize:
         quantize_with_nncf(*arguments.quantize)
@@ -300,9 +312,10 @@ def main() -> int:
         folder = (arguments.work_dir or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         contenders = prepare(arguments, folder)
-        medians = race(contenders, arguments.shapes, arguments.rounds, Path(temporary))
+        medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, Path(temporary))
         print_table(contenders, medians, arguments.shapes, Path(temporary))
         print_share(contenders, medians, operations(folder / "plain.onnx", arguments.shapes[0]))
+        print(f"load of the machine: {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores")
     return 0
 
 
