@@ -217,13 +217,12 @@ def _write(
 
 def _bias(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value | None:
     """Return what is added to the product, divided as the product is; None for nothing."""
-    if adjustment.shift is None and (adjustment.result_divisor is None or product.bias is None):
+    terms = [one for one in (product.read_bias(), adjustment.shift) if one is not None]
+    if not terms or (adjustment.shift is None and adjustment.result_divisor is None):
         return product.bias
-    own = product.read_bias()
-    terms = [one for one in (own, adjustment.shift) if one is not None]
-    total = np.sum(terms, axis=0, dtype=np.float32)
+    total = sum(terms[1:], start=terms[0])
     if adjustment.result_divisor is not None:
-        total /= adjustment.result_divisor
+        total = total / adjustment.result_divisor
     return editor.constant(total, f"{product.name}_int8_bias")
 
 
