@@ -27,6 +27,8 @@ _WORTHWHILE = 0.8
 # How far from zero a fixed grid reaches, as a part of the largest value on all calibration inputs: a single outlier,
 # which may never come again, would take the grid from all others.
 _CLIPS = (1.0, 0.85, 0.7, 0.55, 0.4)
+# How much further than that it reaches in the end: other texts give larger values than those that were tried.
+HEADROOM = 1.5
 _MOST_COLUMNS = 256  # enough to tell divisors apart; each has a scale of its own, so that a part of them is exact
 _FEWEST_CHANNEL = np.float32(1e-6)
 
@@ -82,11 +84,13 @@ class _Rounding:
         divisor: float32 [K]; None for ones.
         clip: how far from zero one grid reaches, as a part of the largest value of all calibration inputs; None for a
             grid for each of them, which is what an operator does that finds its range in each run.
+        headroom: how much further the one grid reaches.
     """
 
     activations: Activations
     divisor: Floats | None
     clip: float | None
+    headroom: float = 1.0
 
     @property
     def grid(self) -> ActivationGrid | None:
@@ -95,7 +99,7 @@ class _Rounding:
             return None
         low, high = (choose(ends) for choose, ends in zip((min, max), self._ranges(), strict=True))
         limit = self.clip * max(-low, high)
-        return ActivationGrid.over(max(low, -limit), min(high, limit))
+        return ActivationGrid.over(self.headroom * max(low, -limit), self.headroom * min(high, limit))
 
     def rounded(self) -> Floats:
         """Return all rows divided and rounded, float32 [T, K]."""
@@ -150,6 +154,7 @@ def _choose_roundings(
 
     plain_loss, plain = best((None,))
     divided_loss, divided = best(_divisors(activations))
+    plain, divided = (replace(one, headroom=HEADROOM) for one in (plain, divided))
     return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
 
 

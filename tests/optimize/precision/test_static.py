@@ -9,10 +9,11 @@ import pytest
 
 from onnxtool.optimize.passes.int8_products import quantize_int8
 from onnxtool.optimize.precision.activations import Activations, Feeds, Recording
-from onnxtool.optimize.precision.adjustments import choose_adjustments
+from onnxtool.optimize.precision.adjustments import HEADROOM, choose_adjustments
 from onnxtool.optimize.precision.int8 import to_int8
 from onnxtool.optimize.precision.products import find_products
 from onnxtool.optimize.precision.quantization import ActivationGrid, Adjustment, round_weight
+from onnxtool.optimize.precision.quantization_error import row_errors
 from tests.optimize.passes.builders import apply, assert_twice_is_once, build, build_body, normal, operators, run
 from tests.optimize.precision.test_int8 import FEEDS, errors_of, layers
 from tests.optimize.precision.test_int8_products import FORMS, B, W, X
@@ -99,9 +100,18 @@ def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: 
         recording = Recording((), {"x": activations}, {"w": ("x",)})
         grid = choose_adjustments(products, recording, static=True)["w"].best.activations
         assert grid is not None
-        grids.append(float(grid.scale) * 255)
+        grids.append(float(grid.scale) * 255 / HEADROOM)
     assert grids[0] >= 0.8 * 2 * rows.max()
     assert ends.max() < grids[1] < 0.6 * (outlier.max() + ends.max())
+
+
+def test_a_fixed_grid_reaches_further_than_the_calibration() -> None:
+    """Values half as large again as any of it are rounded, not cut off."""
+    model = build(*FORMS["MatMul"])
+    result = to_int8(model, [{"x": X}], static=True).outcome.model
+    larger = {"x": 1.45 * X}
+    exact, found = run(model, larger)[0], run(result, larger)[0]
+    assert row_errors(found, exact, None).max() < 1e-3
 
 
 def test_layers_that_share_their_weight_keep_dynamic_ranges() -> None:
