@@ -101,8 +101,8 @@ def test_the_chosen_one_is_what_the_file_holds(exported: Path, monkeypatch: pyte
     found = ("", "") if quantization is None else (quantization.precision, quantization.activations)
     assert found == ((precision, activations) if precision.startswith("int") else ("", ""))
     operators = {
-        "int8 dynamic": "com.microsoft::DynamicQuantizeMatMul",
-        "int8 static": "com.microsoft::MatMulIntegerToFloat",
+        "int8 dynamic": "DynamicQuantizeLinear",
+        "int8 static": "QuantizeLinear",
         "int4": "com.microsoft::MatMulNBits",
     }
     assert {name for name, operator in operators.items() if operator in report.after.ops} == {fastest} & set(operators)
