@@ -66,10 +66,9 @@ def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adju
             divisor = None if key[0] in folded else adjustment.divisor
             given[key] = _prepare(product, divisor, adjustment, editor, is_shared=keys.count(key) > 1)
         supersede(product.result, _write(product, given[key], adjustment, editor))
-    for name in {product.name for product in wanted}:
-        weight = model.graph.initializers[name]
+    for weight in {one for product in wanted for one in (product.weight, product.bias) if one is not None}:
         if not weight.uses() and not weight.is_graph_output():
-            model.graph.initializers.pop(name)
+            model.graph.initializers.pop(str(weight.name), None)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
