@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxtool.infer import BenchmarkOptions as BenchmarkOptions
     from onnxtool.infer import benchmark_model as benchmark_model
     from onnxtool.infer import infer_texts as infer_texts
+    from onnxtool.infer import load as load
     from onnxtool.model_file import ModelFile as ModelFile
     from onnxtool.optimize import OptimizeOptions as OptimizeOptions
     from onnxtool.optimize import optimize_model as optimize_model
@@ -33,6 +34,7 @@ _MODULES = {
     "BenchmarkOptions": "onnxtool.infer",
     "benchmark_model": "onnxtool.infer",
     "infer_texts": "onnxtool.infer",
+    "load": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",
     "OptimizeOptions": "onnxtool.optimize",
     "optimize_model": "onnxtool.optimize",

@@ -5,64 +5,20 @@ Letters of shapes: B batch, S sequence, H hidden size, V vocabulary, L labels, N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.errors import InputError, SessionError
-from onnxtool.infer.pooling import (
-    Floats,
-    Mask,
-    normalize,
-    pool,
-    pooling_modes,
-    sigmoid,
-    softmax,
-    splade_weights,
-)
+from onnxtool.errors import InputError
+from onnxtool.infer.batches import Batch
+from onnxtool.infer.pooled import dense_vectors, require_finite, sparse_vectors
+from onnxtool.infer.pooling import Floats, sigmoid, softmax
 from onnxtool.reports import Scored
 from onnxtool.texts.checkpoint_folder import CheckpointFolder
-from onnxtool.texts.tokenizer import EncodedText, TextTokenizer
-
-# Modules of a sentence-transformers checkpoint that are computed here when the graph ends before them.
-_COMPUTED_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a model was given at once, and what it gave.
-
-    Attributes:
-        texts: B texts.
-        ids: int64 [B, S].
-        mask: bool [B, S], false on padding.
-        outputs: name to array.
-    """
-
-    texts: Sequence[EncodedText]
-    ids: NDArray[np.int64]
-    mask: Mask
-    outputs: Mapping[str, NDArray[Any]]
-
-    def output(self, rank: int, *names: str) -> NDArray[Any]:
-        """Return the output of `rank` axes with one of `names`, else the first of that rank.
-
-        Raises:
-            InputError: there is none.
-        """
-        found = {name: array for name, array in self.outputs.items() if array.ndim == rank}
-        for name in (*names, *found):
-            if name in found:
-                return found[name]
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.outputs.items())
-        raise InputError(
-            f"the model has no output {' or '.join(names)} of {rank} axes; it has {shapes}",
-            "its metadata onnxtool.task does not fit its graph; export it again",
-        )
+from onnxtool.texts.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -106,61 +62,18 @@ class Answer:
 
 def weigh_terms(batch: Batch, interpreter: Interpreter) -> list[Answer]:
     """Answer with the terms of highest weight, from logits or from weights that the graph has pooled."""
-    weights = _term_weights(batch, interpreter.folder)
-    _require_finite(weights, "weight of a term")
-    weights[:, [token_id for token_id in interpreter.tokenizer.framing_ids if token_id < weights.shape[1]]] = 0.0
-    answers = []
-    for row in weights:
-        best = [index for index in _largest(row, interpreter.top_k) if row[index] > 0]
-        answers.append(Answer(tuple(Scored(interpreter.tokenizer.token(i), float(row[i])) for i in best)))
-    return answers
-
-
-def _term_weights(batch: Batch, folder: CheckpointFolder) -> Floats:
-    """Return float32 [B, V], a copy."""
-    outputs = batch.outputs
-    if {"output_idx", "output_weights"} <= set(outputs):  # Anserini's contract: the terms of one text, int64 [N]
-        terms = outputs["output_idx"]
-        weights = np.zeros((1, int(terms.max(initial=0)) + 1), np.float32)
-        weights[0, terms] = outputs["output_weights"]
-        return weights
-    if any(array.ndim == 3 for array in outputs.values()) and "sparse" not in outputs:
-        config = folder.module_config("SpladePooling") or {}
-        return splade_weights(
-            batch.output(3, "logits"),
-            batch.mask,
-            strategy=str(config.get("pooling_strategy", "max")),
-            activation=str(config.get("activation_function", "relu")),
-        )
-    return batch.output(2, "sparse").astype(np.float32)
+    vectors = sparse_vectors(batch, interpreter.folder, interpreter.tokenizer)
+    vectors = vectors.without(interpreter.tokenizer.framing_ids)
+    return [
+        Answer(tuple(Scored(term, weight) for term, weight in terms.items() if weight > 0))
+        for terms in vectors.terms(interpreter.top_k)
+    ]
 
 
 def embed(batch: Batch, interpreter: Interpreter) -> list[Answer]:
     """Answer with one vector for each text: the graph's own, or its hidden states pooled as the checkpoint says."""
-    note = ""
-    if "sentence_embedding" in batch.outputs:
-        vectors = batch.output(2, "sentence_embedding").astype(np.float32)
-    else:
-        folder = interpreter.folder
-        _require_computable(folder)
-        config = folder.module_config("Pooling")
-        if config is None:
-            note = "the checkpoint does not say how to pool; these are means over the tokens"
-        states = batch.output(3, "last_hidden_state", "token_embeddings")
-        vectors = pool(states, batch.mask, pooling_modes(config or {}))
-        if any(kind == "Normalize" for kind, _ in folder.modules):
-            vectors = normalize(vectors)
-    _require_finite(vectors, "embedding")
+    vectors, note = dense_vectors(batch, interpreter.folder)
     return [Answer(outputs={"sentence_embedding": vector.shape}, vector=vector, note=note) for vector in vectors]
-
-
-def _require_computable(folder: CheckpointFolder) -> None:
-    missing = sorted({kind for kind, _ in folder.modules} - set(_COMPUTED_MODULES))
-    if missing:
-        raise InputError(
-            f"the checkpoint computes embeddings with {', '.join(missing)}, which this graph does not",
-            f"use sentence-transformers for this checkpoint; onnxtool computes {', '.join(_COMPUTED_MODULES)} so far",
-        )
 
 
 def fill_masks(batch: Batch, interpreter: Interpreter) -> list[Answer]:
@@ -193,7 +106,7 @@ def classify_texts(batch: Batch, interpreter: Interpreter) -> list[Answer]:
     config = interpreter.folder.read("config.json")
     if logits.shape[1] == 1:
         scores = logits.astype(np.float64)  # a regression, or the score of a reranker: no probability
-        _require_finite(scores, "score")
+        require_finite(scores, "score")
     else:
         multiple = config.get("problem_type") == "multi_label_classification"
         scores = _probabilities(logits, sigmoid if multiple else softmax)
@@ -263,17 +176,8 @@ SHAPES = AnswerRule("shapes", describe_outputs)
 
 def _probabilities(logits: Floats, function: Callable[[Floats], NDArray[np.float64]]) -> NDArray[np.float64]:
     probabilities = function(logits)
-    _require_finite(probabilities, "probability")
+    require_finite(probabilities, "probability")
     return probabilities
-
-
-def _require_finite(values: NDArray[Any], what: str) -> None:
-    """Fail rather than sort NaN among scores, where it would look like an answer."""
-    if not np.isfinite(values).all():
-        raise SessionError(
-            f"the model gives a {what} that is not a finite number",
-            "a model in fp16 may overflow; try it in fp32, or on another provider",
-        )
 
 
 def _largest(scores: Floats, count: int) -> list[int]:

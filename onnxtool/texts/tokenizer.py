@@ -6,16 +6,16 @@ Letters of shapes: B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Encoding, Tokenizer, normalizers
 
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
 from onnxtool.texts.checkpoint_folder import TOKENIZER_NAME, CheckpointFolder
+from onnxtool.texts.cutting import EncodedText, TokenPlaces, longest_first, window_starts
 from onnxtool.texts.limits import Limit
 
 if TYPE_CHECKING:
@@ -23,26 +23,14 @@ if TYPE_CHECKING:
 
 # Tokens that frame a text; they stand for no term of it.
 _FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
+# A text is huge from so many characters on for each token that is kept of it, and from so many in all.
+_CHARACTERS_A_TOKEN, _LEAST_HUGE = 64, 1 << 14
+# So many times the tokens that are kept have to be in what is read of a huge text.
+_ENOUGH = 2
 
 
-@dataclass(frozen=True)
-class EncodedText:
-    """A text as the model reads it, without padding.
-
-    Attributes:
-        ids: the tokens, special ones included.
-        segment_ids: the segment of each token.
-        is_special: whether the tokenizer added the token, for each.
-        truncated: whether the text was longer than the limit.
-    """
-
-    ids: tuple[int, ...]
-    segment_ids: tuple[int, ...]
-    is_special: tuple[bool, ...]
-    truncated: bool
-
-    def __len__(self) -> int:
-        return len(self.ids)
+# A text, or a pair of texts.
+Text = str | tuple[str, str]
 
 
 class TextTokenizer:
@@ -68,6 +56,7 @@ class TextTokenizer:
             ) from error
         self._config = folder.read("tokenizer_config.json")
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
+        self._cut_side = _side(self._config, "truncation_side")
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         if folder.read("sentence_bert_config.json").get("do_lower_case") is True:
@@ -99,34 +88,67 @@ class TextTokenizer:
         # A model may have more rows than its tokenizer has tokens: vocabularies are padded to multiples of 64.
         return self._tokenizer.id_to_token(token_id) or f"[{token_id}]"
 
+    @cached_property
+    def vocabulary(self) -> tuple[str, ...]:
+        """All tokens as the vocabulary spells them, by their id."""
+        return tuple(self.token(token_id) for token_id in range(self.vocabulary_size))
+
     def word(self, token_id: int) -> str:
         """Return the token as it reads in a text, e.g. `Paris` for byte-level `ĠParis`."""
         return self._tokenizer.decode([token_id]).strip() or self.token(token_id)
 
-    def truncate_to(self, limit: Limit) -> None:
-        """Cut texts to `limit` tokens from now on, special tokens included.
+    def require_room(self, limit: Limit, *, is_pair: bool = False) -> None:
+        """Refuse a limit that leaves no room for a token of the text.
 
         Raises:
-            InputError: the limit leaves no room for a token of the text.
+            InputError: all of it is taken by special tokens.
         """
-        special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=is_pair)
         if limit.tokens <= special:
             raise InputError(
                 f"{limit.source} allows {limit.tokens} tokens, and {special} of them are special ones",
                 "export the model for longer texts",
             )
-        self._tokenizer.enable_truncation(limit.tokens, direction=_side(self._config, "truncation_side"))
 
-    def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Read each of `texts`, cut to the limit."""
+    def encode(self, texts: Sequence[Text], limit: Limit | None = None, *, placed: bool = False) -> list[EncodedText]:
+        """Read each of `texts`, cut to `limit` on the side that the tokenizer says; pairs by their longer text first.
+
+        May be called from several threads at once.
+
+        Args:
+            texts: texts, and pairs of texts.
+            limit: the most tokens of one, special ones included.
+            placed: whether to say where the tokens stand, which costs time.
+
+        Raises:
+            InputError: a text is no Unicode text.
+        """
+        if limit is None:
+            return [encoded for encoded, _ in self._read(texts, placed=placed)]
+        bounded = [self._bounded(text, limit) for text in texts]
+        read = self._read(bounded, placed=placed)
+        for place, (text, part) in enumerate(zip(texts, bounded, strict=True)):
+            # What was read of a huge text may have too few tokens to tell how the whole one is cut.
+            if part is not text and min(map(len, read[place][1])) < _ENOUGH * limit.tokens:
+                read[place] = self._read([text], placed=placed)[0]
+        return [self._cut(encoded, lengths, limit) for encoded, lengths in read]
+
+    def encode_windows(
+        self, texts: Sequence[Text], limit: Limit, overlap: int, *, placed: bool = False
+    ) -> list[list[EncodedText]]:
+        """Read each of `texts` whole, in windows of `limit` tokens; of a pair the first text stands in each of them.
+
+        Args:
+            texts: texts, and pairs of texts.
+            limit: the most tokens of a window, special ones included.
+            overlap: tokens that neighbouring windows share.
+            placed: whether to say where the tokens stand, which costs time.
+
+        Raises:
+            InputError: a text is no Unicode text, or the limit leaves no room for windows with that overlap.
+        """
         return [
-            EncodedText(
-                ids=tuple(encoding.ids),
-                segment_ids=tuple(encoding.type_ids),
-                is_special=tuple(bool(flag) for flag in encoding.special_tokens_mask),
-                truncated=bool(encoding.overflowing),
-            )
-            for encoding in self._tokenizer.encode_batch(list(texts))
+            self._windows(encoded, lengths, limit, overlap) for encoded, lengths in self._read(texts, placed=placed)
         ]
 
     def pad(self, texts: Sequence[EncodedText], sequence_length: int | None = None) -> dict[str, NDArray[np.int64]]:
@@ -144,6 +166,70 @@ class TextTokenizer:
             place = slice(longest - len(text), longest) if self._pad_side == "left" else slice(0, len(text))
             ids[row, place], segments[row, place], mask[row, place] = text.ids, text.segment_ids, 1
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+
+    def _read(self, texts: Sequence[Text], *, placed: bool) -> list[tuple[EncodedText, tuple[range, ...]]]:
+        """Read `texts` whole, and say where each of their parts begins and ends."""
+        read = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
+        try:
+            encodings = read(list(texts))
+        except TypeError:  # what the library makes of a string that has no UTF-8
+            _require_unicode(texts)
+            raise
+        return [_encoded(encoding, placed=placed) for encoding in encodings]
+
+    def _bounded(self, text: Text, limit: Limit) -> Text:
+        """Return so much of a huge text as decides how it is cut: reading megabytes for 512 tokens takes seconds.
+
+        It ends at a space, and what is made of the text before that does not depend on what follows.
+        """
+        size = max(_LEAST_HUGE, _CHARACTERS_A_TOKEN * limit.tokens)
+        if isinstance(text, str):
+            return self._bounded_part(text, size)
+        return (
+            text
+            if max(map(len, text)) <= size
+            else (self._bounded_part(text[0], size), self._bounded_part(text[1], size))
+        )
+
+    def _bounded_part(self, text: str, size: int) -> str:
+        if len(text) <= size:
+            return text
+        if self._cut_side == "left":
+            end = text[-size:]
+            return end[max(end.find(" "), 0) :]
+        beginning = text[:size]
+        return beginning[: beginning.rfind(" ")] if " " in beginning else beginning
+
+    def _cut(self, encoded: EncodedText, parts: tuple[range, ...], limit: Limit) -> EncodedText:
+        if len(encoded) <= limit.tokens:
+            return encoded
+        room = limit.tokens - (len(encoded) - sum(map(len, parts)))
+        if room <= 0:
+            self.require_room(limit, is_pair=len(parts) == 2)
+        lengths = longest_first((len(parts[0]), len(parts[1])), room) if len(parts) == 2 else (room,)
+        kept = [
+            part[len(part) - length :] if self._cut_side == "left" else part[:length]
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+        return encoded.keep(_with_framing(len(encoded), parts, kept), truncated=True)
+
+    def _windows(self, encoded: EncodedText, parts: tuple[range, ...], limit: Limit, overlap: int) -> list[EncodedText]:
+        if len(encoded) <= limit.tokens:
+            return [encoded]
+        *before, cut = parts
+        room = limit.tokens - (len(encoded) - len(cut))
+        if room <= overlap:
+            raise InputError(
+                f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room, 0)} of a window for the text: "
+                f"too few for windows that share {overlap}",
+                "let windows share fewer tokens, or cut the text",
+            )
+        return [
+            encoded.keep(
+                _with_framing(len(encoded), parts, [*before, cut[start : start + room]]), truncated=False, first=start
+            )
+            for start in window_starts(len(cut), room, overlap)
+        ]
 
     def _padding(self) -> tuple[int, int, str]:
         """Return id, segment and side of padding: tokenizer_config.json, else tokenizer.json, else config.json."""
@@ -171,6 +257,48 @@ class TextTokenizer:
         present = self._tokenizer.normalizer
         lower = normalizers.Lowercase()
         self._tokenizer.normalizer = normalizers.Sequence([lower, present]) if present else lower
+
+
+def _encoded(encoding: Encoding, *, placed: bool) -> tuple[EncodedText, tuple[range, ...]]:
+    parts = tuple(-1 if part is None else part for part in encoding.sequence_ids)
+    places = None
+    if placed:
+        words = tuple(-1 if word is None else word for word in encoding.word_ids)
+        places = TokenPlaces(parts, tuple(encoding.offsets), words)
+    special = tuple(part < 0 for part in parts)
+    text = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, places=places)
+    return text, tuple(_range_of(parts, part) for part in range(encoding.n_sequences))
+
+
+def _range_of(parts: tuple[int, ...], part: int) -> range:
+    """Return the places of the tokens of a part, which stand together."""
+    if part not in parts:
+        return range(0)
+    start = parts.index(part)
+    return range(start, start + parts.count(part))
+
+
+def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) -> list[range]:
+    """Return the places that are `kept` of the parts, with all that stands before, between and behind the parts."""
+    taken, end = [], 0
+    for part, left in sorted(zip(parts, kept, strict=True), key=lambda pair: pair[0].start):
+        taken += [range(end, part.start), left]
+        end = part.stop
+    return [*taken, range(end, length)]
+
+
+def _require_unicode(texts: Sequence[Text]) -> None:
+    """Refuse half of a surrogate pair, which JSON and file names can hold and no tokenizer can read."""
+    for number, text in enumerate(texts, start=1):
+        for part in text if isinstance(text, tuple) else (text,):
+            try:
+                part.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(
+                    f"text {number} has half of a surrogate pair, U+{ord(part[error.start]):04X}, "
+                    f"at character {error.start + 1}",
+                    "it is no Unicode text; replace that character",
+                ) from None
 
 
 def _side(config: dict[str, Json], key: str, default: str = "right") -> str:

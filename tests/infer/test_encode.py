@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxtool.errors import InputError, ModelFileError, ProviderError
-from onnxtool.infer import TextInput, encode, infer_texts
+from onnxtool.infer import TextInput, batches, encode, infer_texts
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from onnxtool.texts.checkpoint_folder import CheckpointFolder
@@ -49,7 +49,7 @@ def test_texts_are_answered_alike_in_batches_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
     """Many texts of mixed lengths come back in their order, also over the end of a chunk."""
-    monkeypatch.setattr(encode, "_MAX_BATCH_SIZE", batch_size)
+    monkeypatch.setattr(batches, "_MAX_BATCH_SIZE", batch_size)
     monkeypatch.setattr(encode, "_TEXTS_AT_A_TIME", 7)
     values = table(V, V)
     generator = np.random.default_rng(5)
@@ -65,7 +65,7 @@ def test_texts_are_answered_alike_in_batches_of_any_size(
 
 def test_wide_outputs_bound_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many tokens run at once as their logits may take memory, and at least one text."""
-    monkeypatch.setattr(encode, "_MAX_OUTPUT_ELEMENTS", 8 * V)
+    monkeypatch.setattr(batches, "_MAX_OUTPUT_ELEMENTS", 8 * V)
     shapes = _watch_shapes(monkeypatch)
     infer_texts(write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits")), TEXTS)
     lengths = sorted(len(ids_of(text)) for text in TEXTS)

@@ -75,9 +75,8 @@ def test_padding_is_on_the_side_and_of_the_segment_that_the_tokenizer_says(tmp_p
 def test_a_text_at_the_limit_stays_whole_and_one_beyond_is_cut(tmp_path: Path, limit: int) -> None:
     """The limit counts the special tokens, and the last of them survives the cut."""
     tokenizer = _tokenizer(tmp_path)
-    tokenizer.truncate_to(Limit(limit, "a test"))
     fits = " ".join(["cat"] * (limit - 2))
-    whole, cut = tokenizer.encode([fits, f"{fits} dog"])
+    whole, cut = tokenizer.encode([fits, f"{fits} dog"], Limit(limit, "a test"))
     assert not whole.truncated
     assert cut.truncated
     assert cut.ids == whole.ids == tuple(ids_of(fits))
@@ -86,8 +85,7 @@ def test_a_text_at_the_limit_stays_whole_and_one_beyond_is_cut(tmp_path: Path, l
 def test_texts_are_cut_on_the_side_that_the_tokenizer_says(tmp_path: Path) -> None:
     """Dialogue models keep the end."""
     tokenizer = _tokenizer(tmp_path, truncation_side="left")
-    tokenizer.truncate_to(Limit(3, "a test"))
-    assert tokenizer.encode(["cat sat dog"])[0].ids == tuple(ids_of("dog"))
+    assert tokenizer.encode(["cat sat dog"], Limit(3, "a test"))[0].ids == tuple(ids_of("dog"))
 
 
 def test_nothing_is_cut_without_a_limit(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ def test_nothing_is_cut_without_a_limit(tmp_path: Path) -> None:
 def test_a_limit_without_room_for_text_is_refused(tmp_path: Path) -> None:
     """The tokenizers library would take it as no limit at all."""
     with pytest.raises(InputError, match="a test allows 2 tokens, and 2 of them are special"):
-        _tokenizer(tmp_path).truncate_to(Limit(2, "a test"))
+        _tokenizer(tmp_path).require_room(Limit(2, "a test"))
 
 
 @pytest.mark.parametrize("mask_token", ["[MASK]", {"content": "[MASK]", "lstrip": True}])

@@ -92,11 +92,12 @@ def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]
 
     tokenizer = TextTokenizer(folder)
     limit = text_limit(model, folder, "sentence-similarity")
-    tokenizer.truncate_to(_MOST_TOKENS if limit is None else min(_MOST_TOKENS, limit))
+    limit = _MOST_TOKENS if limit is None else min(_MOST_TOKENS, limit)
+    tokenizer.require_room(limit)
     batch_size, sequence_length = fixed_shape(model)
     may_pad = any(is_mask(info) for info in model.structure.inputs) or sequence_length is not None
     size = batch_size or (_BATCH_SIZE if may_pad else 1)
-    encoded = sorted((text for text in tokenizer.encode(texts) if len(text)), key=len)
+    encoded = sorted((text for text in tokenizer.encode(texts, limit) if len(text)), key=len)
     bound = index_bounds(model).get("input_ids")
     for start in range(0, len(encoded), size):
         together = encoded[start : start + size]

@@ -1,0 +1,96 @@
+"""The vectors of texts: sparse ones over a vocabulary, and dense ones.
+
+Letters of shapes: N texts, H hidden size, V vocabulary, T terms of all texts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Dense vectors: float32 [N, H].
+DenseVectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SparseVectors:
+    """Weights of the terms of N texts, in compressed rows as scipy.sparse.csr_matrix takes them.
+
+    Attributes:
+        indptr: int64 [N + 1]; the terms of text n are those from indptr[n] up to indptr[n + 1].
+        indices: int32 [T], the ids of the terms, ascending in each text.
+        weights: float32 [T], all but zero.
+        vocabulary: V terms, by their id.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    vocabulary: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and V."""
+        return len(self), len(self.vocabulary)
+
+    def row(self, place: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return the ids of the terms of one text, and their weights."""
+        part = slice(int(self.indptr[place]), int(self.indptr[place + 1]))
+        return self.indices[part], self.weights[part]
+
+    def terms(self, top_k: int | None = None) -> list[dict[str, float]]:
+        """Return term to weight for each text, the heaviest first; of equals that of the lowest id.
+
+        Args:
+            top_k: so many terms of each text at most; all where it is None.
+        """
+        rows = []
+        for place in range(len(self)):
+            ids, weights = self.row(place)
+            order = np.argsort(-weights, kind="stable")[:top_k]
+            rows.append({self.vocabulary[int(ids[i])]: float(weights[i]) for i in order})
+        return rows
+
+    def without(self, ids: Iterable[int]) -> SparseVectors:
+        """Return the vectors without the terms of these ids."""
+        kept = ~np.isin(self.indices, list(ids))
+        before = np.concatenate([[0], np.cumsum(kept)])
+        return SparseVectors(before[self.indptr], self.indices[kept], self.weights[kept], self.vocabulary)
+
+    def to_dense(self) -> DenseVectors:
+        """Return float32 [N, V]."""
+        dense = np.zeros(self.shape, np.float32)
+        dense[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.indices] = self.weights
+        return dense
+
+    @classmethod
+    def from_dense(cls, weights: NDArray[np.float32], vocabulary: Sequence[str]) -> SparseVectors:
+        """Keep what is not zero of `weights`, float32 [N, V]."""
+        rows, columns = np.nonzero(weights)
+        indptr = np.searchsorted(rows, np.arange(len(weights) + 1)).astype(np.int64)
+        return cls(indptr, columns.astype(np.int32), weights[rows, columns].astype(np.float32), vocabulary)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[SparseVectors]) -> SparseVectors:
+        """Put the texts of several, at least one, one behind the other."""
+        counts = np.concatenate([np.diff(part.indptr) for part in parts])
+        return cls(
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            np.concatenate([part.indices for part in parts]),
+            np.concatenate([part.weights for part in parts]),
+            max((part.vocabulary for part in parts), key=len),
+        )
+
+    def take(self, places: Sequence[int]) -> SparseVectors:
+        """Return the texts at `places`, in that order."""
+        counts = np.diff(self.indptr)[places]
+        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        # Where each term of the result stands here: the start of its text, and its place in it.
+        source = np.repeat(self.indptr[:-1][places] - indptr[:-1], counts) + np.arange(indptr[-1])
+        return SparseVectors(indptr, self.indices[source], self.weights[source], self.vocabulary)
