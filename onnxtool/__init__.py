@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from onnxtool.export import export_model as export_model
     from onnxtool.infer import BenchmarkOptions as BenchmarkOptions
     from onnxtool.infer import benchmark_model as benchmark_model
-    from onnxtool.infer import infer_texts as infer_texts
+    from onnxtool.infer import encode as encode
     from onnxtool.infer import load as load
     from onnxtool.model_file import ModelFile as ModelFile
     from onnxtool.optimize import OptimizeOptions as OptimizeOptions
@@ -33,7 +33,7 @@ _MODULES = {
     "export_model": "onnxtool.export",
     "BenchmarkOptions": "onnxtool.infer",
     "benchmark_model": "onnxtool.infer",
-    "infer_texts": "onnxtool.infer",
+    "encode": "onnxtool.infer",
     "load": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",
     "OptimizeOptions": "onnxtool.optimize",

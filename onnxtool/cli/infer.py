@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from onnxtool.cli.infer_answers import answer_blocks
+from onnxtool.cli.infer_answers import answer_blocks, answer_options
 from onnxtool.cli.infer_benchmark import benchmark_blocks, benchmark_options
 from onnxtool.cli.options import PathType, output_options, progress, report_options
 from onnxtool.cli.render import emit
@@ -17,17 +17,13 @@ from onnxtool.runtime.providers import PROVIDERS
 
 # Parameters that mean nothing without --benchmark, and those that mean nothing with it.
 _OF_BENCHMARKS = frozenset({"batch_sizes", "sequence_lengths", "runs", "duration_s", "warmup"})
-_OF_TEXTS = frozenset({"texts", "input_path", "top_k", "model_name"})
+_OF_TEXTS = frozenset({"texts", "query", "input_path", "prompt", "long", "overlap", "top_k", "vectors", "model_name"})
 
 
 @click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
 @click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
 @click.option("--model_name", help="Folder or hub id with tokenizer.json; default: the files beside the model.")
-@click.option("--text", "texts", multiple=True, help="A text to run; may be given several times.")
-@click.option(
-    "--input", "input_path", type=PathType(), help="A file of texts: .txt, or .jsonl with id and contents on a line."
-)
-@click.option("--top_k", type=click.IntRange(min=1), default=10, show_default=True, help="Candidates for each text.")
+@answer_options
 @benchmark_options
 @click.option(
     "--provider",
@@ -46,8 +42,13 @@ def command(
     model_path: Path,
     model_name: str | None,
     texts: tuple[str, ...],
+    query: str | None,
     input_path: Path | None,
-    top_k: int,
+    prompt: str | None,
+    long: str | None,
+    overlap: int | None,
+    top_k: int | None,
+    vectors: bool,
     benchmark: bool,
     batch_sizes: tuple[int, ...],
     sequence_lengths: tuple[int, ...],
@@ -63,8 +64,8 @@ def command(
 ) -> None:
     """Run texts through an ONNX file with the checkpoint's own tokenizer, or time it with --benchmark.
 
-    What is printed depends on what the model is for: the terms of a sparse encoder and their weights, labels, the
-    tokens for a mask, or how similar the texts are to each other.
+    What is printed depends on what the model is for: the terms of a sparse encoder and their weights, how similar
+    texts are to each other, labels, texts ranked for a query, entities, the answer to a question, tokens for a mask.
     """
     if benchmark:
         if unused := _given_of(_OF_TEXTS):
@@ -72,11 +73,14 @@ def command(
     elif unused := _given_of(_OF_BENCHMARKS):
         raise click.UsageError(f"nothing is timed without --benchmark; pass it, or leave out {' and '.join(unused)}")
     elif not texts and input_path is None:
-        raise click.UsageError("nothing to run: pass --text, --input or --benchmark")
+        beside = " beside --query" if query is not None else ""
+        raise click.UsageError(f"nothing to run: pass --text, --input or --benchmark{beside}")
+    elif overlap is not None and long != "window":
+        raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
     if output is not None:
         check_writable(output, force=force)
     # Imported here so that --help needs neither numpy nor tokenizers.
-    from onnxtool.infer import BenchmarkOptions, TextInput, benchmark_model, infer_texts, read_texts
+    from onnxtool.infer import BenchmarkOptions, LongTexts, TextInput, benchmark_model, load, read_texts
 
     report: BenchmarkReport | InferReport
     with progress(quiet=quiet) as on_progress:
@@ -94,16 +98,17 @@ def command(
             blocks = benchmark_blocks(report)
         else:
             named = [TextInput(text) for text in texts]
-            report = infer_texts(
-                model_path,
-                [*named, *(read_texts(input_path) if input_path is not None else ())],
-                model_name=model_name,
-                provider=provider,
-                threads=threads,
+            named += read_texts(input_path) if input_path is not None else ()
+            model = load(model_path, model_name=model_name, provider=provider, threads=threads, on_progress=on_progress)
+            report = model.answer(
+                named,
+                query=query,
+                prompt=prompt,
+                long=None if long is None else LongTexts(long, overlap),
                 top_k=top_k,
                 on_progress=on_progress,
             )
-            blocks = answer_blocks(report)
+            blocks = answer_blocks(report, vectors=vectors)
     emit(report, blocks, format_name, output=output, force=force)
 
 

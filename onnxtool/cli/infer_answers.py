@@ -1,7 +1,12 @@
-"""How answers of `onnxtool infer` are laid out."""
+"""The options of `onnxtool infer` for texts, and how its answers are laid out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import click
+
+from onnxtool.cli.options import Command, PathType
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.reports import InferReport, TextAnswer
 
@@ -10,30 +15,100 @@ _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "la
 # A wider table of all pairs does not fit a screen; the nearest text of each is shown instead.
 _MAX_MATRIX = 12
 _MAX_TEXT_WIDTH = 80
+# As in onnxtool.infer.LONG_TEXTS, which loads numpy.
+_LONG_TEXTS = ("truncate", "window", "fail")
+
+# In the order of the help.
+_OPTIONS = (
+    click.option("--text", "texts", multiple=True, help="A text to run; may be given several times."),
+    click.option(
+        "--query",
+        help="Makes a pair with every text: a query to rank texts for, a question to answer from them, a premise.",
+    ),
+    click.option(
+        "--input",
+        "input_path",
+        type=PathType(),
+        help="A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on a line.",
+    ),
+    click.option(
+        "--prompt",
+        help="Written before each text: the name of one of the checkpoint's prompts, or the prompt itself; '' for none."
+        "  [default: as the checkpoint says]",
+    ),
+    click.option(
+        "--long",
+        type=click.Choice(_LONG_TEXTS),
+        help="What becomes of texts longer than the model takes: cut, read in windows, or refused."
+        "  [default: window for questions, else truncate]",
+    ),
+    click.option(
+        "--overlap",
+        type=click.IntRange(min=0),
+        help="Tokens that neighbouring windows share.  [default: a quarter of a window]",
+    ),
+    click.option(
+        "--top_k",
+        type=click.IntRange(min=1),
+        help="Candidates for each text.  [default: 10 terms or tokens, 3 answers, all labels]",
+    ),
+    click.option("--vectors", is_flag=True, help="Print embeddings themselves as well; JSON always has them."),
+)
 
 
-def answer_blocks(report: InferReport) -> list[Block]:
+def answer_options(command: Command) -> Command:
+    """Add the options for texts."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
     """Lay out the answers by what the model is for."""
     facts = Facts([("Model", report.model), ("Task", report.task), ("Provider", report.provider)])
     blocks: list[Block] = [facts, *(Note(note) for note in report.notes)]
+    if report.rankings:
+        return [*blocks, *_ranking_blocks(report)]
     if report.similarities:
-        return [*blocks, *_similarity_blocks(report)]
-    for number, answer in enumerate(report.answers, start=1):
-        blocks.append(Heading(_title(number, answer)))
-        if answer.candidates:
-            label, score = _COLUMNS[report.kind]
-            rows = [(candidate.label, f"{candidate.score:.4f}") for candidate in answer.candidates]
-            blocks.append(Table((label, score), rows, frozenset({score})))
-        elif answer.outputs:
-            blocks.append(Facts([(name, format_shape(shape)) for name, shape in answer.outputs.items()]))
-        else:
-            blocks.append(Facts([(_COLUMNS[report.kind][0], "none")]))
+        blocks += _similarity_blocks(report)
+    else:
+        for number, answer in enumerate(report.answers, start=1):
+            blocks += [Heading(_title(number, answer)), _answer_block(report.kind, answer)]
+    return [*blocks, *_vector_blocks(report)] if vectors else blocks
+
+
+def _answer_block(kind: str, answer: TextAnswer) -> Block:
+    if answer.candidates:
+        label, score = _COLUMNS[kind]
+        rows = [(candidate.label, f"{candidate.score:.4f}") for candidate in answer.candidates]
+        return Table((label, score), rows, frozenset({score}))
+    if answer.spans:
+        spans = [
+            (span.label, f"{span.score:.4f}", f"{span.start}-{span.end}", _one_line(span.text)) for span in answer.spans
+        ]
+        return Table(("label", "score", "characters", "text"), spans, frozenset({"score", "characters"}))
+    if answer.outputs:
+        return Facts([(name, format_shape(shape)) for name, shape in answer.outputs.items()])
+    return Facts([("spans" if kind == "spans" else _COLUMNS[kind][0], "none")])
+
+
+def _ranking_blocks(report: InferReport) -> list[Block]:
+    blocks: list[Block] = []
+    for ranking in report.rankings:
+        blocks.append(Heading("Scores" if ranking.query is None else _one_line(ranking.query)))
+        rows: list[Sequence[str]] = []
+        for rank, place in enumerate(ranking.order, start=1):
+            answer = report.answers[place]
+            score = f"{answer.candidates[0].score:.4f}"
+            rows.append((str(rank), score, f"{answer.num_tokens}{_how_read(answer)}", _label(answer)))
+        blocks.append(Table(("rank", "score", "tokens", "text"), rows, frozenset({"rank", "score"})))
     return blocks
 
 
 def _similarity_blocks(report: InferReport) -> list[Block]:
     rows = [
-        (str(number), str(answer.num_tokens), _label(answer)) for number, answer in enumerate(report.answers, start=1)
+        (str(number), f"{answer.num_tokens}{_how_read(answer)}", _label(answer))
+        for number, answer in enumerate(report.answers, start=1)
     ]
     blocks: list[Block] = [Heading("Texts"), Table(("#", "tokens", "text"), rows, frozenset({"#", "tokens"}))]
     if len(rows) <= _MAX_MATRIX:
@@ -51,13 +126,32 @@ def _similarity_blocks(report: InferReport) -> list[Block]:
     return [*blocks, Heading("Nearest other text of each"), Table(columns, nearest, frozenset(columns))]
 
 
+def _vector_blocks(report: InferReport) -> list[Block]:
+    rows = [
+        (str(number), " ".join(map(str, answer.vector)))
+        for number, answer in enumerate(report.answers, start=1)
+        if answer.vector
+    ]
+    return [Heading("Vectors"), Facts(rows)] if rows else []
+
+
 def _title(number: int, answer: TextAnswer) -> str:
-    cut = ", cut" if answer.truncated else ""
-    return f"{number}. {_label(answer)} ({answer.num_tokens} tokens{cut})"
+    query = "" if answer.query is None else f"{_one_line(answer.query)} | "
+    return f"{number}. {query}{_label(answer)} ({answer.num_tokens} tokens{_how_read(answer)})"
+
+
+def _how_read(answer: TextAnswer) -> str:
+    if answer.num_windows > 1:
+        return f", {answer.num_windows} windows"
+    return ", cut" if answer.truncated else ""
 
 
 def _label(answer: TextAnswer) -> str:
     """Name a text by its id and how it begins, on one line."""
-    text = " ".join(answer.text.split())
-    short = text if len(text) <= _MAX_TEXT_WIDTH else f"{text[: _MAX_TEXT_WIDTH - 1]}…"
+    short = _one_line(answer.text)
     return short if answer.id is None else f"[{answer.id}] {short}"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text[: 8 * _MAX_TEXT_WIDTH].split())
+    return line if len(line) <= _MAX_TEXT_WIDTH else f"{line[: _MAX_TEXT_WIDTH - 1]}…"

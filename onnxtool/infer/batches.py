@@ -39,6 +39,14 @@ class Batch:
     mask: NDArray[np.bool_]
     outputs: Mapping[str, NDArray[Any]]
 
+    @property
+    def pooled(self) -> NDArray[np.bool_]:
+        """True for tokens that are pooled over, bool [B, S]: not for padding, nor for a prompt that is left out."""
+        if not any(text.num_prompt for text in self.texts):
+            return self.mask
+        prompts = np.array([text.num_prompt for text in self.texts])
+        return np.asarray(self.mask & (self.mask.cumsum(axis=1) > prompts[:, None]))
+
     def output(self, rank: int, *names: str) -> NDArray[Any]:
         """Return the output of `rank` axes with one of `names`, else the first of that rank.
 

@@ -1,4 +1,4 @@
-"""Load a model with all that it takes to run texts through it: session, tokenizer, limits, and how it is read.
+"""Load a model with all that it takes to run texts through it: session, tokenizer, limits, prompts, and its head.
 
 Letters of shapes: B batch, N texts, S sequence, H hidden size.
 """
@@ -6,7 +6,7 @@ Letters of shapes: B batch, N texts, S sequence, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
-from onnxtool.infer.answers import AnswerRule
+from onnxtool.infer.answering import Item, answer_texts, make_request
 from onnxtool.infer.batches import Batch, BatchRules
-from onnxtool.infer.pooled import dense_vectors, sparse_vectors
-from onnxtool.infer.tasks import deduce_task, rule_for, stated_task
+from onnxtool.infer.heads import AnyHead, head_for
+from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.model_file import ModelFile
+from onnxtool.reports import InferReport
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.texts.checkpoint_folder import CheckpointFolder, find_checkpoint_folder
+from onnxtool.texts.cutting import EncodedText, Text, Way
 from onnxtool.texts.feeds import text_feeds
 from onnxtool.texts.limits import Limit, text_limit
-from onnxtool.texts.tokenizer import EncodedText, Text, TextTokenizer
+from onnxtool.texts.prompts import Prompts
+from onnxtool.texts.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,10 @@ class LoadedModel:
         folder: the checkpoint's small files.
         task: what the model is for, as its metadata says, else as deduced from its outputs.
         limit: the most tokens of a text; None where there is no limit.
-        rule: how the outputs are read.
+        head: how the outputs are read.
         batch_rules: what the graph takes at once.
         num_ids: how many tokens the graph knows; None where that does not show.
+        prompts: what the checkpoint has written before texts.
     """
 
     session: Session
@@ -48,22 +54,65 @@ class LoadedModel:
     folder: CheckpointFolder
     task: str
     limit: Limit | None
-    rule: AnswerRule
+    head: AnyHead
     batch_rules: BatchRules
     num_ids: int | None
+    prompts: Prompts = field(default_factory=lambda: Prompts({}))
 
     @property
     def is_sparse(self) -> bool:
         """Whether texts are encoded as weights of terms."""
-        return self.rule.kind == "terms"
+        return self.head.kind == "terms"
 
-    def tokenize(self, texts: Sequence[Text]) -> list[EncodedText]:
+    @property
+    def gives_vectors(self) -> bool:
+        """Whether texts can be encoded: the model is a sentence encoder or a sparse one."""
+        return isinstance(self.head, VectorHead)
+
+    def tokenize(self, texts: Sequence[Text], *, prompt: str | None = None) -> list[EncodedText]:
         """Read N texts, or pairs of texts, each cut to the model's limit.
 
+        Args:
+            texts: texts, and pairs of texts.
+            prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
+                None for the checkpoint's default.
+
         Raises:
-            InputError: a text is no Unicode text.
+            InputError: a text is no Unicode text, or there is no such prompt.
         """
-        return self.tokenizer.encode(texts, self.limit)
+        return [window for (window,) in self.windows(texts, prompt=prompt)]
+
+    def windows(
+        self, texts: Sequence[Text], *, prompt: str | None = None, long: LongTexts | str = CUT, first: int = 1
+    ) -> list[list[EncodedText]]:
+        """Read N texts, or pairs of texts, each as one or more windows that the model takes.
+
+        Args:
+            texts: texts, and pairs of texts.
+            prompt: as in `tokenize`.
+            long: what becomes of texts that are longer than the limit: `truncate`, `window` or `fail`, or with an
+                overlap as LongTexts.
+            first: the number of the first text, for errors.
+
+        Raises:
+            InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
+        """
+        before = self.prompts.find(prompt)
+        way = Way(placed=self.head.places_tokens, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs)
+        num_left_out = 0
+        if before:
+            texts = [_with_prompt(before, text) for text in texts]
+            num_tokens, num_special = self.tokenizer.count(before)
+            way = replace(way, num_leading=num_tokens)
+            num_left_out = num_special + num_tokens if self._leaves_prompts_out else 0
+        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit, way, first=first)
+        if num_left_out:
+            read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
+        return read
+
+    @property
+    def _leaves_prompts_out(self) -> bool:
+        return getattr(self.head, "includes_prompt", True) is False
 
     def feeds(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
         """Pad B texts and return the inputs of the graph; a graph of a fixed batch gets the last text again.
@@ -112,35 +161,95 @@ class LoadedModel:
             InputError: the model gives no vectors.
             SessionError: a value is not a finite number.
         """
-        if self.rule.kind == "terms":
-            vectors = sparse_vectors(batch, self.folder, self.tokenizer)
-            return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
-        if self.rule.kind == "similarities":
-            return dense_vectors(batch, self.folder)[0]
+        head = self._vector_head()
+        return self._finished(head.finish(head.pool(batch)), keep_special=keep_special)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str | None = None,
+        long: LongTexts | str = CUT,
+        keep_special: bool = False,
+    ) -> DenseVectors | SparseVectors:
+        """Return the vectors of N texts, in their order: float32 [N, H] of an embedder, terms of a sparse encoder.
+
+        Args:
+            texts: N texts.
+            prompt: as in `tokenize`.
+            long: as in `windows`.
+            keep_special: whether tokens that frame a text, such as [CLS], may be terms.
+
+        Raises:
+            InputError: there are no texts, one cannot be read, or the model gives no vectors.
+            SessionError: onnxruntime fails, or gives what is not a finite number.
+        """
+        if not texts:
+            raise InputError("no texts to encode", "pass at least one")
+        self._vector_head()
+        return self.encode_windows(self.windows(texts, prompt=prompt, long=long), keep_special=keep_special)
+
+    def encode_windows(
+        self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False
+    ) -> DenseVectors | SparseVectors:
+        """Return the vectors of N texts from what `windows` gives of them; see `encode`."""
+        head = self._vector_head()
+        flat = [window for group in windows for window in group]
+        places: list[int] = []
+        parts: list[Any] = []
+        for together in self.batch_rules.batches([len(text) for text in flat]):
+            places += together
+            parts.append(head.pool(self.run([flat[place] for place in together])))
+        order: list[int] = np.argsort(places).tolist()
+        pooled: Any
+        if isinstance(parts[0], SparseVectors):
+            pooled = SparseVectors.concatenate(parts).take(order)
+        else:
+            pooled = np.concatenate(parts)[order]
+        if len(flat) > len(windows):
+            head.require_windows()
+            pooled = head.join(pooled, windows)
+        return self._finished(head.finish(pooled), keep_special=keep_special)
+
+    def answer(
+        self,
+        texts: Sequence[Item],
+        *,
+        query: str | None = None,
+        prompt: str | None = None,
+        long: LongTexts | str | None = None,
+        top_k: int | None = None,
+        on_progress: Callable[[str], None] = lambda _stage: None,
+    ) -> InferReport:
+        """Say what the model makes of each of N texts, or of pairs of texts, in their order.
+
+        Args:
+            texts: N texts, with or without an id, or pairs of a query and a text.
+            query: makes a pair with every text that is none.
+            prompt: as in `tokenize`.
+            long: as in `windows`; None for windows where the task is to find something in a text, else they are cut.
+            top_k: the most candidates for a text; None for all labels of a classifier, and a few of anything else.
+            on_progress: is told what is being done.
+
+        Raises:
+            InputError: there are no texts, one cannot be read, or the model takes no pairs, or only pairs.
+            SessionError: onnxruntime fails, or gives what is not a finite number.
+        """
+        asked = None if long is None else LongTexts.of(long)
+        return answer_texts(self, make_request(self, texts, query, prompt, asked, top_k), on_progress)
+
+    def _vector_head(self) -> VectorHead[Any]:
+        if isinstance(self.head, VectorHead):
+            return self.head
         raise InputError(
             f"{self.session.model.path} is for {self.task}, and gives no vector for a text",
             "encode with a model for sentence-similarity or sparse-encoding; answer() gives what this one is for",
         )
 
-    def encode(self, texts: Sequence[str], *, keep_special: bool = False) -> DenseVectors | SparseVectors:
-        """Return the vectors of N texts, in their order: float32 [N, H] of an embedder, terms of a sparse encoder.
-
-        Raises:
-            InputError: there are no texts, or the model gives no vectors.
-            SessionError: onnxruntime fails, or gives what is not a finite number.
-        """
-        if not texts:
-            raise InputError("no texts to encode", "pass at least one")
-        read = self.tokenize(texts)
-        places: list[int] = []
-        parts: list[Any] = []
-        for together in self.batch_rules.batches([len(text) for text in read]):
-            places += together
-            parts.append(self.pool(self.run([read[place] for place in together]), keep_special=keep_special))
-        order = np.argsort(places)
-        if isinstance(parts[0], SparseVectors):
-            return SparseVectors.concatenate(parts).take(order)
-        return np.asarray(np.concatenate(parts)[order], np.float32)
+    def _finished(self, vectors: Any, *, keep_special: bool) -> DenseVectors | SparseVectors:
+        if isinstance(vectors, SparseVectors):
+            return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
+        return np.asarray(vectors, np.float32)
 
 
 def load(
@@ -161,7 +270,7 @@ def load(
         on_progress: is told what is being done.
 
     Raises:
-        InputError: there is no tokenizer.
+        InputError: there is no tokenizer, or a file of the checkpoint asks for what is not computed here.
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here; the model never runs on another one than asked for.
         SessionError: onnxruntime cannot load the model.
@@ -174,6 +283,8 @@ def load(
     limit = text_limit(model, folder, task)
     if limit is not None:
         tokenizer.require_room(limit)
+    head = head_for(task, model, folder, tokenizer)
+    prompts = Prompts.of(folder)
     on_progress(f"loading {path}")
     return LoadedModel(
         session=open_session(path, provider=provider, threads=threads),
@@ -181,10 +292,34 @@ def load(
         folder=folder,
         task=task,
         limit=limit,
-        rule=rule_for(task, model, folder),
+        head=head,
         batch_rules=BatchRules.of(model),
         num_ids=index_bounds(model).get("input_ids"),
+        prompts=prompts,
     )
+
+
+def encode(
+    model_path: Path | str,
+    texts: Sequence[str],
+    *,
+    model_name: str | None = None,
+    provider: str = "auto",
+    prompt: str | None = None,
+    long: LongTexts | str = CUT,
+) -> DenseVectors | SparseVectors:
+    """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
+
+    Raises:
+        OnnxtoolError: the model cannot be loaded, gives no vectors, or a text cannot be read.
+    """
+    model = load(model_path, model_name=model_name, provider=provider)
+    return model.encode(texts, prompt=prompt, long=long)
+
+
+def _with_prompt(prompt: str, text: Text) -> Text:
+    """Write `prompt` before a text, of a pair before the first, as sentence-transformers does."""
+    return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
 
 
 def _without_filling(array: NDArray[Any], num_texts: int, num_rows: int) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnxtool.infer.answers import RULES, SHAPES, AnswerRule
 from onnxtool.metadata import TASK_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
@@ -31,6 +30,8 @@ def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int
         return "sentence-similarity"
     if _HIDDEN_STATES & set(outputs):
         return "sentence-similarity" if folder.module_config("Pooling") is not None else "feature-extraction"
+    if {"start_logits", "end_logits"} <= set(outputs):
+        return "question-answering"
     if "logits" in outputs:
         return _task_of_logits(outputs["logits"], folder, vocabulary_size)
     return UNKNOWN_TASK
@@ -54,12 +55,3 @@ def _task_of_logits(logits: TensorInfo, folder: CheckpointFolder, vocabulary_siz
 
 def _has_mask_token(folder: CheckpointFolder) -> bool:
     return any(folder.read(name).get("mask_token") for name in ("tokenizer_config.json", "special_tokens_map.json"))
-
-
-def rule_for(task: str, model: ModelFile, folder: CheckpointFolder) -> AnswerRule:
-    """Return how outputs are read for `task`; a feature extractor that says how to pool is an embedder."""
-    if task == "feature-extraction":
-        pools = folder.module_config("Pooling") is not None
-        if pools or any(info.name == _EMBEDDING for info in model.structure.outputs):
-            return RULES["sentence-similarity"]
-    return RULES.get(task, SHAPES)

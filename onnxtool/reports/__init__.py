@@ -17,12 +17,14 @@ from onnxtool.figures import Stats as Stats
 from onnxtool.figures import StatsDelta as StatsDelta
 from onnxtool.figures import TensorInfo as TensorInfo
 from onnxtool.figures import to_json as to_json
+from onnxtool.reports.answers import InferReport as InferReport
+from onnxtool.reports.answers import Ranking as Ranking
+from onnxtool.reports.answers import Scored as Scored
+from onnxtool.reports.answers import Span as Span
+from onnxtool.reports.answers import TextAnswer as TextAnswer
 from onnxtool.reports.running import BenchmarkReport as BenchmarkReport
 from onnxtool.reports.running import BenchmarkResult as BenchmarkResult
-from onnxtool.reports.running import InferReport as InferReport
 from onnxtool.reports.running import LatencySummary as LatencySummary
-from onnxtool.reports.running import Scored as Scored
-from onnxtool.reports.running import TextAnswer as TextAnswer
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.metadata import FILES_KEY
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json
-from onnxtool.sentence_modules import Module, max_sequence_length, read_modules, read_settings
+from onnxtool.sentence_modules import ENCODER_NAME, Module, max_sequence_length, read_modules, read_settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TOKENIZER_NAME = "tokenizer.json"
+MODULE_WEIGHTS = "model.safetensors"
 
 # What is fetched from the hub: everything that decides how a text is read and an output is understood.
 _HUB_PATTERNS = (
@@ -24,7 +30,11 @@ _HUB_PATTERNS = (
     "config.json",
     "modules.json",
     "sentence_*_config.json",
-    "*Pooling/config.json",
+    ENCODER_NAME,
+    "[0-9]*_*/config.json",
+    # Small ones; those of the transformer may lie in a folder as well.
+    "*_Dense/model.safetensors",
+    "*_LayerNorm/model.safetensors",
 )
 # Written beside `optimize`'s outputs: they share the folder of the model they came from.
 _OPTIMIZED_SUFFIX = "-optimized"
@@ -46,7 +56,7 @@ class CheckpointFolder:
         if content is None:
             return {}
         if not isinstance(content, dict):
-            raise self._malformed(name, "not a JSON object")
+            raise self.malformed(name, "not a JSON object")
         return content
 
     @cached_property
@@ -56,17 +66,42 @@ class CheckpointFolder:
         Raises:
             InputError: modules.json is malformed.
         """
-        return read_modules(self._load, self._malformed)
+        return read_modules(self._load, self.malformed)
 
     @cached_property
     def max_sequence_length(self) -> tuple[int, str] | None:
         """How many tokens sentence-transformers cuts a text to, and the file that says so; None where none does."""
-        return max_sequence_length(self._load, self._malformed)
+        return max_sequence_length(self._load, self.malformed)
 
     def module_config(self, kind: str) -> dict[str, Json] | None:
         """Return the configuration of the first module of type `kind`, or None where there is no such module."""
         module = next((module for module in self.modules if module.kind == kind), None)
-        return None if module is None else read_settings(module, self._load, self._malformed)
+        return None if module is None else self.settings(module)
+
+    def settings(self, module: Module) -> dict[str, Json]:
+        """Return the configuration of one of `modules`; empty where it has no file."""
+        return read_settings(module, self._load, self.malformed)
+
+    def module_weights(self, name: str) -> dict[str, NDArray[np.float32]]:
+        """Return the tensors of the module in the folder `name`, from safetensors only: a pickle can run code.
+
+        Raises:
+            InputError: there is no such file, or it cannot be read.
+        """
+        import numpy as np
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self.path / name / MODULE_WEIGHTS
+        if not path.is_file():
+            raise InputError(
+                f"there is no {path}, and without it embeddings are others than the checkpoint's",
+                "pass --model_name with the whole checkpoint; pytorch_model.bin is not read, it can run code",
+            )
+        try:
+            return {key: tensor.astype(np.float32) for key, tensor in load_file(path).items()}
+        except (SafetensorError, OSError, KeyError, TypeError) as error:  # the last two for dtypes that numpy lacks
+            raise InputError(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
 
     def _load(self, name: str) -> Json:
         try:
@@ -76,10 +111,11 @@ class CheckpointFolder:
         except OSError as error:
             raise InputError(f"cannot read {self.path / name}: {error.strerror}", "check its permissions") from error
         except ValueError as error:
-            raise self._malformed(name, f"not JSON: {error}") from None
+            raise self.malformed(name, f"not JSON: {error}") from None
         return content
 
-    def _malformed(self, name: str, reason: str) -> InputError:
+    def malformed(self, name: str, reason: str) -> InputError:
+        """Make the error for a file of the checkpoint that is not what it should be."""
         return InputError(f"{self.path / name} is malformed: {reason}", "export the model again, or pass --model_name")
 
 

@@ -8,33 +8,79 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.reports import TensorInfo
+from onnxtool.runtime.feeds import has_past
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
+_PAST = "past_key_values"
+# What models take beside texts, by how the names of the inputs begin.
+_OTHER_INPUTS = {
+    "decoder_": "the tokens of a decoder, which an encoder-decoder makes one after the other",
+    "encoder_": "the states of an encoder, which another graph gives",
+    "pixel_values": "a picture",
+    "input_features": "sound",
+    "input_values": "sound",
+    "inputs_embeds": "embeddings in place of tokens",
+    "image_": "what belongs to a picture",
+    "bbox": "the places of words on a page",
+}
 
 
 def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
     """Take the inputs that the graph has from `arrays`, each int64 [B, S], in the graph's dtypes.
 
+    Positions are counted from the mask, as `generate` of transformers does, and a cache of earlier tokens is empty.
+
     Raises:
         InputError: the graph has an input that no tokenizer gives.
     """
-    feeds = {}
-    for info in model.structure.inputs:
-        if info.name not in arrays:
-            raise InputError(
-                f"the model has the input {info.name}, which no tokenizer gives ({', '.join(arrays)})",
-                "export the model for texts, or run it with onnxtool.open_session and inputs of your own",
-            )
-        if info.dtype not in _INPUT_DTYPES:
-            raise InputError(
-                f"the input {info.name} is of dtype {info.dtype}, which no ids or masks have",
-                "export the model for token ids",
-            )
-        feeds[info.name] = arrays[info.name].astype(info.dtype, copy=False)
+    inputs = model.structure.inputs
+    with_past = has_past(inputs) or any(info.name.startswith(_PAST) for info in inputs)
+    feeds: dict[str, NDArray[Any]] = {}
+    for info in inputs:
+        if info.name in arrays or info.name == "position_ids":
+            _require_dtype(info)
+            feeds[info.name] = _tokens(info.name, arrays).astype(info.dtype, copy=False)
+        elif with_past and len(info.shape) > 2 and info.dtype.startswith("float"):
+            feeds[info.name] = _empty(info, len(arrays["input_ids"]))
+        else:
+            raise _unknown(info, arrays)
     return feeds
+
+
+def _tokens(name: str, arrays: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    if name in arrays:
+        return arrays[name]
+    positions: NDArray[np.int64] = np.maximum(arrays["attention_mask"].cumsum(axis=1) - 1, 0)
+    return positions
+
+
+def _empty(info: TensorInfo, batch_size: int) -> NDArray[Any]:
+    """Make the cache before the first token: keys and values of none, states of zeros."""
+    shape = [size if isinstance(size, int) else (0 if axis else batch_size) for axis, size in enumerate(info.shape)]
+    return np.zeros(shape, info.dtype)
+
+
+def _require_dtype(info: TensorInfo) -> None:
+    if info.dtype not in _INPUT_DTYPES:
+        raise InputError(
+            f"the input {info.name} is of dtype {info.dtype}, which no ids or masks have",
+            "export the model for token ids",
+        )
+
+
+def _unknown(info: TensorInfo, arrays: Mapping[str, NDArray[np.int64]]) -> InputError:
+    what = next((what for start, what in _OTHER_INPUTS.items() if info.name.startswith(start)), "")
+    return InputError(
+        f"the model has the input {info.name}, which no tokenizer gives ({', '.join(arrays)})"
+        + (f": {what}" if what else ""),
+        "export the model for texts (--task feature-extraction keeps an encoder), or run it with "
+        "onnxtool.open_session and inputs of your own",
+    )

@@ -1,4 +1,4 @@
-"""Read texts from a file: plain text, one a line, or JSON Lines with `id` and `contents`."""
+"""Read texts from a file: plain text, one a line, or JSON Lines with `id`, `contents` and, of a pair, `query`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ class TextInput:
 
     Attributes:
         id: what the file calls this text; None where it has no name.
+        query: the text that it makes a pair with, such as a question; None where it stands alone.
     """
 
     contents: str
     id: str | None = None
+    query: str | None = None
 
 
 def read_texts(path: Path) -> tuple[TextInput, ...]:
@@ -78,7 +80,10 @@ def _json_object(line: str, place: str) -> TextInput:
         raise InputError(f"{place} has no id that is a string or an integer", 'add "id" to the object')
     if not isinstance(contents, str):
         raise InputError(f"{place} has no contents that is a string", 'add "contents", the text, to the object')
-    return TextInput(contents, str(name))
+    query = entry.get("query")
+    if query is not None and not isinstance(query, str):
+        raise InputError(f"{place} has a query that is no string", 'leave "query" out, or make it a text')
+    return TextInput(contents, str(name), query)
 
 
 _FORMATS: dict[str, Callable[[str, str], TextInput]] = {".txt": _plain, ".jsonl": _json_object}

@@ -15,7 +15,7 @@ from tokenizers import Encoding, Tokenizer, normalizers
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
 from onnxtool.texts.checkpoint_folder import TOKENIZER_NAME, CheckpointFolder
-from onnxtool.texts.cutting import EncodedText, TokenPlaces, longest_first, window_starts
+from onnxtool.texts.cutting import PLAIN, EncodedText, Text, TokenPlaces, Way, WholeText, bounded
 from onnxtool.texts.limits import Limit
 
 if TYPE_CHECKING:
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 # Tokens that frame a text; they stand for no term of it.
 _FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
-# A text is huge from so many characters on for each token that is kept of it, and from so many in all.
-_CHARACTERS_A_TOKEN, _LEAST_HUGE = 64, 1 << 14
 # So many times the tokens that are kept have to be in what is read of a huge text.
 _ENOUGH = 2
-
-
-# A text, or a pair of texts.
-Text = str | tuple[str, str]
 
 
 class TextTokenizer:
@@ -110,31 +104,32 @@ class TextTokenizer:
                 "export the model for longer texts",
             )
 
-    def encode(self, texts: Sequence[Text], limit: Limit | None = None, *, placed: bool = False) -> list[EncodedText]:
-        """Read each of `texts`, cut to `limit` on the side that the tokenizer says; pairs by their longer text first.
+    def encode(self, texts: Sequence[Text], limit: Limit | None = None, way: Way = PLAIN) -> list[EncodedText]:
+        """Read each of `texts`, cut to `limit`.
 
         May be called from several threads at once.
 
         Args:
             texts: texts, and pairs of texts.
             limit: the most tokens of one, special ones included.
-            placed: whether to say where the tokens stand, which costs time.
+            way: how they are read.
 
         Raises:
-            InputError: a text is no Unicode text.
+            InputError: a text is no Unicode text, or the limit leaves no room for it.
         """
         if limit is None:
-            return [encoded for encoded, _ in self._read(texts, placed=placed)]
-        bounded = [self._bounded(text, limit) for text in texts]
-        read = self._read(bounded, placed=placed)
-        for place, (text, part) in enumerate(zip(texts, bounded, strict=True)):
+            return [whole.encoded for whole in self._read(texts, placed=way.placed)]
+        side = way.cut_side or self._cut_side
+        parts = [bounded(text, limit, side) for text in texts]
+        read = self._read(parts, placed=way.placed)
+        for place, (text, part) in enumerate(zip(texts, parts, strict=True)):
             # What was read of a huge text may have too few tokens to tell how the whole one is cut.
-            if part is not text and min(map(len, read[place][1])) < _ENOUGH * limit.tokens:
-                read[place] = self._read([text], placed=placed)[0]
-        return [self._cut(encoded, lengths, limit) for encoded, lengths in read]
+            if part is not text and min(map(len, read[place].parts)) < _ENOUGH * limit.tokens:
+                read[place] = self._read([text], placed=way.placed)[0]
+        return [whole.cut(limit, side, keeps_first=way.keeps_first) for whole in read]
 
     def encode_windows(
-        self, texts: Sequence[Text], limit: Limit, overlap: int, *, placed: bool = False
+        self, texts: Sequence[Text], limit: Limit, overlap: int, way: Way = PLAIN
     ) -> list[list[EncodedText]]:
         """Read each of `texts` whole, in windows of `limit` tokens; of a pair the first text stands in each of them.
 
@@ -142,14 +137,17 @@ class TextTokenizer:
             texts: texts, and pairs of texts.
             limit: the most tokens of a window, special ones included.
             overlap: tokens that neighbouring windows share.
-            placed: whether to say where the tokens stand, which costs time.
+            way: how they are read.
 
         Raises:
             InputError: a text is no Unicode text, or the limit leaves no room for windows with that overlap.
         """
-        return [
-            self._windows(encoded, lengths, limit, overlap) for encoded, lengths in self._read(texts, placed=placed)
-        ]
+        return [whole.windows(limit, overlap, way.num_leading) for whole in self._read(texts, placed=way.placed)]
+
+    def count(self, text: str) -> tuple[int, int]:
+        """Return how many tokens `text` has, and how many the tokenizer puts before it."""
+        (whole,) = self._read([text], placed=False)
+        return len(whole.parts[0]), whole.parts[0].start
 
     def pad(self, texts: Sequence[EncodedText], sequence_length: int | None = None) -> dict[str, NDArray[np.int64]]:
         """Put `texts` into arrays: input_ids, attention_mask and token_type_ids, each int64 [B, S].
@@ -167,69 +165,14 @@ class TextTokenizer:
             ids[row, place], segments[row, place], mask[row, place] = text.ids, text.segment_ids, 1
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
 
-    def _read(self, texts: Sequence[Text], *, placed: bool) -> list[tuple[EncodedText, tuple[range, ...]]]:
-        """Read `texts` whole, and say where each of their parts begins and ends."""
+    def _read(self, texts: Sequence[Text], *, placed: bool) -> list[WholeText]:
         read = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
         try:
             encodings = read(list(texts))
         except TypeError:  # what the library makes of a string that has no UTF-8
-            _require_unicode(texts)
+            require_unicode(texts)
             raise
-        return [_encoded(encoding, placed=placed) for encoding in encodings]
-
-    def _bounded(self, text: Text, limit: Limit) -> Text:
-        """Return so much of a huge text as decides how it is cut: reading megabytes for 512 tokens takes seconds.
-
-        It ends at a space, and what is made of the text before that does not depend on what follows.
-        """
-        size = max(_LEAST_HUGE, _CHARACTERS_A_TOKEN * limit.tokens)
-        if isinstance(text, str):
-            return self._bounded_part(text, size)
-        return (
-            text
-            if max(map(len, text)) <= size
-            else (self._bounded_part(text[0], size), self._bounded_part(text[1], size))
-        )
-
-    def _bounded_part(self, text: str, size: int) -> str:
-        if len(text) <= size:
-            return text
-        if self._cut_side == "left":
-            end = text[-size:]
-            return end[max(end.find(" "), 0) :]
-        beginning = text[:size]
-        return beginning[: beginning.rfind(" ")] if " " in beginning else beginning
-
-    def _cut(self, encoded: EncodedText, parts: tuple[range, ...], limit: Limit) -> EncodedText:
-        if len(encoded) <= limit.tokens:
-            return encoded
-        room = limit.tokens - (len(encoded) - sum(map(len, parts)))
-        if room <= 0:
-            self.require_room(limit, is_pair=len(parts) == 2)
-        lengths = longest_first((len(parts[0]), len(parts[1])), room) if len(parts) == 2 else (room,)
-        kept = [
-            part[len(part) - length :] if self._cut_side == "left" else part[:length]
-            for part, length in zip(parts, lengths, strict=True)
-        ]
-        return encoded.keep(_with_framing(len(encoded), parts, kept), truncated=True)
-
-    def _windows(self, encoded: EncodedText, parts: tuple[range, ...], limit: Limit, overlap: int) -> list[EncodedText]:
-        if len(encoded) <= limit.tokens:
-            return [encoded]
-        *before, cut = parts
-        room = limit.tokens - (len(encoded) - len(cut))
-        if room <= overlap:
-            raise InputError(
-                f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room, 0)} of a window for the text: "
-                f"too few for windows that share {overlap}",
-                "let windows share fewer tokens, or cut the text",
-            )
-        return [
-            encoded.keep(
-                _with_framing(len(encoded), parts, [*before, cut[start : start + room]]), truncated=False, first=start
-            )
-            for start in window_starts(len(cut), room, overlap)
-        ]
+        return [_whole(encoding, placed=placed) for encoding in encodings]
 
     def _padding(self) -> tuple[int, int, str]:
         """Return id, segment and side of padding: tokenizer_config.json, else tokenizer.json, else config.json."""
@@ -259,7 +202,7 @@ class TextTokenizer:
         self._tokenizer.normalizer = normalizers.Sequence([lower, present]) if present else lower
 
 
-def _encoded(encoding: Encoding, *, placed: bool) -> tuple[EncodedText, tuple[range, ...]]:
+def _whole(encoding: Encoding, *, placed: bool) -> WholeText:
     parts = tuple(-1 if part is None else part for part in encoding.sequence_ids)
     places = None
     if placed:
@@ -267,36 +210,31 @@ def _encoded(encoding: Encoding, *, placed: bool) -> tuple[EncodedText, tuple[ra
         places = TokenPlaces(parts, tuple(encoding.offsets), words)
     special = tuple(part < 0 for part in parts)
     text = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, places=places)
-    return text, tuple(_range_of(parts, part) for part in range(encoding.n_sequences))
+    return WholeText(text, tuple(_range_of(parts, part) for part in range(encoding.n_sequences)))
 
 
 def _range_of(parts: tuple[int, ...], part: int) -> range:
-    """Return the places of the tokens of a part, which stand together."""
+    """Return the places of the tokens of a part; a part without tokens has none, at the start."""
     if part not in parts:
         return range(0)
     start = parts.index(part)
     return range(start, start + parts.count(part))
 
 
-def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) -> list[range]:
-    """Return the places that are `kept` of the parts, with all that stands before, between and behind the parts."""
-    taken, end = [], 0
-    for part, left in sorted(zip(parts, kept, strict=True), key=lambda pair: pair[0].start):
-        taken += [range(end, part.start), left]
-        end = part.stop
-    return [*taken, range(end, length)]
+def require_unicode(texts: Sequence[Text], first: int = 1) -> None:
+    """Refuse half of a surrogate pair, which JSON and file names can hold and no tokenizer can read.
 
-
-def _require_unicode(texts: Sequence[Text]) -> None:
-    """Refuse half of a surrogate pair, which JSON and file names can hold and no tokenizer can read."""
-    for number, text in enumerate(texts, start=1):
+    Raises:
+        InputError: a text has one; the texts are numbered from `first`.
+    """
+    for number, text in enumerate(texts, start=first):
         for part in text if isinstance(text, tuple) else (text,):
             try:
                 part.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise InputError(
                     f"text {number} has half of a surrogate pair, U+{ord(part[error.start]):04X}, "
-                    f"at character {error.start + 1}",
+                    f"as character {error.start + 1}",
                     "it is no Unicode text; replace that character",
                 ) from None
 

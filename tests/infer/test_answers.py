@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import InputError, SessionError
-from onnxtool.infer import infer_texts
 from tests.infer.tiny_models import (
     MASK,
     VOCABULARY,
     TinyModel,
     ids_of,
+    infer,
     model_for,
     save_graph,
     scores_of,
@@ -44,7 +44,7 @@ def _softmax(logits: list[float]) -> list[float]:
 def test_a_sparse_encoder_is_answered_with_weighted_terms(tmp_path: Path, dtype: type) -> None:
     """All positive ones, where enough are asked for; each text as it would be by itself."""
     values: Table = table(V, V).astype(dtype)
-    report = infer_texts(write_model(tmp_path, model_for("sparse-encoding", values, "logits")), TEXTS, top_k=V)
+    report = infer(write_model(tmp_path, model_for("sparse-encoding", values, "logits")), TEXTS, top_k=V)
     assert report.kind == "terms"
     assert report.task == "sparse-encoding"
     assert report.notes == ()
@@ -57,7 +57,7 @@ def test_a_pooled_sparse_encoder_needs_no_pooling(tmp_path: Path) -> None:
     """The head splade computes the weights in the graph; they are read as they are."""
     values = np.abs(table(V, V))
     model = model_for("sparse-encoding", values, "sparse", pooled=True)
-    report = infer_texts(write_model(tmp_path, model), TEXTS, top_k=3)
+    report = infer(write_model(tmp_path, model), TEXTS, top_k=3)
     for text, scores in zip(TEXTS, scores_of(report), strict=True):
         sums = {VOCABULARY[t]: sum(float(values[i, t]) for i in ids_of(text)) for t in range(V) if t not in {0, 2, 3}}
         best = sorted(sums.items(), key=lambda item: -item[1])[:3]
@@ -81,7 +81,7 @@ def test_outputs_of_anserini_are_read_as_terms(tmp_path: Path) -> None:
         [numpy_helper.from_array(np.array([0], np.int64), "first_axis")],
     )
     write_checkpoint(tmp_path / "model")
-    report = infer_texts(path, TEXTS[:2])
+    report = infer(path, TEXTS[:2])
     assert report.kind == "terms"
     assert scores_of(report) == [{word: VOCABULARY.index(word) for word in text.split()} for text in TEXTS[:2]]
 
@@ -89,7 +89,7 @@ def test_outputs_of_anserini_are_read_as_terms(tmp_path: Path) -> None:
 def test_an_encoder_is_answered_with_similarities(tmp_path: Path) -> None:
     """Cosines of the means over the tokens, as the checkpoint's pooling says, for every pair."""
     values = table(V, 6)
-    report = infer_texts(
+    report = infer(
         write_model(tmp_path, model_for("sentence-similarity", values, "last_hidden_state"), modules=POOLED), TEXTS
     )
     means = [np.mean([values[token] for token in ids_of(text)], axis=0).astype(float).tolist() for text in TEXTS]
@@ -107,7 +107,7 @@ def test_an_embedding_of_the_graph_is_taken_as_it_is(tmp_path: Path) -> None:
     """Whatever the checkpoint says of pooling: the graph has done it."""
     values = table(V, 6)
     model = model_for("sentence-similarity", values, "sentence_embedding", pooled=True)
-    report = infer_texts(write_model(tmp_path, model, modules={"Transformer": {}, "Dense": {}}), ["cat", "dog"])
+    report = infer(write_model(tmp_path, model, modules={"Transformer": {}, "Dense": {}}), ["cat", "dog"])
     a, b = (np.sum([values[token] for token in ids_of(text)], axis=0).astype(float) for text in ("cat", "dog"))
     assert report.similarities[0][1] == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-6)
 
@@ -115,7 +115,7 @@ def test_an_embedding_of_the_graph_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_one_text_has_nothing_to_be_similar_to(tmp_path: Path) -> None:
     """The shape of its embedding is what there is to say."""
     model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
-    report = infer_texts(write_model(tmp_path, model, modules=POOLED), ["cat"])
+    report = infer(write_model(tmp_path, model, modules=POOLED), ["cat"])
     assert report.similarities == ()
     assert report.answers[0].outputs == {"sentence_embedding": (6,)}
 
@@ -123,7 +123,7 @@ def test_one_text_has_nothing_to_be_similar_to(tmp_path: Path) -> None:
 def test_a_checkpoint_without_pooling_is_averaged_with_a_note(tmp_path: Path) -> None:
     """The note is there once, however many texts there are."""
     model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
-    report = infer_texts(write_model(tmp_path, model), TEXTS)
+    report = infer(write_model(tmp_path, model), TEXTS)
     assert report.notes == ("the checkpoint does not say how to pool; these are means over the tokens",)
 
 
@@ -132,7 +132,7 @@ def test_layers_that_the_graph_lacks_are_not_skipped(tmp_path: Path) -> None:
     model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
     path = write_model(tmp_path, model, modules={**POOLED, "Dense": {}})
     with pytest.raises(InputError, match="with Dense, which this graph does not") as caught:
-        infer_texts(path, TEXTS)
+        infer(path, TEXTS)
     # The export refuses such a checkpoint for --head embedding as well.
     assert "--head" not in caught.value.hint
     assert "use sentence-transformers for this checkpoint" in caught.value.hint
@@ -143,7 +143,7 @@ def test_a_masked_language_model_fills_in_masks(tmp_path: Path) -> None:
     """With the probabilities of the softmax over the vocabulary; two masks share a list, by their number."""
     values = table(V, V)
     path = write_model(tmp_path, model_for("fill-mask", values, "logits"))
-    report = infer_texts(path, ["the [MASK] sat", "no mask in a long text here", "[MASK] [MASK]"], top_k=2)
+    report = infer(path, ["the [MASK] sat", "no mask in a long text here", "[MASK] [MASK]"], top_k=2)
     wanted = _softmax([float(value) for value in values[MASK]])
     best = sorted(range(V), key=lambda token: -wanted[token])[:2]
     one, none, two = scores_of(report)
@@ -161,7 +161,7 @@ def test_a_classifier_is_answered_with_labels(tmp_path: Path, problem_type: str 
     names = {"0": "no", "1": "yes", "2": "maybe"}
     model = model_for("text-classification", values, "logits", pooled=True)
     path = write_model(tmp_path, model, config={"id2label": names, "problem_type": problem_type})
-    report = infer_texts(path, TEXTS)
+    report = infer(path, TEXTS)
     assert report.kind == "labels"
     for text, scores in zip(TEXTS, scores_of(report), strict=True):
         logits = [sum(float(values[token, label]) for token in ids_of(text)) for label in range(3)]
@@ -178,7 +178,7 @@ def test_a_single_label_is_a_raw_score(tmp_path: Path) -> None:
     """A reranker's score is no probability; a label without a name gets transformers' placeholder."""
     values = table(V, 1)
     path = write_model(tmp_path, model_for("text-classification", values, "logits", pooled=True))
-    (scores,) = scores_of(infer_texts(path, ["red cat"]))
+    (scores,) = scores_of(infer(path, ["red cat"]))
     assert scores == pytest.approx({"LABEL_0": sum(float(values[token, 0]) for token in ids_of("red cat"))}, rel=1e-5)
 
 
@@ -188,7 +188,7 @@ def test_a_tagger_is_answered_with_a_label_for_each_token(tmp_path: Path) -> Non
     path = write_model(
         tmp_path, model_for("token-classification", values, "logits"), config={"id2label": {"0": "O", "1": "NOUN"}}
     )
-    report = infer_texts(path, TEXTS, top_k=1)
+    report = infer(path, TEXTS, top_k=1)
     for text, answer in zip(TEXTS, report.answers, strict=True):
         wanted: list[tuple[str, float]] = []
         for token in ids_of(text)[1:-1]:
@@ -201,14 +201,14 @@ def test_a_tagger_is_answered_with_a_label_for_each_token(tmp_path: Path) -> Non
 
 def test_any_other_model_is_answered_with_the_shapes_of_its_outputs(tmp_path: Path) -> None:
     """Those that it gives for each text by itself, without the padding of the batch."""
-    report = infer_texts(write_model(tmp_path, model_for("question-answering", table(V, 6), "anything")), TEXTS)
+    report = infer(write_model(tmp_path, model_for("question-answering", table(V, 6), "anything")), TEXTS)
     assert report.kind == "shapes"
     assert [a.outputs for a in report.answers] == [{"anything": (1, len(ids_of(text)), 6)} for text in TEXTS]
 
 
 def test_a_model_without_metadata_says_how_it_was_read(tmp_path: Path) -> None:
     """The guess is a note, so that a wrong one is not taken for an answer."""
-    report = infer_texts(write_model(tmp_path, TinyModel(table(V, V), "logits")), ["a [MASK]"])
+    report = infer(write_model(tmp_path, TinyModel(table(V, V), "logits")), ["a [MASK]"])
     assert report.task == "fill-mask"
     assert report.notes == ("the model does not say what it is for; read as fill-mask from its outputs",)
 
@@ -231,11 +231,11 @@ def test_a_model_that_gives_no_numbers_fails(tmp_path: Path, task: str, width: i
     values[MASK] = np.nan
     path = write_model(tmp_path, model_for(task, values, output, pooled=pooled))
     with pytest.raises(SessionError, match="not a finite number"):
-        infer_texts(path, ["cat", "a [MASK]"])
+        infer(path, ["cat", "a [MASK]"])
 
 
 def test_metadata_that_does_not_fit_the_graph_is_refused(tmp_path: Path) -> None:
     """A task is stamped into the file, and the output it needs is not there."""
     path = write_model(tmp_path, model_for("fill-mask", table(V, V), "logits", pooled=True))
     with pytest.raises(InputError, match=f"no output logits of 3 axes; it has logits \\[1, {V}\\]"):
-        infer_texts(path, ["a [MASK]"])
+        infer(path, ["a [MASK]"])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxtool.errors import InputError, ModelFileError, ProviderError
-from onnxtool.infer import TextInput, batches, encode, infer_texts
+from onnxtool.infer import TextInput, answering, batches
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from onnxtool.texts.checkpoint_folder import CheckpointFolder
@@ -19,6 +19,7 @@ from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import (
     VOCABULARY,
     ids_of,
+    infer,
     model_for,
     save_graph,
     scores_of,
@@ -36,10 +37,10 @@ POOLED = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}, "Normalize": {
 
 def test_similarities_of_a_corpus_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of all pairs grows with the square of the texts."""
-    monkeypatch.setattr(encode, "_MAX_SIMILARITIES", 2)
+    monkeypatch.setattr(answering, "_MAX_SIMILARITIES", 2)
     model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
     path = write_model(tmp_path, model, modules=POOLED)
-    report = infer_texts(path, TEXTS)
+    report = infer(path, TEXTS)
     assert report.similarities == ()
     assert report.notes == ("no similarities: 5 texts, and pairs are compared up to 2 texts",)
 
@@ -50,13 +51,13 @@ def test_texts_are_answered_alike_in_batches_of_any_size(
 ) -> None:
     """Many texts of mixed lengths come back in their order, also over the end of a chunk."""
     monkeypatch.setattr(batches, "_MAX_BATCH_SIZE", batch_size)
-    monkeypatch.setattr(encode, "_TEXTS_AT_A_TIME", 7)
+    monkeypatch.setattr(answering, "_TEXTS_AT_A_TIME", 7)
     values = table(V, V)
     generator = np.random.default_rng(5)
     texts = [" ".join(generator.choice(VOCABULARY[5:], generator.integers(1, 12))) for _ in range(20)]
     stages: list[str] = []
     path = write_model(tmp_path, model_for("sparse-encoding", values, "logits"))
-    report = infer_texts(path, texts, top_k=V, on_progress=stages.append)
+    report = infer(path, texts, top_k=V, on_progress=stages.append)
     assert [answer.text for answer in report.answers] == texts
     for text, scores in zip(texts, scores_of(report), strict=True):
         assert scores == pytest.approx(splade_terms(values, text), rel=1e-6)
@@ -67,7 +68,7 @@ def test_wide_outputs_bound_the_batch(tmp_path: Path, monkeypatch: pytest.Monkey
     """So many tokens run at once as their logits may take memory, and at least one text."""
     monkeypatch.setattr(batches, "_MAX_OUTPUT_ELEMENTS", 8 * V)
     shapes = _watch_shapes(monkeypatch)
-    infer_texts(write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits")), TEXTS)
+    infer(write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits")), TEXTS)
     lengths = sorted(len(ids_of(text)) for text in TEXTS)
     assert lengths == [3, 4, 4, 8, 10]
     assert shapes == [(2, 4), (1, 4), (1, 8), (1, 10)]
@@ -77,7 +78,7 @@ def test_a_graph_of_fixed_shape_gets_that_shape(tmp_path: Path) -> None:
     """Batches are filled up, texts are padded or cut to its length, and the filling is not answered."""
     values = table(V, V)
     model = model_for("sparse-encoding", values, "logits", fixed=(4, 8))
-    report = infer_texts(write_model(tmp_path, model), TEXTS, top_k=V)
+    report = infer(write_model(tmp_path, model), TEXTS, top_k=V)
     assert [answer.truncated for answer in report.answers] == [False, False, False, True, False]
     assert [answer.num_tokens for answer in report.answers] == [8, 4, 4, 8, 3]
     assert report.notes == ("1 of 5 texts were cut to 8 tokens (the shape of the input input_ids)",)
@@ -89,7 +90,7 @@ def test_a_text_that_is_too_long_is_cut_and_said_so(tmp_path: Path) -> None:
     values = table(V, V)
     model = model_for("sparse-encoding", values, "logits", positions=6)
     path = write_model(tmp_path, model, config={"max_position_embeddings": 6})
-    report = infer_texts(path, TEXTS, top_k=V)
+    report = infer(path, TEXTS, top_k=V)
     assert [answer.truncated for answer in report.answers] == [True, False, False, True, False]
     assert scores_of(report)[0] == pytest.approx(splade_terms(values, "the cat sat on"), rel=1e-6)
     assert report.notes == ("2 of 5 texts were cut to 6 tokens (max_position_embeddings of config.json)",)
@@ -103,7 +104,7 @@ def test_the_graph_gets_the_inputs_that_it_has_in_its_dtype(
     """A model without segments is as common as one with 32-bit ids."""
     values = table(V, V)
     model = model_for("sparse-encoding", values, "logits", inputs=inputs, dtype=dtype)
-    report = infer_texts(write_model(tmp_path, model), ["red cat"], top_k=V)
+    report = infer(write_model(tmp_path, model), ["red cat"], top_k=V)
     assert scores_of(report) == [pytest.approx(splade_terms(values, "red cat"), rel=1e-6)]
 
 
@@ -111,10 +112,10 @@ def test_without_a_mask_an_answer_does_not_depend_on_the_neighbours(tmp_path: Pa
     """The graph would read padding, so that only texts of equal length run together."""
     model = model_for("sparse-encoding", np.abs(table(V, V)), "sparse", pooled=True, inputs=("input_ids",))
     path = write_model(tmp_path, model)
-    report = infer_texts(path, TEXTS, top_k=V)
+    report = infer(path, TEXTS, top_k=V)
     assert report.notes == ()
     for text, scores in zip(TEXTS, scores_of(report), strict=True):
-        assert scores_of(infer_texts(path, [text], top_k=V)) == [pytest.approx(scores, rel=1e-6)]
+        assert scores_of(infer(path, [text], top_k=V)) == [pytest.approx(scores, rel=1e-6)]
 
 
 def test_without_a_mask_texts_of_equal_length_still_run_together(
@@ -122,7 +123,7 @@ def test_without_a_mask_texts_of_equal_length_still_run_together(
 ) -> None:
     """A run for each text would cost time and change nothing."""
     shapes = _watch_shapes(monkeypatch)
-    infer_texts(write_model(tmp_path, model_for("fill-mask", table(V, V), "logits", inputs=("input_ids",))), TEXTS)
+    infer(write_model(tmp_path, model_for("fill-mask", table(V, V), "logits", inputs=("input_ids",))), TEXTS)
     assert shapes == [(1, 3), (2, 4), (1, 8), (1, 10)]
 
 
@@ -131,11 +132,11 @@ def test_padding_to_a_fixed_length_that_is_not_masked_is_said(tmp_path: Path, mo
     shapes = _watch_shapes(monkeypatch)
     model = model_for("sparse-encoding", table(V, V), "sparse", pooled=True, inputs=("input_ids",), fixed=(None, 8))
     path = write_model(tmp_path, model)
-    assert infer_texts(path, TEXTS[:2]).notes == (
+    assert infer(path, TEXTS[:2]).notes == (
         "1 of 2 texts are padded to 8 tokens, and the padding is not masked: the graph has no mask input",
     )
     assert shapes == [(2, 8)]
-    assert infer_texts(path, TEXTS[:1]).notes == ()
+    assert infer(path, TEXTS[:1]).notes == ()
 
 
 def _watch_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -155,7 +156,7 @@ def test_an_input_that_no_tokenizer_gives_is_refused(tmp_path: Path) -> None:
     """It is named, with those that a tokenizer has."""
     model = model_for("fill-mask", table(V, V), "logits", inputs=("input_ids", "pixel_values"))
     with pytest.raises(InputError, match="has the input pixel_values, which no tokenizer gives"):
-        infer_texts(write_model(tmp_path, model), ["red cat"])
+        infer(write_model(tmp_path, model), ["red cat"])
 
 
 def test_an_input_of_text_is_refused(tmp_path: Path) -> None:
@@ -168,21 +169,21 @@ def test_an_input_of_text_is_refused(tmp_path: Path) -> None:
     )
     write_checkpoint(tmp_path / "model")
     with pytest.raises(InputError, match="input_ids is of dtype string"):
-        infer_texts(path, ["red cat"])
+        infer(path, ["red cat"])
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     """Before onnxruntime reads beyond the end of the table."""
     path = write_model(tmp_path, model_for("sparse-encoding", table(V - 5, V), "logits"))
     with pytest.raises(InputError, match=f"gives token {V - 1}, and .* knows {V - 5} tokens") as caught:
-        infer_texts(path, ["cat", "a house"])
+        infer(path, ["cat", "a house"])
     assert "--model_name" in caught.value.hint
 
 
 def test_ids_stay_with_their_texts(tmp_path: Path) -> None:
     """A text of a corpus is known by its id, one from the command line has none."""
     path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
-    report = infer_texts(path, [TextInput("the cat sat", "d1"), "dog"])
+    report = infer(path, [TextInput("the cat sat", "d1"), "dog"])
     assert [(answer.id, answer.text) for answer in report.answers] == [("d1", "the cat sat"), (None, "dog")]
 
 
@@ -190,11 +191,11 @@ def test_nothing_to_run_is_an_error(tmp_path: Path) -> None:
     """No texts, no candidates, no model, no tokens."""
     path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
     with pytest.raises(InputError, match="no texts to run"):
-        infer_texts(path, [])
+        infer(path, [])
     with pytest.raises(InputError, match="top_k is 0"):
-        infer_texts(path, ["cat"], top_k=0)
+        infer(path, ["cat"], top_k=0)
     with pytest.raises(ModelFileError, match="no such model file"):
-        infer_texts(tmp_path / "missing.onnx", ["cat"])
+        infer(tmp_path / "missing.onnx", ["cat"])
 
 
 @pytest.mark.parametrize(
@@ -209,14 +210,14 @@ def test_a_text_without_a_single_token_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str | TextInput], message: str
 ) -> None:
     """A tokenizer that adds no special tokens makes nothing of it; it is named, whatever runs beside it."""
-    monkeypatch.setattr(encode, "_TEXTS_AT_A_TIME", 2)
+    monkeypatch.setattr(answering, "_TEXTS_AT_A_TIME", 2)
     path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
     file = tmp_path / "model" / "tokenizer.json"
     tokenizer = TextTokenizer(CheckpointFolder(tmp_path / "model"))
     tokenizer._tokenizer.post_processor = None
     tokenizer._tokenizer.save(str(file))
     with pytest.raises(InputError, match=message) as caught:
-        infer_texts(path, texts)
+        infer(path, texts)
     assert "leave it out" in caught.value.hint
 
 
@@ -224,6 +225,6 @@ def test_a_text_without_a_single_token_is_refused(
 def test_the_provider_is_the_one_that_ran(tmp_path: Path) -> None:
     """Auto says cpu where there is no GPU, and cuda is never replaced by anything."""
     path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
-    assert infer_texts(path, ["cat"]).provider == "cpu"
+    assert infer(path, ["cat"]).provider == "cpu"
     with pytest.raises(ProviderError, match="cuda cannot run here: "):
-        infer_texts(path, ["cat"], provider="cuda")
+        infer(path, ["cat"], provider="cuda")

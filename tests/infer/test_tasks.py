@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from onnxtool.infer.tasks import deduce_task, rule_for, stated_task
+from onnxtool.infer.heads import head_for
+from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.model_file import ModelFile
 from onnxtool.texts.checkpoint_folder import CheckpointFolder
+from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
 V = len(VOCABULARY)
@@ -53,15 +55,16 @@ def test_outputs_tell_the_task(
         ("feature-extraction", POOLED, "similarities"),
         ("feature-extraction", {}, "shapes"),
         ("question-answering", {}, "shapes"),
-        ("text-generation", {}, "shapes"),
+        ("text-generation", {}, "tokens"),
         ("other", {}, "shapes"),
     ],
 )
-def test_tasks_without_a_rule_of_their_own_are_answered_with_shapes(
+def test_tasks_without_a_head_of_their_own_are_answered_with_shapes(
     tmp_path: Path, task: str, files: dict[str, Any], kind: str
 ) -> None:
     """But a feature extractor that says how to pool gives embeddings."""
     path = TinyModel(table(V, 4), "last_hidden_state", metadata={"onnxtool.task": task}).write(tmp_path / "model.onnx")
     model = ModelFile.open(path)
     assert stated_task(model) == task
-    assert rule_for(task, model, CheckpointFolder(write_checkpoint(tmp_path / "model", **files))).kind == kind
+    folder = CheckpointFolder(write_checkpoint(tmp_path / "model", **files))
+    assert head_for(task, model, folder, TextTokenizer(folder)).kind == kind

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from onnxtool.infer import TextInput, load
 from onnxtool.reports import InferReport
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -170,6 +171,18 @@ def write_model(path: Path, model: TinyModel, **files: Any) -> Path:
 def model_for(task: str, values: NDArray[Any], output: str, **settings: Any) -> TinyModel:
     """Make a model whose metadata names its task and its files."""
     return TinyModel(values, output, metadata={"onnxtool.task": task, "onnxtool.files": "model"}, **settings)
+
+
+def infer(
+    path: Path,
+    texts: Sequence[str | tuple[str, str] | TextInput],
+    *,
+    top_k: int | None = None,
+    provider: str = "cpu",
+    on_progress: Callable[[str], None] = lambda _stage: None,
+) -> InferReport:
+    """Load the model at `path` and answer for `texts`."""
+    return load(path, provider=provider, on_progress=on_progress).answer(texts, top_k=top_k, on_progress=on_progress)
 
 
 def scores_of(report: InferReport) -> list[dict[str, float]]:

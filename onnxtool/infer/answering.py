@@ -1,0 +1,238 @@
+"""Run texts, and pairs of texts, through a loaded model and say what it makes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.errors import InputError
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked
+from onnxtool.infer.long_texts import LongTexts
+from onnxtool.infer.pooling import cosine_similarities
+from onnxtool.infer.tasks import stated_task
+from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.reports import InferReport, Ranking, Scored, TextAnswer
+from onnxtool.texts.cutting import EncodedText, Text
+from onnxtool.texts.inputs import TextInput
+
+if TYPE_CHECKING:
+    from onnxtool.infer.loading import LoadedModel
+
+# A text, one with its id, or a query and a text.
+Item = str | tuple[str, str] | TextInput
+
+# Texts are read and sorted by length this many at a time, so that batches are even and any number of them fits.
+_TEXTS_AT_A_TIME = 1024
+# A table of all pairs grows with the square of the texts.
+_MAX_SIMILARITIES = 1000
+_TOP_TERMS = 10
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a model.
+
+    Attributes:
+        texts: at least one.
+        prompt: as in LoadedModel.tokenize.
+        top_k: the most candidates for a text; None for what the head gives by itself.
+    """
+
+    texts: Sequence[TextInput]
+    prompt: str | None
+    long: LongTexts
+    top_k: int | None
+
+
+@dataclass
+class Read:
+    """What was read and answered so far, a text an entry."""
+
+    windows: list[list[EncodedText]] = field(default_factory=list)
+    answers: list[TextAnswer] = field(default_factory=list)
+    vectors: list[DenseVectors] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def make_request(
+    model: LoadedModel,
+    texts: Sequence[Item],
+    query: str | None,
+    prompt: str | None,
+    long: LongTexts | None,
+    top_k: int | None,
+) -> Request:
+    """Check what is asked of `model`.
+
+    Raises:
+        InputError: there are no texts, or the model takes no pairs, or only pairs, or windows do not go with it.
+    """
+    if not texts:
+        raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top_k is {top_k}", "ask for at least one candidate")
+    named = [_named(item, query) for item in texts]
+    _require_form(model, named)
+    if long is None:
+        long = LongTexts("window") if model.head.parts_long_texts else LongTexts()
+    if long.way == "window":
+        model.head.require_windows()
+    return Request(named, prompt, long, top_k)
+
+
+def answer_texts(model: LoadedModel, request: Request, on_progress: Callable[[str], None]) -> InferReport:
+    """Answer for each text of `request`, in their order."""
+    texts = request.texts
+    read = Read()
+    for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+        part = texts[start : start + _TEXTS_AT_A_TIME]
+        on_progress(f"running texts {start + 1} to {start + len(part)} of {len(texts)}")
+        _answer_part(model, part, request, read, first=start + 1)
+    return InferReport(
+        model=str(model.session.model.path),
+        provider=model.session.provider,
+        task=model.task,
+        kind=model.head.kind,
+        answers=tuple(read.answers),
+        similarities=_similarities(read),
+        rankings=_rankings(read.answers) if model.head.kind == "scores" else (),
+        notes=tuple(dict.fromkeys([*_notes(model, request, read), *read.notes])),
+    )
+
+
+def _named(item: Item, query: str | None) -> TextInput:
+    if isinstance(item, tuple):
+        return TextInput(item[1], query=item[0])
+    named = item if isinstance(item, TextInput) else TextInput(item)
+    return named if named.query is not None or query is None else TextInput(named.contents, named.id, query)
+
+
+def _require_form(model: LoadedModel, texts: Sequence[TextInput]) -> None:
+    path, head = model.session.model.path, model.head
+    if any(text.query is not None for text in texts) and not head.takes_pairs:
+        raise InputError(
+            f"{path} is for {model.task}, and takes no pairs of a query and a text",
+            "pass texts alone; pairs are for rerankers, classifiers and models that answer questions",
+        )
+    if any(text.query is None for text in texts) and head.needs_pairs:
+        raise InputError(
+            f"{path} is for {model.task}, and needs a question beside each text",
+            "pass it with --query, or as query in each line of the --input",
+        )
+
+
+def _answer_part(model: LoadedModel, texts: Sequence[TextInput], request: Request, read: Read, *, first: int) -> None:
+    items: list[Text] = [text.contents if text.query is None else (text.query, text.contents) for text in texts]
+    windows = model.windows(items, prompt=request.prompt, long=request.long, first=first)
+    head = model.head
+    answers: Iterable[Answer]
+    vectors: Sequence[DenseVectors] = ()
+    if isinstance(head, AnswerHead):
+        answers = _read_answers(model, head, texts, windows, request.top_k)
+    else:
+        encoded = model.encode_windows(windows)
+        if isinstance(encoded, SparseVectors):
+            rows = encoded.terms(request.top_k or _TOP_TERMS)
+            answers = [Answer(tuple(Scored(*term) for term in row.items() if term[1] > 0)) for row in rows]
+        else:
+            vectors = list(encoded)
+            answers = [Answer(outputs={"sentence_embedding": vector.shape}) for vector in vectors]
+        read.notes += [head.note] if head.note else []
+    answers = list(answers)
+    read.windows += windows
+    read.vectors += vectors
+    read.notes += [answer.note for answer in answers if answer.note]
+    for place, (text, group, answer) in enumerate(zip(texts, windows, answers, strict=True)):
+        read.answers.append(_text_answer(text, group, answer, vectors[place] if vectors else None))
+
+
+def _read_answers(
+    model: LoadedModel,
+    head: AnswerHead[Any],
+    texts: Sequence[TextInput],
+    windows: Sequence[Sequence[EncodedText]],
+    top_k: int | None,
+) -> list[Answer]:
+    """Answer for each text, running windows of similar length together."""
+    flat = [window for group in windows for window in group]
+    readings: dict[int, Any] = {}
+    for places in model.batch_rules.batches([len(window) for window in flat]):
+        batch = model.run([flat[place] for place in places])
+        readings.update(zip(places, head.read(batch), strict=True))
+    answers, start = [], 0
+    for text, group in zip(texts, windows, strict=True):
+        own = [readings[place] for place in range(start, start + len(group))]
+        start += len(group)
+        reading = own[0] if len(own) == 1 else head.join(own, group)
+        answers.append(head.answer(reading, Asked(text.contents, group, top_k)))
+    return answers
+
+
+def _text_answer(
+    text: TextInput, windows: Sequence[EncodedText], answer: Answer, vector: DenseVectors | None
+) -> TextAnswer:
+    return TextAnswer(
+        text=text.contents,
+        num_tokens=sum(map(len, windows)),
+        truncated=any(window.truncated for window in windows),
+        candidates=answer.candidates,
+        outputs=answer.outputs,
+        id=text.id,
+        query=text.query,
+        num_windows=len(windows),
+        spans=answer.spans,
+        # The shortest decimals that are the same float32.
+        vector=() if vector is None else tuple(float(str(value)) for value in vector),
+    )
+
+
+def _similarities(read: Read) -> tuple[tuple[float, ...], ...]:
+    """Return the cosine of every pair of embeddings, or nothing with a note where the table would be huge."""
+    count = len(read.vectors)
+    if count < 2:
+        return ()
+    if count > _MAX_SIMILARITIES:
+        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {_MAX_SIMILARITIES} texts")
+        return ()
+    return tuple(tuple(float(value) for value in row) for row in cosine_similarities(np.stack(read.vectors)))
+
+
+def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
+    places: dict[str | None, list[int]] = {}
+    for place, answer in enumerate(answers):
+        places.setdefault(answer.query, []).append(place)
+    return tuple(
+        Ranking(query, tuple(sorted(own, key=lambda place: -answers[place].candidates[0].score)))
+        for query, own in places.items()
+    )
+
+
+def _notes(model: LoadedModel, request: Request, read: Read) -> list[str]:
+    """Say what a user should know of how the texts were read."""
+    notes = []
+    if not stated_task(model.session.model):
+        notes.append(f"the model does not say what it is for; read as {model.task} from its outputs")
+    if prompt := model.prompts.find(request.prompt):
+        notes.append(f"{prompt!r} stands before each text")
+    flat = [window for group in read.windows for window in group]
+    total = len(read.windows)
+    cut, parted = sum(window.truncated for window in flat), sum(len(group) > 1 for group in read.windows)
+    if model.limit is not None and cut:
+        notes.append(f"{cut} of {total} texts were cut to {model.limit.tokens} tokens ({model.limit.source})")
+    if model.limit is not None and parted:
+        most = f"windows of at most {model.limit.tokens} tokens ({model.limit.source})"
+        notes.append(f"{parted} of {total} texts were read in {most}")
+    empty = sum(not text.contents.strip() for text in request.texts)
+    if empty:
+        notes.append(f"{empty} of {total} texts are empty; what is said of them is of the tokens that frame a text")
+    length, has_mask = model.batch_rules.sequence_length, model.batch_rules.has_mask
+    padded = 0 if length is None or has_mask else sum(len(window) < length for window in flat)
+    if padded:
+        notes.append(
+            f"{padded} of {len(flat)} texts are padded to {length} tokens, and the padding is not masked: "
+            "the graph has no mask input"
+        )
+    return notes

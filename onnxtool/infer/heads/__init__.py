@@ -1,0 +1,74 @@
+"""How the outputs of a model are read, one head a module, and which one a task has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxtool.infer.heads.embeddings import EMBEDDING, Embeddings
+from onnxtool.infer.heads.entities import Entities
+from onnxtool.infer.heads.head import AnswerHead, VectorHead
+from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
+from onnxtool.infer.heads.masks import Masks, NextTokens
+from onnxtool.infer.heads.shapes import Shapes
+from onnxtool.infer.heads.spans import END, START, AnswerSpans
+from onnxtool.infer.heads.terms import Terms
+from onnxtool.model_file import ModelFile
+from onnxtool.texts.checkpoint_folder import CheckpointFolder
+from onnxtool.texts.tokenizer import TextTokenizer
+
+AnyHead = VectorHead[Any] | AnswerHead[Any]
+
+
+def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    config = folder.module_config("SpladePooling") or {}
+    strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    return Terms(tokenizer, str(strategy), str(activation))
+
+
+def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    return Embeddings.of(folder, in_graph=_has_output(model, EMBEDDING))
+
+
+def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    """A feature extractor that says how to pool is an embedder."""
+    pools = folder.module_config("Pooling") is not None or _has_output(model, EMBEDDING)
+    return _embeddings(model, folder, tokenizer) if pools else Shapes()
+
+
+def _labels(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    width = next((info.shape[1] for info in model.structure.outputs if len(info.shape) == 2), None)
+    num_labels = width if isinstance(width, int) else len(LabelNames.of(folder).names)
+    return Scores.of(folder) if num_labels == 1 else Labels.of(folder)
+
+
+def _answer_spans(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    return AnswerSpans() if _has_output(model, START) and _has_output(model, END) else Shapes()
+
+
+# By the values of the metadata onnxtool.task. Tasks that are not here are answered with shapes.
+_HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead]] = {
+    "sparse-encoding": _terms,
+    "sentence-similarity": _embeddings,
+    "feature-extraction": _features,
+    "fill-mask": lambda _model, _folder, tokenizer: Masks.of(tokenizer),
+    "text-classification": _labels,
+    "token-classification": lambda _model, folder, _tokenizer: Entities(LabelNames.of(folder)),
+    "question-answering": _answer_spans,
+    "text-generation": lambda _model, _folder, tokenizer: NextTokens(tokenizer),
+    "text-generation-with-past": lambda _model, _folder, tokenizer: NextTokens(tokenizer),
+}
+
+
+def head_for(task: str, model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    """Return how outputs of `model` are read for `task`.
+
+    Raises:
+        InputError: a file of the checkpoint is malformed, or asks for what is not computed here.
+    """
+    head = _HEADS.get(task)
+    return Shapes() if head is None else head(model, folder, tokenizer)
+
+
+def _has_output(model: ModelFile, name: str) -> bool:
+    return any(info.name == name for info in model.structure.outputs)

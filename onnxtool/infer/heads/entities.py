@@ -1,0 +1,135 @@
+"""Taggers: the words of a text with their labels, or the entities that labels with B- and I- mark.
+
+Letters of shapes: S sequence, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.infer.batches import Batch
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of
+from onnxtool.infer.heads.labels import LabelNames
+from onnxtool.infer.pooling import softmax
+from onnxtool.reports import Span
+from onnxtool.texts.cutting import EncodedText
+
+# Prefixes of labels that begin an entity, and those that go on with it: of the schemes BIO, BIOES and BILOU.
+_BEGINNINGS, _CONTINUATIONS = frozenset("BSU"), frozenset("IEL")
+_OUTSIDE = "O"
+
+
+@dataclass(frozen=True)
+class TaggedToken:
+    """A token of a text.
+
+    Attributes:
+        word: the number of its word.
+        span: its first character, and the one behind its last.
+        label: the most probable one.
+    """
+
+    word: int
+    span: tuple[int, int]
+    label: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Entities(AnswerHead[list[TaggedToken]]):
+    """Spans of a text with a label.
+
+    A word has the label of its first token, as transformers' aggregation strategy `first`. Neighbouring words of one
+    entity are put together where labels mark its beginning; their score is the mean over words.
+    """
+
+    kind = "spans"
+    places_tokens = True
+
+    names: LabelNames
+
+    @property
+    def _marks_entities(self) -> bool:
+        return any(_prefix(name) or name == _OUTSIDE for name in self.names.names.values())
+
+    def read(self, batch: Batch) -> list[list[TaggedToken]]:
+        """Return the label of each token, those that the tokenizer added left out."""
+        readings = []
+        for row, valid, text in zip(batch.output(3, "logits"), batch.mask, batch.texts, strict=True):
+            probabilities = probabilities_of(row[valid], softmax)
+            readings.append(list(_tagged(probabilities, text)))
+        return readings
+
+    def require_windows(self) -> None:
+        """Allow them: each token has its label in the window where it stands farthest from the ends."""
+
+    def join(self, readings: Sequence[list[TaggedToken]], windows: Sequence[EncodedText]) -> list[TaggedToken]:
+        """Take each token from the window in which it has most context on its shorter side."""
+        best: dict[int, tuple[int, TaggedToken]] = {}
+        for reading, window in zip(readings, windows, strict=True):
+            first = window.places.first if window.places else 0
+            for place, token in enumerate(reading):
+                context = min(place, len(reading) - 1 - place)
+                if first + place not in best or context > best[first + place][0]:
+                    best[first + place] = (context, token)
+        return [best[place][1] for place in sorted(best)]
+
+    def answer(self, reading: list[TaggedToken], asked: Asked) -> Answer:
+        """Answer with entities, or with all words where labels mark none; in the order of the text."""
+        words = _words(reading)
+        if not self._marks_entities:
+            return Answer(spans=tuple(self._span([word], asked.text) for word in words))
+        groups: list[list[list[TaggedToken]]] = []
+        for word in words:
+            name = self.names[word[0].label]
+            if name == _OUTSIDE:
+                groups.append([])
+            elif groups and groups[-1] and self._goes_on(name, self.names[groups[-1][-1][0].label]):
+                groups[-1].append(word)
+            else:
+                groups.append([word])
+        return Answer(spans=tuple(self._span(group, asked.text) for group in groups if group))
+
+    @staticmethod
+    def _goes_on(name: str, before: str) -> bool:
+        return _prefix(name) not in _BEGINNINGS and _entity(name) == _entity(before)
+
+    def _span(self, words: Sequence[Sequence[TaggedToken]], text: str) -> Span:
+        start, end = words[0][0].span[0], words[-1][-1].span[1]
+        score = float(np.mean([word[0].score for word in words]))
+        name = self.names[words[0][0].label]
+        return Span(_entity(name), score, text[start:end], start, end)
+
+
+def _tagged(probabilities: NDArray[np.float64], text: EncodedText) -> Iterator[TaggedToken]:
+    places = text.places
+    if places is None:
+        return
+    best, scores = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    for place, part in enumerate(places.parts):
+        if part >= 0:
+            yield TaggedToken(places.words[place], places.spans[place], int(best[place]), float(scores[place]))
+
+
+def _words(tokens: Sequence[TaggedToken]) -> list[list[TaggedToken]]:
+    words: list[list[TaggedToken]] = []
+    for token in tokens:
+        if words and words[-1][-1].word == token.word >= 0:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    return words
+
+
+def _prefix(name: str) -> str:
+    """Return the letter of a label such as `B-PER`, or an empty string."""
+    letter, dash, _ = name.partition("-")
+    return letter if dash and letter in _BEGINNINGS | _CONTINUATIONS else ""
+
+
+def _entity(name: str) -> str:
+    return name.partition("-")[2] if _prefix(name) else name

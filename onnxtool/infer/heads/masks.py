@@ -1,0 +1,88 @@
+"""Masked language models: candidates for each mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.errors import InputError
+from onnxtool.infer.batches import Batch
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, largest, probabilities_of
+from onnxtool.infer.pooling import softmax
+from onnxtool.reports import Scored
+from onnxtool.texts.tokenizer import TextTokenizer
+
+_TOP_K = 10
+
+
+@dataclass(frozen=True)
+class Masks(AnswerHead[NDArray[np.float64]]):
+    """The most probable tokens for every mask in a text; a reading is float64 [masks, V].
+
+    Attributes:
+        mask_id: the token that is filled in.
+    """
+
+    kind = "tokens"
+
+    tokenizer: TextTokenizer
+    mask_id: int
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer) -> Masks:
+        """Find the mask of `tokenizer`.
+
+        Raises:
+            InputError: it has none.
+        """
+        mask_id = None if tokenizer.mask_token is None else tokenizer.id_of(tokenizer.mask_token)
+        if mask_id is None:
+            raise InputError("this model fills in masks, and its tokenizer has no mask token", "pass --model_name")
+        return cls(tokenizer, mask_id)
+
+    def read(self, batch: Batch) -> list[NDArray[np.float64]]:
+        """Return the probabilities at every mask, in the order of the text."""
+        logits = batch.output(3, "logits")
+        return [
+            probabilities_of(row[(ids == self.mask_id) & valid], softmax)
+            for row, ids, valid in zip(logits, batch.ids, batch.mask, strict=True)
+        ]
+
+    def answer(self, reading: NDArray[np.float64], asked: Asked) -> Answer:
+        """Answer with the candidates of all masks in one list."""
+        if not len(reading):
+            token = self.tokenizer.mask_token
+            return Answer(note=f"a text without {token} has nothing to fill in; write {token} for a word")
+        candidates: list[Scored] = []
+        for number, probabilities in enumerate(reading, start=1):
+            # Several masks share one list; the number says which one a candidate is for.
+            prefix = f"{number}: " if len(reading) > 1 else ""
+            candidates += [
+                Scored(f"{prefix}{self.tokenizer.word(place)}", float(probabilities[place]))
+                for place in largest(probabilities, asked.top_k or _TOP_K)
+            ]
+        return Answer(tuple(candidates))
+
+
+@dataclass(frozen=True)
+class NextTokens(AnswerHead[NDArray[np.float64]]):
+    """The most probable tokens to follow a text, of a causal language model; a reading is float64 [V]."""
+
+    kind = "tokens"
+    cut_side = "left"  # what follows depends on the end
+
+    tokenizer: TextTokenizer
+
+    def read(self, batch: Batch) -> list[NDArray[np.float64]]:
+        """Return the probabilities at the last token of each text."""
+        logits = batch.output(3, "logits")
+        last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
+        return list(probabilities_of(logits[np.arange(len(logits)), last], softmax))
+
+    def answer(self, reading: NDArray[np.float64], asked: Asked) -> Answer:
+        """Answer with the candidates for one token."""
+        best = largest(reading, asked.top_k or _TOP_K)
+        note = "these are candidates for the next token; no text is generated"
+        return Answer(tuple(Scored(self.tokenizer.word(place), float(reading[place])) for place in best), note=note)

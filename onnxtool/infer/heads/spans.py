@@ -1,0 +1,113 @@
+"""Extractive question answering: where in a text the answer to a question stands.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.infer.batches import Batch
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite
+from onnxtool.infer.pooling import softmax
+from onnxtool.reports import Span
+from onnxtool.texts.cutting import EncodedText
+
+START, END = "start_logits", "end_logits"
+_TOP_K = 3
+_KEPT = 64  # spans of a window: more than anybody asks for
+_KEPT = 64  # spans of a window: more than anybody asks for
+_MAX_TOKENS = 15  # of an answer, as in transformers' pipeline
+
+
+@dataclass(frozen=True)
+class FoundSpan:
+    """A span of characters, and its score."""
+
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class AnswerSpans(AnswerHead[list[FoundSpan]]):
+    """The spans of a text that answer a question best, with the rules of transformers' question-answering pipeline.
+
+    A start and an end are a softmax each over the tokens of the text and the first token, which stands for no answer.
+    A span's score is the product of both, it has 15 tokens at most, and it is widened to whole words.
+    """
+
+    kind = "spans"
+    places_tokens = True
+    takes_pairs = True
+    needs_pairs = True
+    parts_long_texts = True
+
+    def read(self, batch: Batch) -> list[list[FoundSpan]]:
+        """Return the best spans of each text, best first; none where it has no token."""
+        starts, ends = batch.output(2, START), batch.outputs[END]
+        return [
+            _found(start[valid], end[valid], text)
+            for start, end, valid, text in zip(starts, ends, batch.mask, batch.texts, strict=True)
+        ]
+
+    def require_windows(self) -> None:
+        """Allow them: an answer stands in one of them."""
+
+    def join(self, readings: Sequence[list[FoundSpan]], windows: Sequence[EncodedText]) -> list[FoundSpan]:
+        """Take the spans of all windows, a span that two of them have at its higher score."""
+        best: dict[tuple[int, int], FoundSpan] = {}
+        for span in (span for reading in readings for span in reading):
+            place = (span.start, span.end)
+            if place not in best or span.score > best[place].score:
+                best[place] = span
+        return sorted(best.values(), key=lambda span: -span.score)
+
+    def answer(self, reading: list[FoundSpan], asked: Asked) -> Answer:
+        """Answer with the best spans."""
+        spans = self.join([reading], asked.windows)[: asked.top_k or _TOP_K]
+        return Answer(
+            spans=tuple(
+                Span("answer", span.score, asked.text[span.start : span.end], span.start, span.end) for span in spans
+            )
+        )
+
+
+def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedText) -> list[FoundSpan]:
+    places = text.places
+    if places is None:
+        return []
+    of_text = np.array([part == 1 for part in places.parts])
+    candidates = of_text.copy()
+    if text.is_special[0]:
+        candidates[0] = True  # takes its part of the probability, and is no answer
+    if not of_text.any():
+        return []
+    begins, stops = (_probabilities(logits, candidates) for logits in (start, end))
+    scores = np.triu(np.outer(np.where(of_text, begins, 0.0), np.where(of_text, stops, 0.0)))
+    scores = np.tril(scores, _MAX_TOKENS - 1)
+    kept = np.argsort(-scores, axis=None, kind="stable")[:_KEPT]
+    rows, columns = np.unravel_index(kept, scores.shape)
+    return [
+        FoundSpan(*_whole_words(places.words, places.spans, int(row), int(column)), float(scores[row, column]))
+        for row, column in zip(rows, columns, strict=True)
+        if of_text[row] and of_text[column] and row <= column < row + _MAX_TOKENS
+    ]
+
+
+def _probabilities(logits: NDArray[np.float32], candidates: NDArray[np.bool_]) -> NDArray[np.float64]:
+    require_finite(logits, "logit of a start or end")
+    return softmax(np.where(candidates, logits, -np.inf))
+
+
+def _whole_words(words: Sequence[int], spans: Sequence[tuple[int, int]], first: int, last: int) -> tuple[int, int]:
+    """Return the characters from the start of the word of token `first` to the end of that of token `last`."""
+    while first > 0 and words[first - 1] == words[first] >= 0 and spans[first - 1][0] <= spans[first][0]:
+        first -= 1
+    while last + 1 < len(words) and words[last + 1] == words[last] >= 0 and spans[last + 1][1] >= spans[last][1]:
+        last += 1
+    return spans[first][0], spans[last][1]
