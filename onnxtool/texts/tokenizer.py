@@ -172,7 +172,7 @@ class TextTokenizer:
         except TypeError:  # what the library makes of a string that has no UTF-8
             require_unicode(texts)
             raise
-        return [_whole(encoding, placed=placed) for encoding in encodings]
+        return [_whole(*item, placed=placed) for item in zip(encodings, texts, strict=True)]
 
     def _padding(self) -> tuple[int, int, str]:
         """Return id, segment and side of padding: tokenizer_config.json, else tokenizer.json, else config.json."""
@@ -202,15 +202,34 @@ class TextTokenizer:
         self._tokenizer.normalizer = normalizers.Sequence([lower, present]) if present else lower
 
 
-def _whole(encoding: Encoding, *, placed: bool) -> WholeText:
+def _whole(encoding: Encoding, text: Text, *, placed: bool) -> WholeText:
     parts = tuple(-1 if part is None else part for part in encoding.sequence_ids)
     places = None
     if placed:
-        words = tuple(-1 if word is None else word for word in encoding.word_ids)
+        words = _words(encoding, parts, (text,) if isinstance(text, str) else text)
         places = TokenPlaces(parts, tuple(encoding.offsets), words)
     special = tuple(part < 0 for part in parts)
-    text = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, places=places)
-    return WholeText(text, tuple(_range_of(parts, part) for part in range(encoding.n_sequences)))
+    whole = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, places=places)
+    return WholeText(whole, tuple(_range_of(parts, part) for part in range(encoding.n_sequences)))
+
+
+def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
+    """Number the words of each part; a tokenizer that parts no words before it makes tokens has them at spaces."""
+    stated = tuple(-1 if word is None else word for word in encoding.word_ids)
+    words, word, before = [], -1, -1
+    for part, (start, _), own in zip(parts, encoding.offsets, stated, strict=True):
+        word = -1 if part != before else word
+        before = part
+        if part < 0:
+            words.append(-1)
+            continue
+        text = texts[part]
+        begins = text[start : start + 1].isspace() or text[max(start - 1, 0) : start].isspace()
+        word = max(word, 0) + (begins and word >= 0)
+        words.append(word)
+        if own > 0:  # it parts words by itself
+            return stated
+    return tuple(words)
 
 
 def _range_of(parts: tuple[int, ...], part: int) -> range:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of, span_of
 from onnxtool.infer.heads.labels import LabelNames
 from onnxtool.infer.pooling import softmax
 from onnxtool.reports import Span
@@ -102,7 +102,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
         start, end = words[0][0].span[0], words[-1][-1].span[1]
         score = float(np.mean([word[0].score for word in words]))
         name = self.names[words[0][0].label]
-        return Span(_entity(name), score, text[start:end], start, end)
+        return span_of(_entity(name), score, text, start, end)
 
 
 def _tagged(probabilities: NDArray[np.float64], text: EncodedText) -> Iterator[TaggedToken]:

@@ -121,6 +121,13 @@ class AnswerHead(Head, Generic[Reading]):
         """Answer for a text of which `reading` was read."""
 
 
+def span_of(label: str, score: float, text: str, start: int, end: int) -> Span:
+    """Make a span of `text` without the spaces at its ends, which are part of some tokenizers' tokens."""
+    part = text[start:end]
+    start += len(part) - len(part.lstrip())
+    return Span(label, score, part.strip(), start, start + len(part.strip()))
+
+
 def probabilities_of(logits: Floats, function: Callable[[Floats], NDArray[np.float64]]) -> NDArray[np.float64]:
     """Apply softmax or sigmoid.
 

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite, span_of
 from onnxtool.infer.pooling import softmax
-from onnxtool.reports import Span
 from onnxtool.texts.cutting import EncodedText
 
 START, END = "start_logits", "end_logits"
@@ -35,10 +34,11 @@ class FoundSpan:
 
 @dataclass(frozen=True)
 class AnswerSpans(AnswerHead[list[FoundSpan]]):
-    """The spans of a text that answer a question best, with the rules of transformers' question-answering pipeline.
+    """The spans of a text that answer a question best, by the rules of transformers' question-answering pipeline.
 
     A start and an end are a softmax each over the tokens of the text and the first token, which stands for no answer.
-    A span's score is the product of both, it has 15 tokens at most, and it is widened to whole words.
+    A span of tokens, 15 at most, scores the product of both. Spans are widened to whole words, and those that become
+    the same are added up.
     """
 
     kind = "spans"
@@ -70,11 +70,7 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
     def answer(self, reading: list[FoundSpan], asked: Asked) -> Answer:
         """Answer with the best spans."""
         spans = self.join([reading], asked.windows)[: asked.top_k or _TOP_K]
-        return Answer(
-            spans=tuple(
-                Span("answer", span.score, asked.text[span.start : span.end], span.start, span.end) for span in spans
-            )
-        )
+        return Answer(spans=tuple(span_of("answer", span.score, asked.text, span.start, span.end) for span in spans))
 
 
 def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedText) -> list[FoundSpan]:
@@ -87,27 +83,21 @@ def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedTe
         candidates[0] = True  # takes its part of the probability, and is no answer
     if not of_text.any():
         return []
-    begins, stops = (_probabilities(logits, candidates) for logits in (start, end))
-    scores = np.triu(np.outer(np.where(of_text, begins, 0.0), np.where(of_text, stops, 0.0)))
-    scores = np.tril(scores, _MAX_TOKENS - 1)
-    kept = np.argsort(-scores, axis=None, kind="stable")[:_KEPT]
-    rows, columns = np.unravel_index(kept, scores.shape)
+    begins, stops = (np.where(of_text, _probabilities(logits, candidates), 0.0) for logits in (start, end))
+    scores = np.tril(np.triu(np.outer(begins, stops)), _MAX_TOKENS - 1)
+    numbers = np.array(places.words)
+    words = np.unique(numbers[of_text])
+    belongs = (numbers[:, None] == words) & of_text[:, None]
+    by_words = belongs.T @ scores @ belongs  # [words, words]: spans from a word to a word
+    first, last = belongs.argmax(axis=0), len(numbers) - 1 - belongs[::-1].argmax(axis=0)
+    kept = np.argsort(-by_words, axis=None, kind="stable")[:_KEPT]
     return [
-        FoundSpan(*_whole_words(places.words, places.spans, int(row), int(column)), float(scores[row, column]))
-        for row, column in zip(rows, columns, strict=True)
-        if of_text[row] and of_text[column] and row <= column < row + _MAX_TOKENS
+        FoundSpan(places.spans[first[row]][0], places.spans[last[column]][1], float(by_words[row, column]))
+        for row, column in zip(*np.unravel_index(kept, by_words.shape), strict=True)
+        if by_words[row, column] > 0
     ]
 
 
 def _probabilities(logits: NDArray[np.float32], candidates: NDArray[np.bool_]) -> NDArray[np.float64]:
     require_finite(logits, "logit of a start or end")
     return softmax(np.where(candidates, logits, -np.inf))
-
-
-def _whole_words(words: Sequence[int], spans: Sequence[tuple[int, int]], first: int, last: int) -> tuple[int, int]:
-    """Return the characters from the start of the word of token `first` to the end of that of token `last`."""
-    while first > 0 and words[first - 1] == words[first] >= 0 and spans[first - 1][0] <= spans[first][0]:
-        first -= 1
-    while last + 1 < len(words) and words[last + 1] == words[last] >= 0 and spans[last + 1][1] >= spans[last][1]:
-        last += 1
-    return spans[first][0], spans[last][1]
