@@ -1,0 +1,319 @@
+"""A loaded model encodes texts as their definition says, from any number of threads, and on the provider asked for."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from safetensors.numpy import save_file
+
+import onnxtool
+from onnxtool.errors import InputError, ProviderError
+from onnxtool.infer import LoadedModel, SparseVectors, load
+from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
+from tests.infer.tiny_models import VOCABULARY, ids_of, model_for, splade_terms, table, write_model
+
+V = len(VOCABULARY)
+TEXTS = ("the cat sat on the mat", "a dog", "red house", "the red dog sat on a blue mat", "cat")
+POOLED: dict[str, dict[str, Any]] = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}, "Normalize": {}}
+
+
+def _sparse(path: Path) -> Path:
+    return write_model(path, model_for("sparse-encoding", table(V, V), "logits"))
+
+
+def _dense(path: Path, modules: dict[str, dict[str, Any]] = POOLED, **files: Any) -> Path:
+    return write_model(
+        path, model_for("sentence-similarity", table(V, 6), "last_hidden_state"), modules=modules, **files
+    )
+
+
+def _mean(text: str) -> np.ndarray[Any, Any]:
+    return np.mean([table(V, 6)[token] for token in ids_of(text)], axis=0)
+
+
+def test_an_embedder_gives_an_array(tmp_path: Path) -> None:
+    """float32, a row a text, in their order; from Python in one line."""
+    vectors = onnxtool.encode(_dense(tmp_path), TEXTS, provider="cpu")
+    assert isinstance(vectors, np.ndarray)
+    assert vectors.dtype == np.float32
+    for vector, text in zip(vectors, TEXTS, strict=True):
+        np.testing.assert_allclose(vector, _mean(text) / np.linalg.norm(_mean(text)), atol=1e-6)
+
+
+def test_a_sparse_encoder_gives_terms(tmp_path: Path) -> None:
+    """By their ids in rows, and by their names; framing tokens only where they are asked for."""
+    model = onnxtool.load(_sparse(tmp_path), provider="cpu")
+    vectors = model.encode(TEXTS)
+    assert isinstance(vectors, SparseVectors)
+    for text, terms in zip(TEXTS, vectors.terms(), strict=True):
+        assert terms == pytest.approx(splade_terms(table(V, V), text), rel=1e-6)
+    kept = model.encode(TEXTS, keep_special=True)
+    assert isinstance(kept, SparseVectors)
+    assert kept.indptr[-1] > vectors.indptr[-1]
+    assert any("[CLS]" in terms for terms in kept.terms())
+
+
+def test_answers_hold_the_vectors(tmp_path: Path) -> None:
+    """As decimals that are the same float32."""
+    model = load(_dense(tmp_path), provider="cpu")
+    report = model.answer(TEXTS)
+    for answer, vector in zip(report.answers, model.encode(TEXTS), strict=True):
+        np.testing.assert_array_equal(np.array(answer.vector, np.float32), vector)
+    assert len(str(report.answers[0].vector[0])) < 14
+
+
+@pytest.mark.parametrize("make", [_sparse, _dense])
+def test_threads_share_a_model(tmp_path: Path, make: Any) -> None:
+    """Nothing of it changes after loading: what each thread gets is what one gets alone."""
+    model = load(make(tmp_path), provider="cpu", threads=1)
+    generator = np.random.default_rng(3)
+    jobs = [[" ".join(generator.choice(VOCABULARY[5:], n)) for n in generator.integers(1, 30, 8)] for _ in range(40)]
+
+    def work(texts: list[str]) -> Any:
+        read = model.tokenize(texts)
+        vectors = model.pool(model.run(read))
+        return vectors.to_dense() if isinstance(vectors, SparseVectors) else vectors
+
+    alone = [work(texts) for texts in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        for together, wanted in zip(pool.map(work, jobs), alone, strict=True):
+            np.testing.assert_array_equal(together, wanted)
+
+
+def test_layers_behind_the_pooling_are_computed(tmp_path: Path) -> None:
+    """Dense with its activation and residual, and LayerNorm, as torch computes them."""
+    import torch
+
+    modules = {
+        "Transformer": {},
+        "Pooling": {"pooling_mode": "mean"},
+        "Dense": {"in_features": 6, "out_features": 4, "use_residual": True},
+        "LayerNorm": {"dimension": 4},
+    }
+    path = _dense(tmp_path, modules)
+    torch.manual_seed(0)
+    linear, residual, norm = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4, bias=False), torch.nn.LayerNorm(4)
+    torch.nn.init.normal_(norm.weight)
+    tensors = {f"linear.{name}": value for name, value in linear.state_dict().items()}
+    tensors["residual.weight"] = residual.weight
+    for folder, weights in (
+        ("2_Dense", tensors),
+        ("3_LayerNorm", {f"norm.{name}": value for name, value in norm.state_dict().items()}),
+    ):
+        arrays = {name: value.detach().numpy().copy() for name, value in weights.items()}
+        save_file(arrays, str(tmp_path / "model" / folder / "model.safetensors"))
+    vectors = load(path, provider="cpu").encode(TEXTS)
+    means = torch.from_numpy(np.stack([_mean(text) for text in TEXTS]))
+    with torch.no_grad():
+        wanted = norm(torch.tanh(linear(means)) + residual(means))
+    np.testing.assert_allclose(vectors, wanted.numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"])
+def test_activations_are_those_of_torch(name: str) -> None:
+    """By their class, with its defaults."""
+    import torch
+
+    from onnxtool.infer.heads.layers import ACTIVATIONS, find_activation
+
+    values = np.linspace(-6, 6, 101, dtype=np.float32)
+    wanted = getattr(torch.nn, name)()(torch.from_numpy(values)).numpy()
+    activation = find_activation(f"torch.nn.modules.activation.{name}")
+    assert activation is ACTIVATIONS[name]
+    np.testing.assert_allclose(activation(values), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"in_features": 6, "out_features": 4}, "linear.weight in 2_Dense of .* is of shape \\[5, 6\\]"),
+        ({"activation_function": "torch.nn.Softplus"}, "activated by torch.nn.Softplus, which is not computed"),
+        ({"activation_function": "os.system"}, "activated by os.system, which is not computed"),
+        ({"module_input_name": "token_embeddings"}, "works on sentence_embedding, token_embeddings"),
+    ],
+)
+def test_a_layer_that_cannot_be_computed_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    """When the model is loaded: without it, embeddings would be others than the checkpoint's."""
+    path = _dense(tmp_path, {"Transformer": {}, "Pooling": {}, "Dense": settings})
+    weights = {"linear.weight": np.zeros((5, 6), np.float32), "linear.bias": np.zeros(5, np.float32)}
+    save_file(weights, str(tmp_path / "model" / "2_Dense" / "model.safetensors"))
+    with pytest.raises(InputError, match=message):
+        load(path, provider="cpu")
+
+
+def test_weights_in_a_pickle_are_not_read(tmp_path: Path) -> None:
+    """They can run code; the hint says where else they may come from."""
+    path = _dense(tmp_path, {"Transformer": {}, "Pooling": {}, "Dense": {"in_features": 6, "out_features": 4}})
+    (tmp_path / "model" / "2_Dense" / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+    with pytest.raises(InputError, match="there is no .*2_Dense/model.safetensors") as caught:
+        load(path, provider="cpu")
+    assert "pytorch_model.bin is not read" in caught.value.hint
+    (tmp_path / "model" / "2_Dense" / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(InputError, match="cannot read .*2_Dense/model.safetensors"):
+        load(path, provider="cpu")
+
+
+def _with_prompts(path: Path, *, include_prompt: bool = True, default: str | None = None) -> LoadedModel:
+    modules = {"Transformer": {}, "Pooling": {"pooling_mode": "mean", "include_prompt": include_prompt}}
+    model = _dense(path, modules)
+    config = '{"prompts": {"query": "the red ", "passage": "a "}, "default_prompt_name": %s}'
+    text = config % ("null" if default is None else f'"{default}"')
+    (path / "model" / "config_sentence_transformers.json").write_text(text)
+    return load(model, provider="cpu")
+
+
+@pytest.mark.parametrize(
+    ("default", "prompt", "written"),
+    [
+        (None, None, ""),
+        ("passage", None, "a "),
+        ("passage", "query", "the red "),
+        ("passage", "", ""),
+        (None, "on the ", "on the "),
+    ],
+)
+def test_a_prompt_stands_before_each_text(
+    tmp_path: Path, default: str | None, prompt: str | None, written: str
+) -> None:
+    """The checkpoint's default, another of its own by name, or any text; said in the notes."""
+    model = _with_prompts(tmp_path, default=default)
+    vectors = model.encode(TEXTS, prompt=prompt)
+    np.testing.assert_allclose(vectors, [_mean(written + text) for text in TEXTS], atol=1e-6)
+    notes = model.answer(TEXTS, prompt=prompt).notes
+    assert notes == ((f"{written!r} stands before each text",) if written else ())
+
+
+def test_a_prompt_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
+    """With what the tokenizer puts before it, as sentence-transformers does; padding or not."""
+    model = _with_prompts(tmp_path, include_prompt=False)
+    values = table(V, 6)
+    wanted = [np.mean([values[token] for token in ids_of(f"the red {text}")[3:]], axis=0) for text in TEXTS]
+    np.testing.assert_allclose(model.encode(TEXTS, prompt="query"), wanted, atol=1e-6)
+    np.testing.assert_allclose(model.encode(TEXTS), [_mean(text) for text in TEXTS], atol=1e-6)
+
+
+def test_a_prompt_that_reads_like_a_name_must_be_one(tmp_path: Path) -> None:
+    """A typing error would be written before all texts in silence."""
+    with pytest.raises(InputError, match="no prompt called 'qeury'; it has query \\('the red '\\)") as caught:
+        _with_prompts(tmp_path).encode(TEXTS, prompt="qeury")
+    assert "end it with a space" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content", ['{"prompts": ["query: "]}', '{"prompts": {"query": 3}}', '{"default_prompt_name": "x"}']
+)
+def test_malformed_prompts_are_refused(tmp_path: Path, content: str) -> None:
+    """The file is named."""
+    path = _dense(tmp_path)
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text(content)
+    with pytest.raises(InputError, match="config_sentence_transformers.json is malformed"):
+        load(path, provider="cpu")
+
+
+def test_what_a_model_does_not_do_is_said(tmp_path: Path) -> None:
+    """Vectors of a classifier, pairs for an embedder, a reader without a question; each with a way out."""
+    classifier = load(
+        write_model(tmp_path / "c", model_for("text-classification", table(V, 3), "logits", pooled=True)),
+        provider="cpu",
+    )
+    with pytest.raises(InputError, match="is for text-classification, and gives no vector"):
+        classifier.encode(TEXTS)
+    embedder = load(_dense(tmp_path / "e"), provider="cpu")
+    with pytest.raises(InputError, match="takes no pairs of a query and a text") as caught:
+        embedder.answer(["cat"], query="dog")
+    assert "pairs are for rerankers" in caught.value.hint
+    with pytest.raises(InputError, match="no texts to encode"):
+        embedder.encode([])
+    with pytest.raises(InputError, match="text 2 has half of a surrogate pair, U\\+DFFF"):
+        embedder.encode(["fine", "\udfff"])
+
+
+def test_an_empty_text_is_answered_and_said_to_be_empty(tmp_path: Path) -> None:
+    """Of the tokens that frame a text, as the checkpoint's own library does."""
+    model = load(_dense(tmp_path), provider="cpu")
+    np.testing.assert_allclose(model.encode(["", "cat"])[0], _mean("") / np.linalg.norm(_mean("")), atol=1e-6)
+    assert "1 of 2 texts are empty" in model.answer(["", "cat"]).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("decoder_input_ids", "the tokens of a decoder"), ("pixel_values", "a picture"), ("input_features", "sound")],
+)
+def test_inputs_that_are_no_texts_are_named(tmp_path: Path, name: str, what: str) -> None:
+    """With what they are, and how such a model can be run."""
+    graph = model_for("other", table(V, 3), "logits", inputs=("input_ids", name))
+    with pytest.raises(InputError, match=f"has the input {name}, .*: {what}") as caught:
+        load(write_model(tmp_path, graph), provider="cpu").answer(["cat"])
+    assert "onnxtool.open_session" in caught.value.hint
+
+
+class _Driver:
+    """What is used of libcuda.so.1."""
+
+    def __init__(self, status: int, devices: int) -> None:
+        self.status, self.devices = status, devices
+
+    def cuInit(self, _flags: int) -> int:  # noqa: N802 - NVIDIA's name
+        return self.status
+
+    def cuDeviceGetCount(self, reference: Any) -> int:  # noqa: N802 - NVIDIA's name
+        reference._obj.value = self.devices
+        return 0
+
+
+@pytest.fixture
+def _fresh() -> Iterator[None]:
+    """Forget what was found out about this machine, before and after."""
+    for function in (cuda_problem, cuda_device_problem):
+        function.cache_clear()
+    yield
+    for function in (cuda_problem, cuda_device_problem):
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize(
+    ("driver", "wheel", "missing"),
+    [
+        (_Driver(0, 1), False, "was built without CUDA \\(the onnxruntime-gpu wheel has it"),
+        (None, True, "no NVIDIA driver \\("),
+        (_Driver(100, 0), True, "the NVIDIA driver is installed but reports no device"),
+        (_Driver(0, 1), True, "Failed to load libcudnn.so.9"),
+    ],
+)
+def test_cuda_that_cannot_run_is_never_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: _Driver | None, wheel: bool, missing: str
+) -> None:
+    """Wheel, driver, device or library: what is missing is named, and no session of the model is opened."""
+    path = _dense(tmp_path)
+    opened: list[object] = []
+
+    class Session:
+        def __init__(self, source: object, *_arguments: object, **_options: object) -> None:
+            opened.append(source)
+
+        def get_providers(self) -> list[str]:
+            return [PROVIDERS["cpu"]]  # what onnxruntime falls back to
+
+    def library(name: str) -> _Driver:
+        if driver is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return driver
+
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: [PROVIDERS["cuda"]] * wheel + [PROVIDERS["cpu"]]
+    )
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("Failed to load libcudnn.so.9"), raising=False)  # noqa: T201
+    with pytest.raises(ProviderError, match=f"the provider cuda cannot run here: .*{missing}") as caught:
+        load(path, provider="cuda")
+    assert caught.value.hint == "fix that, or pass --provider cpu"
+    assert str(path) not in map(str, opened)

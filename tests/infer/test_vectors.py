@@ -1,0 +1,44 @@
+"""Sparse vectors are those of a dictionary for each text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxtool.infer import SparseVectors
+
+NAMES = ("a", "b", "c", "d", "e")
+DENSE = np.array([[0, 2, 0, 1, 0], [0, 0, 0, 0, 0], [3, 0, 0, 0, 3], [0.5, 1, 1.5, 2, 0]], np.float32)
+VECTORS = SparseVectors.from_dense(DENSE, NAMES)
+
+
+def test_terms_come_with_the_heaviest_first() -> None:
+    """Of equals that with the lowest id; a text without terms has none."""
+    wanted = [{"b": 2.0, "d": 1.0}, {}, {"a": 3.0, "e": 3.0}, {"d": 2.0, "c": 1.5, "b": 1.0, "a": 0.5}]
+    assert VECTORS.terms() == wanted
+    assert [list(terms) for terms in VECTORS.terms()] == [list(terms) for terms in wanted]
+    assert VECTORS.terms(1) == [{"b": 2.0}, {}, {"a": 3.0}, {"d": 2.0}]
+
+
+def test_rows_are_kept() -> None:
+    """In compressed rows, with the dtypes that scipy takes, and back."""
+    assert VECTORS.shape == (4, 5)
+    assert VECTORS.indptr.tolist() == [0, 2, 2, 4, 8]
+    assert (VECTORS.indptr.dtype, VECTORS.indices.dtype, VECTORS.weights.dtype) == (np.int64, np.int32, np.float32)
+    np.testing.assert_array_equal(VECTORS.to_dense(), DENSE)
+    assert [array.tolist() for array in VECTORS.row(2)] == [[0, 4], [3.0, 3.0]]
+
+
+def test_texts_can_be_taken_and_put_together() -> None:
+    """In any order, twice as well."""
+    for places in ([3, 0, 1, 2], [1], [2, 2], []):
+        np.testing.assert_array_equal(VECTORS.take(places).to_dense(), DENSE[places])
+    both = SparseVectors.concatenate([VECTORS, VECTORS.take([2])])
+    np.testing.assert_array_equal(both.to_dense(), DENSE[[0, 1, 2, 3, 2]])
+
+
+def test_terms_can_be_left_out() -> None:
+    """Everywhere."""
+    wanted = DENSE.copy()
+    wanted[:, [0, 3]] = 0
+    np.testing.assert_array_equal(VECTORS.without({0, 3}).to_dense(), wanted)
+    assert VECTORS.without({0, 3}).indptr.tolist() == [0, 1, 1, 2, 4]
