@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from onnxtool.errors import InputError
@@ -192,7 +193,7 @@ def window_starts(length: int, room: int, overlap: int) -> Iterator[int]:
 
 
 def _taken(values: tuple[Value, ...], kept: Sequence[range]) -> tuple[Value, ...]:
-    return tuple(value for part in kept for value in values[part.start : part.stop])
+    return tuple(chain.from_iterable(values[part.start : part.stop] for part in kept))
 
 
 def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) -> list[range]:

@@ -96,6 +96,77 @@ def test_many_embeddings_are_shown_with_the_nearest_of_each(folder: Path) -> Non
     assert len(_json(_run(folder, *options, "--format", "json"))["similarities"]) == 17
 
 
+def test_embeddings_themselves_are_printed_where_that_is_asked_for(folder: Path) -> None:
+    """All numbers on a line a text; JSON has them in any case."""
+    options = ("--model_path", "models/dense.onnx", "--text", "red cat", "--text", "dog", "--quiet")
+    report = _json(_run(folder, *options, "--format", "json"))
+    lines = _run(folder, *options, "--vectors").stdout.splitlines()
+    printed = lines[lines.index("Vectors:") + 1 :]
+    assert [line.partition(": ")[0] for line in printed] == ["1", "2"]
+    for line, answer in zip(printed, report["answers"], strict=True):
+        assert [float(number) for number in line.partition(": ")[2].split()] == answer["vector"]
+        assert len(answer["vector"]) == 4
+    assert "Vectors:" not in _run(folder, *options).stdout
+
+
+def test_texts_are_ranked_for_a_query(folder: Path) -> None:
+    """Best first, a table a query; lines of a file may bring queries of their own."""
+    values = np.zeros((V, 1), np.float32)
+    values[VOCABULARY.index("cat")] = 2.0
+    metadata = {"onnxtool.task": "text-classification", "onnxtool.files": "splade"}
+    TinyModel(values, "logits", pooled=True, metadata=metadata).write(folder / "models" / "reranker.onnx")
+    lines = ('{"id": "d1", "contents": "a cat"}', '{"id": "d2", "query": "the house", "contents": "a cat cat"}')
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    options = ("--model_path", "models/reranker.onnx", "--query", "a red", "--input", "pairs.jsonl", "--quiet")
+    lines = _run(folder, *options, "--text", "dog").stdout.splitlines()
+    start = lines.index("a red:")
+    assert lines[start + 1].split() == ["rank", "score", "tokens", "text"]
+    assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["1", "0.8808"], ["2", "0.5000"]]
+    assert "[d1] a cat" in lines[start + 2]
+    assert "the house:" in lines[start + 4 :]
+    report = _json(_run(folder, *options, "--text", "dog", "--format", "json"))
+    assert report["rankings"] == [{"query": "a red", "order": [1, 0]}, {"query": "the house", "order": [2]}]
+    assert [answer["query"] for answer in report["answers"]] == ["a red", "a red", "the house"]
+
+
+def test_words_with_labels_are_a_table_with_their_places(folder: Path) -> None:
+    """Characters are counted from 0, the end is not part of the span."""
+    metadata = {"onnxtool.task": "token-classification", "onnxtool.files": "splade"}
+    TinyModel(table(V, 1), "logits", metadata=metadata).write(folder / "models" / "tagger.onnx")
+    lines = _run(folder, "--model_path", "models/tagger.onnx", "--text", "red cat", "--quiet").stdout.splitlines()
+    start = lines.index("1. red cat (4 tokens):")
+    assert [line.split() for line in lines[start + 1 :]] == [
+        ["label", "score", "characters", "text"],
+        ["LABEL_0", "1.0000", "0-3", "red"],
+        ["LABEL_0", "1.0000", "4-7", "cat"],
+    ]
+
+
+def test_long_texts_are_read_as_asked(folder: Path) -> None:
+    """In windows, which is said at the text and in a note, or not at all."""
+    options = ("--model_path", "models/splade.onnx", "--text", "cat " * 50, "--quiet")
+    windows = _run(folder, *options, "--long", "window", "--overlap", "0")
+    assert "(54 tokens, 2 windows):" in windows.stdout
+    assert "note: 1 of 1 texts were read in windows of at most 32 tokens" in windows.stdout
+    refused = _run(folder, *options, "--long", "fail")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "error: text 1 has more than 32 tokens" in refused.stderr
+    assert "--long window" in refused.stderr
+
+
+def test_a_prompt_is_written_before_each_text(folder: Path) -> None:
+    """By its name in the checkpoint; a name that is none fails."""
+    config = {"prompts": {"query": "the red "}}
+    (folder / "models" / "dense" / "config_sentence_transformers.json").write_text(json.dumps(config))
+    options = ("--model_path", "models/dense.onnx", "--text", "cat", "--quiet")
+    process = _run(folder, *options, "--prompt", "query")
+    assert "note: 'the red ' stands before each text" in process.stdout
+    assert "1. cat (5 tokens):" in process.stdout
+    wrong = _run(folder, *options, "--prompt", "passage")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "no prompt called 'passage'; it has query ('the red ')" in wrong.stderr
+
+
 def test_the_result_goes_to_a_file_which_is_not_overwritten(folder: Path) -> None:
     """Nothing is on stdout then; a file that is there fails before the model is loaded, and --force replaces it."""
     options = (
@@ -199,6 +270,10 @@ def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -
             "without --benchmark; pass it, or leave out --sequence_length and --runs\n",
         ),
         (("--text", "cat", "--top_k", "0"), "top_k"),
+        (("--query", "cat"), "nothing to run: pass --text, --input or --benchmark beside --query"),
+        (("--benchmark", "--query", "cat"), "leave out --query\n"),
+        (("--text", "cat", "--overlap", "3"), "pass --long window, or leave out --overlap"),
+        (("--text", "cat", "--long", "wrap"), "'wrap' is not one of 'truncate', 'window', 'fail'"),
         (("--benchmark", "--batch_size", "1,x"), "'1,x' is not a list of positive integers"),
         (("--benchmark", "--duration", "0"), "duration"),
         (("--text", "cat", "--provider", "tpu"), "provider"),
