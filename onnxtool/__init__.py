@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from onnxtool.export import ExportOptions as ExportOptions
     from onnxtool.export import export_model as export_model
     from onnxtool.infer import BenchmarkOptions as BenchmarkOptions
-    from onnxtool.infer import benchmark_model as benchmark_model
     from onnxtool.infer import encode as encode
     from onnxtool.infer import load as load
+    from onnxtool.infer.benchmark import benchmark as benchmark
     from onnxtool.model_file import ModelFile as ModelFile
     from onnxtool.optimize import OptimizeOptions as OptimizeOptions
     from onnxtool.optimize import optimize_model as optimize_model
@@ -32,7 +32,7 @@ _MODULES = {
     "ExportOptions": "onnxtool.export",
     "export_model": "onnxtool.export",
     "BenchmarkOptions": "onnxtool.infer",
-    "benchmark_model": "onnxtool.infer",
+    "benchmark": "onnxtool.infer.benchmark",
     "encode": "onnxtool.infer",
     "load": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",

@@ -80,7 +80,8 @@ def command(
     if output is not None:
         check_writable(output, force=force)
     # Imported here so that --help needs neither numpy nor tokenizers.
-    from onnxtool.infer import BenchmarkOptions, LongTexts, TextInput, benchmark_model, load, read_texts
+    from onnxtool.infer import BenchmarkOptions, LongTexts, TextInput, load, read_texts
+    from onnxtool.infer.benchmark import benchmark as time_model
 
     report: BenchmarkReport | InferReport
     with progress(quiet=quiet) as on_progress:
@@ -94,7 +95,7 @@ def command(
                 provider=provider,
                 threads=threads,
             )
-            report = benchmark_model(model_path, options, on_progress=on_progress)
+            report = time_model(model_path, options, on_progress=on_progress)
             blocks = benchmark_blocks(report)
         else:
             named = [TextInput(text) for text in texts]

@@ -1,6 +1,6 @@
 """Run texts through a model, and time it. Reads text with the model's own tokenizer; needs no torch."""
 
-from onnxtool.infer.benchmark import BenchmarkOptions, benchmark_model
+from onnxtool.infer.benchmark import BenchmarkOptions
 from onnxtool.infer.loading import LoadedModel, encode, load
 from onnxtool.infer.long_texts import LONG_TEXTS, LongTexts
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
@@ -14,7 +14,6 @@ __all__ = [
     "LongTexts",
     "SparseVectors",
     "TextInput",
-    "benchmark_model",
     "encode",
     "load",
     "read_texts",

@@ -54,7 +54,7 @@ class BenchmarkOptions:
         return never if self.runs is None else self.runs, never if self.duration_s is None else self.duration_s
 
 
-def benchmark_model(
+def benchmark(
     model_path: Path,
     options: BenchmarkOptions | None = None,
     *,
