@@ -115,8 +115,8 @@ def test_texts_are_ranked_for_a_query(folder: Path) -> None:
     values[VOCABULARY.index("cat")] = 2.0
     metadata = {"onnxtool.task": "text-classification", "onnxtool.files": "splade"}
     TinyModel(values, "logits", pooled=True, metadata=metadata).write(folder / "models" / "reranker.onnx")
-    lines = ('{"id": "d1", "contents": "a cat"}', '{"id": "d2", "query": "the house", "contents": "a cat cat"}')
-    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    pairs = ('{"id": "d1", "contents": "a cat"}', '{"id": "d2", "query": "the house", "contents": "a cat cat"}')
+    (folder / "pairs.jsonl").write_text("\n".join(pairs))
     options = ("--model_path", "models/reranker.onnx", "--query", "a red", "--input", "pairs.jsonl", "--quiet")
     lines = _run(folder, *options, "--text", "dog").stdout.splitlines()
     start = lines.index("a red:")

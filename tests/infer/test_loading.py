@@ -17,7 +17,7 @@ import onnxtool
 from onnxtool.errors import InputError, ProviderError
 from onnxtool.infer import LoadedModel, SparseVectors, load
 from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
-from tests.infer.tiny_models import VOCABULARY, ids_of, model_for, splade_terms, table, write_model
+from tests.infer.tiny_models import VOCABULARY, ids_of, model_for, rows_of, splade_terms, table, write_model
 
 V = len(VOCABULARY)
 TEXTS = ("the cat sat on the mat", "a dog", "red house", "the red dog sat on a blue mat", "cat")
@@ -35,7 +35,7 @@ def _dense(path: Path, modules: dict[str, dict[str, Any]] = POOLED, **files: Any
 
 
 def _mean(text: str) -> np.ndarray[Any, Any]:
-    return np.mean([table(V, 6)[token] for token in ids_of(text)], axis=0)
+    return np.asarray(np.mean([table(V, 6)[token] for token in ids_of(text)], axis=0))
 
 
 def test_an_embedder_gives_an_array(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_answers_hold_the_vectors(tmp_path: Path) -> None:
     """As decimals that are the same float32."""
     model = load(_dense(tmp_path), provider="cpu")
     report = model.answer(TEXTS)
-    for answer, vector in zip(report.answers, model.encode(TEXTS), strict=True):
+    for answer, vector in zip(report.answers, rows_of(model.encode(TEXTS)), strict=True):
         np.testing.assert_array_equal(np.array(answer.vector, np.float32), vector)
     assert len(str(report.answers[0].vector[0])) < 14
 
@@ -91,7 +91,7 @@ def test_layers_behind_the_pooling_are_computed(tmp_path: Path) -> None:
     """Dense with its activation and residual, and LayerNorm, as torch computes them."""
     import torch
 
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "Transformer": {},
         "Pooling": {"pooling_mode": "mean"},
         "Dense": {"in_features": 6, "out_features": 4, "use_residual": True},
@@ -109,7 +109,7 @@ def test_layers_behind_the_pooling_are_computed(tmp_path: Path) -> None:
     ):
         arrays = {name: value.detach().numpy().copy() for name, value in weights.items()}
         save_file(arrays, str(tmp_path / "model" / folder / "model.safetensors"))
-    vectors = load(path, provider="cpu").encode(TEXTS)
+    vectors = rows_of(load(path, provider="cpu").encode(TEXTS))
     means = torch.from_numpy(np.stack([_mean(text) for text in TEXTS]))
     with torch.no_grad():
         wanted = norm(torch.tanh(linear(means)) + residual(means))
@@ -184,7 +184,7 @@ def test_a_prompt_stands_before_each_text(
 ) -> None:
     """The checkpoint's default, another of its own by name, or any text; said in the notes."""
     model = _with_prompts(tmp_path, default=default)
-    vectors = model.encode(TEXTS, prompt=prompt)
+    vectors = rows_of(model.encode(TEXTS, prompt=prompt))
     np.testing.assert_allclose(vectors, [_mean(written + text) for text in TEXTS], atol=1e-6)
     notes = model.answer(TEXTS, prompt=prompt).notes
     assert notes == ((f"{written!r} stands before each text",) if written else ())
@@ -195,8 +195,8 @@ def test_a_prompt_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
     model = _with_prompts(tmp_path, include_prompt=False)
     values = table(V, 6)
     wanted = [np.mean([values[token] for token in ids_of(f"the red {text}")[3:]], axis=0) for text in TEXTS]
-    np.testing.assert_allclose(model.encode(TEXTS, prompt="query"), wanted, atol=1e-6)
-    np.testing.assert_allclose(model.encode(TEXTS), [_mean(text) for text in TEXTS], atol=1e-6)
+    np.testing.assert_allclose(rows_of(model.encode(TEXTS, prompt="query")), wanted, atol=1e-6)
+    np.testing.assert_allclose(rows_of(model.encode(TEXTS)), [_mean(text) for text in TEXTS], atol=1e-6)
 
 
 def test_a_prompt_that_reads_like_a_name_must_be_one(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_what_a_model_does_not_do_is_said(tmp_path: Path) -> None:
 def test_an_empty_text_is_answered_and_said_to_be_empty(tmp_path: Path) -> None:
     """Of the tokens that frame a text, as the checkpoint's own library does."""
     model = load(_dense(tmp_path), provider="cpu")
-    np.testing.assert_allclose(model.encode(["", "cat"])[0], _mean("") / np.linalg.norm(_mean("")), atol=1e-6)
+    np.testing.assert_allclose(rows_of(model.encode(["", "cat"]))[0], _mean("") / np.linalg.norm(_mean("")), atol=1e-6)
     assert "1 of 2 texts are empty" in model.answer(["", "cat"]).notes[0]
 
 

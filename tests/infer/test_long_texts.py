@@ -16,6 +16,7 @@ from tests.infer.tiny_models import (
     VOCABULARY,
     ids_of,
     model_for,
+    rows_of,
     splade_terms,
     table,
     write_model,
@@ -31,11 +32,6 @@ LIMIT = {"max_position_embeddings": 8}
 def _loaded(path: Path, task: str, width: int, output: str, **files: Any) -> LoadedModel:
     model = model_for(task, table(V, width), output)
     return load(write_model(path, model, config=LIMIT, **files), provider="cpu")
-
-
-def _states(model: LoadedModel, windows: list[list[int]]) -> np.ndarray[Any, Any]:
-    values = table(V, 6)
-    return np.array([values[token] for window in windows for token in window])
 
 
 @pytest.mark.parametrize("overlap", [None, 0, 3])
@@ -59,7 +55,7 @@ def test_embeddings_of_windows_are_pooled_over_all_their_tokens(tmp_path: Path, 
     """By the definition over the tokens of all windows together; the layers behind the pooling come after."""
     modules = {"Transformer": {}, "Pooling": {"pooling_mode": mode}, "Normalize": {}}
     model = _loaded(tmp_path, "sentence-similarity", 6, "last_hidden_state", modules=modules)
-    vectors = model.encode(TEXTS, long=LongTexts("window", 2))
+    vectors = rows_of(model.encode(TEXTS, long=LongTexts("window", 2)))
     values = table(V, 6)
     for text, vector in zip(TEXTS, vectors, strict=True):
         body = ids_of(text)[1:-1]
@@ -77,7 +73,7 @@ def test_vectors_that_the_graph_has_scaled_are_averaged_by_tokens(tmp_path: Path
     windows = model.windows([LONG], long=LongTexts("window", 0))[0]
     rows = np.array([np.sum([table(V, 6)[token] for token in window.ids], axis=0) for window in windows])
     wanted = np.average(rows, axis=0, weights=[len(window) for window in windows])
-    (vector,) = model.encode([LONG], long=LongTexts("window", 0))
+    (vector,) = rows_of(model.encode([LONG], long=LongTexts("window", 0)))
     np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=1e-6)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from onnxtool.infer import TextInput, load
+from onnxtool.infer import DenseVectors, SparseVectors, TextInput, load
 from onnxtool.reports import InferReport
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -183,6 +183,12 @@ def infer(
 ) -> InferReport:
     """Load the model at `path` and answer for `texts`."""
     return load(path, provider=provider, on_progress=on_progress).answer(texts, top_k=top_k, on_progress=on_progress)
+
+
+def rows_of(vectors: DenseVectors | SparseVectors) -> DenseVectors:
+    """Return the vectors of an embedder, which are no terms."""
+    assert isinstance(vectors, np.ndarray)
+    return vectors
 
 
 def scores_of(report: InferReport) -> list[dict[str, float]]:
