@@ -19,7 +19,7 @@ from onnxtool.texts.cutting import EncodedText, Text
 from onnxtool.texts.inputs import TextInput
 
 if TYPE_CHECKING:
-    from onnxtool.infer.loading import LoadedModel
+    from onnxtool.infer.loaded_model import LoadedModel
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput

@@ -203,14 +203,15 @@ class TextTokenizer:
 
 
 def _whole(encoding: Encoding, text: Text, *, placed: bool) -> WholeText:
-    parts = tuple(-1 if part is None else part for part in encoding.sequence_ids)
+    stated = encoding.sequence_ids  # None where the tokenizer added the token
     places = None
     if placed:
+        parts = tuple(-1 if part is None else part for part in stated)
         words = _words(encoding, parts, (text,) if isinstance(text, str) else text)
         places = TokenPlaces(parts, tuple(encoding.offsets), words)
-    special = tuple(part < 0 for part in parts)
+    special = tuple([part is None for part in stated])
     whole = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, places=places)
-    return WholeText(whole, tuple(_range_of(parts, part) for part in range(encoding.n_sequences)))
+    return WholeText(whole, tuple([_range_of(stated, part) for part in range(encoding.n_sequences)]))
 
 
 def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
@@ -232,12 +233,11 @@ def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -
     return tuple(words)
 
 
-def _range_of(parts: tuple[int, ...], part: int) -> range:
+def _range_of(parts: Sequence[int | None], part: int) -> range:
     """Return the places of the tokens of a part; a part without tokens has none, at the start."""
-    if part not in parts:
-        return range(0)
-    start = parts.index(part)
-    return range(start, start + parts.count(part))
+    count = parts.count(part)
+    start = parts.index(part) if count else 0
+    return range(start, start + count)
 
 
 def require_unicode(texts: Sequence[Text], first: int = 1) -> None:
