@@ -10,6 +10,9 @@ import pytest
 
 from onnxtool.errors import InputError
 from onnxtool.infer import LoadedModel, LongTexts, SparseVectors, load
+from onnxtool.infer.heads.entities import Entities, TaggedToken
+from onnxtool.infer.heads.labels import LabelNames
+from onnxtool.texts.cutting import EncodedText, TokenPlaces
 from tests.infer.tiny_models import (
     CLS,
     SEP,
@@ -118,6 +121,16 @@ def test_each_token_is_labelled_where_it_has_most_context(tmp_path: Path) -> Non
     (answer,) = model.answer([LONG], long=LongTexts("window", 3)).answers
     assert [span.text for span in answer.spans] == LONG.split()
     assert all(LONG[span.start : span.end] == span.text for span in answer.spans)
+
+
+def test_the_window_with_more_context_on_its_shorter_side_counts() -> None:
+    """Of two windows of five tokens that share three, the second has the last of these; of equals the first counts."""
+    head = Entities(LabelNames({0: "X"}))
+    windows = [
+        EncodedText((), (), (), truncated=False, places=TokenPlaces((), (), (), first=first)) for first in (0, 2)
+    ]
+    readings = [[TaggedToken(0, (0, 0), label=window, score=1.0) for _ in range(5)] for window in (0, 1)]
+    assert [token.label for token in head.join(readings, windows)] == [0, 0, 0, 0, 1, 1, 1]
 
 
 def test_a_long_text_may_be_refused(tmp_path: Path) -> None:
