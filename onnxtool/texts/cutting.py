@@ -141,17 +141,13 @@ class WholeText:
         """
         if len(self.encoded) <= limit.tokens:
             return [self.encoded]
-        *before, last = self.parts
-        before.append(last[:num_leading])
-        cut = last[num_leading:]
+        cut = self.parts[-1][num_leading:]
         taken = len(self.encoded) - len(cut)
         _require_room(taken, limit.tokens, limit, least=overlap + 1)
         room = limit.tokens - taken
         return [
             self.encoded.keep(
-                _with_framing(len(self.encoded), [*before, cut], [*before, cut[start : start + room]]),
-                truncated=False,
-                first=start,
+                _with_framing(len(self.encoded), [cut], [cut[start : start + room]]), truncated=False, first=start
             )
             for start in window_starts(len(cut), room, overlap)
         ]

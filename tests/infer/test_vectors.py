@@ -19,6 +19,13 @@ def test_terms_come_with_the_heaviest_first() -> None:
     assert VECTORS.terms(1) == [{"b": 2.0}, {}, {"a": 3.0}, {"d": 2.0}]
 
 
+def test_many_terms_of_one_weight_stay_in_order() -> None:
+    """Sorting is stable, whatever their number."""
+    names = [str(place) for place in range(500)]
+    (terms,) = SparseVectors.from_dense(np.ones((1, 500), np.float32), names).terms()
+    assert list(terms) == names
+
+
 def test_rows_are_kept() -> None:
     """In compressed rows, with the dtypes that scipy takes, and back."""
     assert VECTORS.shape == (4, 5)
