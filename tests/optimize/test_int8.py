@@ -11,7 +11,7 @@ import pytest
 
 from onnxtool.errors import InputError, PassError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.infer import infer_texts
+from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from tests.workshop import Workshop
@@ -102,7 +102,7 @@ def test_the_promise_holds_for_trained_weights(minilm: Path, tmp_path: Path) -> 
     texts = [
         f"{subject} arrives late before {time}" for subject in subjects for time in ("noon", "the deadline", "rain")
     ]
-    wanted, found = (np.array(infer_texts(Path(path), texts).similarities) for path in (exported, report.output))
+    wanted, found = (np.array(load(path).answer(texts).similarities) for path in (exported, report.output))
     # Unit vectors that are 0.01 off move a cosine by at most 2 * sqrt(2 * 0.01); ranks decide less.
     np.testing.assert_allclose(found, wanted, atol=0.03, rtol=0)
     assert np.corrcoef(found.reshape(-1), wanted.reshape(-1))[0, 1] > 0.998
