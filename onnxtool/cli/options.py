@@ -29,12 +29,12 @@ def report_options(command: Command) -> Command:
     )(command)
 
 
-def output_options(meaning: str) -> Callable[[Command], Command]:
+def output_options(meaning: str, path_type: PathType | None = None) -> Callable[[Command], Command]:
     """Add --output, whose help is `meaning`, and --force."""
 
     def decorate(command: Command) -> Command:
         command = click.option("--force", is_flag=True, help="Replace an output that exists.")(command)
-        return click.option("--output", type=PathType(), help=meaning)(command)
+        return click.option("--output", type=path_type or PathType(), help=meaning)(command)
 
     return decorate
 

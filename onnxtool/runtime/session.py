@@ -116,7 +116,7 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal
             f"onnxruntime could not start {PROVIDERS[provider]} and fell back to {inference.get_providers()[0]}",
             "a CUDA or cuDNN library is missing or of another version; see onnxtool env, or pass --provider cpu",
         )
-    return Session(model, provider, threads or _available_cores(), load_ms, inference)
+    return Session(model, provider, threads or available_cores(), load_ms, inference)
 
 
 def disabled_optimizers(model: ModelFile) -> list[str]:
@@ -145,11 +145,12 @@ def _threads_to_ask_for() -> int:
     onnxruntime starts a thread for each physical core of the machine, also for those that taskset or a cpuset keeps
     from this process.
     """
-    cores = _available_cores()
+    cores = available_cores()
     return cores if cores < (os.cpu_count() or 1) else 0
 
 
-def _available_cores() -> int:
+def available_cores() -> int:
+    """Return how many cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

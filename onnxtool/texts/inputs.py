@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtool.errors import InputError
+from onnxtool.reports import Json
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextInput:
     """A text to run.
 
@@ -22,6 +23,22 @@ class TextInput:
     contents: str
     id: str | None = None
     query: str | None = None
+
+
+class LineError(ValueError):
+    """A line that holds no text.
+
+    Attributes:
+        reason: what is wrong, as the rest of a sentence that begins with the line's place.
+        hint: the way out.
+        id: what the line calls its text; None where it does not say, or the line cannot be read that far.
+    """
+
+    def __init__(self, reason: str, hint: str, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+        self.id = id
 
 
 def read_texts(path: Path) -> tuple[TextInput, ...]:
@@ -36,54 +53,81 @@ def read_texts(path: Path) -> tuple[TextInput, ...]:
             f"cannot tell the format of {path} from its suffix {path.suffix!r}",
             f"use {' or '.join(_FORMATS)}: a text a line, or a JSON object with id and contents a line",
         )
-    texts = tuple(parse(line, f"{path}:{number}") for number, line in _lines(path) if line.strip())
+    texts = tuple(_texts(path, parse))
     if not texts:
         raise InputError(f"{path} has no texts", "put one on each line")
     return texts
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line of the UTF-8 file at `path` and its number; only a line feed ends a line."""
+def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]:
+    """Yield the text of each line of the UTF-8 file at `path` that is not blank; only a line feed ends a line."""
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
-                yield number, _decoded(raw, f"{path}:{number}")
+                try:
+                    line = decode_line(raw)
+                    if line.strip():
+                        yield parse(line)
+                except LineError as error:
+                    raise InputError(f"{path}:{number} {error.reason}", error.hint) from None
     except FileNotFoundError:
         raise InputError(f"no such input file: {path}", "check the path") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
 
 
-def _decoded(raw: bytes, place: str) -> str:
+def decode_line(raw: bytes) -> str:
+    """Return a line as text, without its end.
+
+    Raises:
+        LineError: it is not UTF-8.
+    """
     try:
         # Editors on Windows begin a file with a byte order mark, which is no part of the first text.
         return raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{place} is not UTF-8: {error.reason} at byte {error.start} of the line", "convert the file to UTF-8"
+        raise LineError(
+            f"is not UTF-8: {error.reason} at byte {error.start} of the line", "convert the file to UTF-8"
         ) from None
 
 
-def _plain(line: str, place: str) -> TextInput:
-    return TextInput(line)
+def parse_object(line: str) -> TextInput:
+    """Read the text of a JSON object: `id` and `contents`, or as BEIR has it `_id`, `text` and, before it, `title`.
 
-
-def _json_object(line: str, place: str) -> TextInput:
+    Raises:
+        LineError: it is none.
+    """
     try:
         entry = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{place} is not JSON: {error}", 'each line is an object such as {"id": "1", …}') from None
+    except (ValueError, RecursionError) as error:
+        raise LineError(f"is not JSON: {error}", 'each line is an object such as {"id": "1", …}') from None
     if not isinstance(entry, dict):
-        raise InputError(f"{place} is not a JSON object: {line[:60]}", 'write {"id": "1", "contents": "a text"}')
-    name, contents = entry.get("id"), entry.get("contents")
+        raise LineError(f"is not a JSON object: {line[:60]}", 'write {"id": "1", "contents": "a text"}')
+    return named_text(entry)
+
+
+def named_text(entry: dict[str, Json]) -> TextInput:
+    """Read id and text from the fields of an object or the columns of a row.
+
+    Raises:
+        LineError: there is no id that is a string or an integer, or no text that is a string.
+    """
+    name = entry.get("id", entry.get("_id"))
     if isinstance(name, bool) or not isinstance(name, str | int):
-        raise InputError(f"{place} has no id that is a string or an integer", 'add "id" to the object')
+        raise LineError("has no id that is a string or an integer", 'add "id" to the object')
+    contents = entry["contents"] if "contents" in entry else _beir_text(entry)
     if not isinstance(contents, str):
-        raise InputError(f"{place} has no contents that is a string", 'add "contents", the text, to the object')
+        raise LineError("has no contents that is a string", 'add "contents", the text, to the object', str(name))
     query = entry.get("query")
     if query is not None and not isinstance(query, str):
-        raise InputError(f"{place} has a query that is no string", 'leave "query" out, or make it a text')
+        raise LineError("has a query that is no string", 'leave "query" out, or make it a text', str(name))
     return TextInput(contents, str(name), query)
 
 
-_FORMATS: dict[str, Callable[[str, str], TextInput]] = {".txt": _plain, ".jsonl": _json_object}
+def _beir_text(entry: dict[str, Json]) -> Json:
+    """Put the title before the text, as BEIR's own encoders do."""
+    title, text = entry.get("title"), entry.get("text")
+    return f"{title} {text}".strip() if isinstance(title, str) and isinstance(text, str) else text
+
+
+_FORMATS: dict[str, Callable[[str], TextInput]] = {".txt": TextInput, ".jsonl": parse_object}

@@ -1,0 +1,192 @@
+"""Run windows of texts through a model: read ahead, batches of several windows at once, results in order.
+
+Letters of shapes: N texts of a window, B texts of a batch.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxtool.infer.batches import BatchRules
+from onnxtool.infer.corpus.sources import Document, Reject
+from onnxtool.infer.corpus.windows import Window
+from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.texts.tokenizer import EncodedText
+
+# Windows that are tokenized or run at once: while one is finished, the next keeps the workers busy.
+_WINDOWS_AHEAD = 2
+_MOMENT_S = 0.1
+
+
+@dataclass(frozen=True)
+class EncodedWindow:
+    """The vectors of a window, in the order of its texts.
+
+    Attributes:
+        window: with the documents that have vectors alone.
+        vectors: of N texts; None where there are none.
+        num_tokens: that the model read, special ones included.
+        num_padding: tokens of padding that it read besides.
+        num_truncated: texts that were longer than the model takes.
+        rejects: documents in which the tokenizer finds no token.
+    """
+
+    window: Window
+    vectors: DenseVectors | SparseVectors | None
+    num_tokens: int
+    num_padding: int
+    num_truncated: int
+    rejects: tuple[Reject, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How texts are run.
+
+    Attributes:
+        rules: which texts run together.
+        workers: batches that run at once.
+        keep_special: whether tokens that frame a text may be terms.
+    """
+
+    rules: BatchRules
+    workers: int
+    keep_special: bool
+
+
+def batch_rules(model: LoadedModel, batch_tokens: int) -> BatchRules:
+    """Return what the graph takes at once, bounded by tokens instead of by a number of texts."""
+    rules = model.batch_rules
+    is_single = rules.batch_size is not None or rules.max_texts == 1
+    return replace(
+        rules,
+        max_tokens=min(rules.max_tokens, batch_tokens),
+        max_texts=rules.max_texts if is_single else batch_tokens,
+    )
+
+
+@dataclass
+class _Running:
+    """A window of which batches are running, the places of their texts, and what they will give."""
+
+    window: Window
+    read: Sequence[EncodedText]
+    rejects: tuple[Reject, ...]
+    places: list[list[int]]
+    results: list[Future[DenseVectors | SparseVectors]]
+
+
+class _Stopped(Exception):  # noqa: N818  no error: the consumer has left
+    """Ends the thread that reads ahead."""
+
+
+def encode_windows(model: LoadedModel, windows: Iterable[Window], plan: Plan) -> Iterator[EncodedWindow]:
+    """Yield the vectors of `windows`, in their order.
+
+    A thread of its own reads and tokenizes; the tokenizer and the model leave the interpreter to others meanwhile.
+
+    Raises:
+        OnnxtoolError: reading, tokenizing or running failed.
+    """
+    ahead: queue.Queue[_Running | BaseException | None] = queue.Queue(_WINDOWS_AHEAD)
+    stopped = threading.Event()
+    with ThreadPoolExecutor(plan.workers, thread_name_prefix="encode") as workers:
+
+        def put(item: _Running | BaseException | None) -> None:
+            while not stopped.is_set():
+                try:
+                    return ahead.put(item, timeout=_MOMENT_S)
+                except queue.Full:
+                    continue
+            raise _Stopped
+
+        def read_ahead() -> None:
+            try:
+                for window in windows:
+                    put(_start(model, window, plan, workers))
+                put(None)
+            except _Stopped:
+                pass
+            except BaseException as error:  # noqa: BLE001  raised again where the windows are asked for
+                put(error)
+
+        with _running(threading.Thread(target=read_ahead, name="read-ahead", daemon=True), stopped, workers):
+            while (item := ahead.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield _finish(item, plan)
+
+
+@contextmanager
+def _running(thread: threading.Thread, stopped: threading.Event, workers: ThreadPoolExecutor) -> Iterator[None]:
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        workers.shutdown(wait=False, cancel_futures=True)
+        thread.join()
+
+
+def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
+    tokenized = model.tokenize([document.contents for document in window.documents])
+    kept = [place for place, text in enumerate(tokenized) if len(text)]
+    rejects = tuple(_without_tokens(window.documents[place]) for place, text in enumerate(tokenized) if not len(text))
+    window = replace(window, documents=tuple(window.documents[place] for place in kept))
+    read = [tokenized[place] for place in kept]
+    # The longest first: what is left at the end of the corpus, when workers run out of batches, is short.
+    places = list(plan.rules.batches([len(text) for text in read]))[::-1]
+    results = [
+        workers.submit(_encode, model, [read[place] for place in batch], keep_special=plan.keep_special)
+        for batch in places
+    ]
+    return _Running(window, read, rejects, places, results)
+
+
+def _without_tokens(document: Document) -> Reject:
+    return Reject(document.file, document.line, "has contents without any token", document.id)
+
+
+def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: bool) -> DenseVectors | SparseVectors:
+    return model.pool(model.run(texts), keep_special=keep_special)
+
+
+def _finish(running: _Running, plan: Plan) -> EncodedWindow:
+    """Wait for the batches of a window and put their results in the order of its texts."""
+    parts = [result.result() for result in running.results]
+    lengths = [len(text) for text in running.read]
+    num_tokens = sum(lengths)
+    num_run = sum(_padded(batch, lengths, plan.rules) for batch in running.places)
+    return EncodedWindow(
+        window=running.window,
+        vectors=_in_order(parts, running.places),
+        num_tokens=num_tokens,
+        num_padding=num_run - num_tokens,
+        num_truncated=sum(text.truncated for text in running.read),
+        rejects=running.rejects,
+    )
+
+
+def _padded(batch: Sequence[int], lengths: Sequence[int], rules: BatchRules) -> int:
+    """Return how many tokens a batch has with its padding, and with the texts that fill up a fixed batch."""
+    return (rules.batch_size or len(batch)) * (rules.sequence_length or max(lengths[place] for place in batch))
+
+
+def _in_order(
+    parts: Sequence[DenseVectors | SparseVectors], places: Sequence[Sequence[int]]
+) -> DenseVectors | SparseVectors | None:
+    if not parts:
+        return None
+    order = np.argsort(np.concatenate([np.asarray(batch) for batch in places]))
+    sparse = [part for part in parts if isinstance(part, SparseVectors)]
+    if sparse:
+        return SparseVectors.concatenate(sparse).take(order.tolist())
+    return np.asarray(np.concatenate([part for part in parts if not isinstance(part, SparseVectors)])[order])
