@@ -9,6 +9,14 @@ from click.core import ParameterSource
 
 from onnxtool.cli.infer_answers import answer_blocks, answer_options
 from onnxtool.cli.infer_benchmark import benchmark_blocks, benchmark_options
+from onnxtool.cli.infer_corpus import (
+    OF_CORPORA,
+    OutputType,
+    corpus_options,
+    encode_folder,
+    given_corpus_options,
+    writes_folder,
+)
 from onnxtool.cli.options import PathType, output_options, progress, report_options
 from onnxtool.cli.render import emit
 from onnxtool.model_file import check_writable
@@ -19,11 +27,15 @@ from onnxtool.runtime.providers import PROVIDERS
 _OF_BENCHMARKS = frozenset({"batch_sizes", "sequence_lengths", "runs", "duration_s", "warmup"})
 _OF_TEXTS = frozenset({"texts", "query", "input_path", "prompt", "long", "overlap", "top_k", "vectors", "model_name"})
 
+# Of these, what means something for a corpus as well.
+_OF_FOLDERS = frozenset({"input_path", "prompt", "model_name"})
+
 
 @click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
 @click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
 @click.option("--model_name", help="Folder or hub id with tokenizer.json; default: the files beside the model.")
 @answer_options
+@corpus_options
 @benchmark_options
 @click.option(
     "--provider",
@@ -35,7 +47,11 @@ _OF_TEXTS = frozenset({"texts", "query", "input_path", "prompt", "long", "overla
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Intra-op threads; 0: one a core."
 )
-@output_options("Write the result to this file instead of stdout.")
+@output_options(
+    "Write the result to this file instead of stdout. A folder, that is there or is written with / at its end, gets a "
+    "vector for each text of --input.",
+    OutputType(),
+)
 @report_options
 def command(
     *,
@@ -67,6 +83,16 @@ def command(
     What is printed depends on what the model is for: the terms of a sparse encoder and their weights, how similar
     texts are to each other, labels, texts ranked for a query, entities, the answer to a question, tokens for a mask.
     """
+    if output is not None and writes_folder(output):
+        if unused := _given_of((_OF_BENCHMARKS | _OF_TEXTS | {"benchmark"}) - _OF_FOLDERS):
+            raise click.UsageError(
+                f"--output is a folder, for the vectors of --input; leave out {' and '.join(unused)}"
+            )
+        asked = given_corpus_options(model_name, prompt, provider, threads, force=force)
+        encode_folder(model_path, input_path, output, asked, format_name, quiet=quiet)
+        return
+    if unused := _given_of(OF_CORPORA):
+        raise click.UsageError(f"no folder to encode into: pass --output NAME/, or leave out {' and '.join(unused)}")
     if benchmark:
         if unused := _given_of(_OF_TEXTS):
             raise click.UsageError(f"--benchmark times random inputs; leave out {' and '.join(unused)}")

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxtool.cli.options import Command, PathType
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration
-from onnxtool.infer.corpus.options import OUTPUT_FORMATS, WEIGHTS, CorpusOptions
-from onnxtool.reports.corpus import CorpusReport
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.reports.corpus import OUTPUT_FORMATS, WEIGHTS, CorpusReport
 
 if TYPE_CHECKING:
-    from onnxtool.infer.corpus.options import CorpusProgress
+    from onnxtool.infer.corpus import CorpusOptions, CorpusProgress
 
 OF_CORPORA = frozenset(
     {"output_format", "gzip", "contents", "weights", "keep_special", "strict", "workers", "shard_size", "batch_tokens"}
@@ -123,11 +122,16 @@ def writes_folder(output: Path | None) -> bool:
     return output is not None and (bool(is_written_so) or output.is_dir())
 
 
-def given_corpus_options(*, model_name: str | None, provider: str, threads: int, force: bool) -> CorpusOptions:
+def given_corpus_options(
+    model_name: str | None, prompt: str | None, provider: str, threads: int, *, force: bool
+) -> CorpusOptions:
     """Return what the command line asked for, with the options that other jobs have as well."""
+    from onnxtool.infer.corpus import CorpusOptions
+
     given: dict[str, Any] = click.get_current_context().meta[_GIVEN]
     return CorpusOptions(
         model_name=model_name,
+        prompt=prompt,
         provider=provider,
         workers=given["workers"],
         threads=threads,
@@ -141,6 +145,19 @@ def given_corpus_options(*, model_name: str | None, provider: str, threads: int,
         batch_tokens=given["batch_tokens"],
         force=force,
     )
+
+
+def encode_folder(
+    model_path: Path, corpus: Path | None, output: Path, options: CorpusOptions, format_name: str, *, quiet: bool
+) -> None:
+    """Encode `corpus` into the folder `output`, and print the report."""
+    if corpus is None:
+        raise click.UsageError("nothing to encode: pass the corpus with --input, or an --output that is a file")
+    from onnxtool.infer.corpus import encode_corpus
+
+    with corpus_progress(quiet=quiet) as show:
+        report = encode_corpus(model_path, corpus, output, options, on_progress=show)
+    emit(report, corpus_blocks(report), format_name)
 
 
 def corpus_blocks(report: CorpusReport) -> list[Block]:

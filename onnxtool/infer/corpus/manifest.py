@@ -1,7 +1,7 @@
 """The record of a run over a corpus: what was asked for, and which shards are written.
 
-It lies beside the folder of vectors, not in it, as Anserini reads every file in there. It holds neither times nor dates,
-so that a run that was killed and went on leaves the same record as one that was not.
+It lies beside the folder of vectors, not in it, as Anserini reads every file in there. It holds neither times nor
+dates, so that a run that was killed and went on leaves the same record as one that was not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ _CHECKPOINT_FILES = (
     "special_tokens_map.json",
     "config.json",
     "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
 )
 _VERSIONED = ("onnxtool", "onnxruntime", "tokenizers", "numpy")
 _READ_BYTES = 1 << 20
@@ -131,10 +135,10 @@ def make_identity(
             except PackageNotFoundError:
                 continue
     model_files = (model.path, *(model.path.parent / location for location in model.external_locations))
-    present = (folder.path / name for name in _CHECKPOINT_FILES)
+    present = sorted({path for pattern in _CHECKPOINT_FILES for path in folder.path.glob(pattern)})
     return {
         "model": [file_sha256(path) for path in model_files],
-        "checkpoint": {path.name: file_sha256(path) for path in present if path.is_file()},
+        "checkpoint": {path.relative_to(folder.path).as_posix(): file_sha256(path) for path in present},
         "input": [{"name": source.name, "size_bytes": source.size_bytes} for source in sources],
         "options": options,
         "versions": versions,

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxtool.errors import InputError
-
-OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
-WEIGHTS = ("int", "float")
+from onnxtool.reports.corpus import OUTPUT_FORMATS, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -17,6 +15,8 @@ class CorpusOptions:
 
     Attributes:
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+        prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
+            None for the checkpoint's default.
         provider: `auto`, `cpu` or `cuda`.
         workers: batches that run at once, sharing one session; 0 for one a core, and two on a device.
         threads: intra-op threads of the session; 0 for one, as the workers have the other cores.
@@ -32,6 +32,7 @@ class CorpusOptions:
     """
 
     model_name: str | None = None
+    prompt: str | None = None
     provider: str = "auto"
     workers: int = 0
     threads: int = 0

@@ -71,8 +71,9 @@ class OutputFolder:
                 f"{self.path} has files that no run into it wrote, such as {(foreign or self._names())[0]}",
                 "pass an --output folder that is empty or not there yet",
             )
-        if earlier is None or (difference and force):
+        if earlier is None or (difference and (force or not earlier.shards)):
             self._clear()
+            self.write_manifest(wanted)  # before any shard: what a killed run leaves half is then known to be its own
             return wanted
         if difference:
             raise OutputExistsError(

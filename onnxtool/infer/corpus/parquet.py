@@ -5,7 +5,7 @@ Letters of shapes: N texts, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,14 +24,14 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
         InputError: it is not installed.
     """
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     except ImportError as error:
         raise InputError(
             f"Parquet needs pyarrow, which cannot be imported: {error}",
             "pip install 'onnxtool[parquet]', or use jsonl or npy",
         ) from error
-    return pyarrow, pyarrow.parquet
+    return pa, pq
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object], float]]:
@@ -67,7 +67,7 @@ class ParquetTable:
         # Dictionaries of floats cost time and save nothing.
         self._writer = parquet.ParquetWriter(path, self._schema, use_dictionary=False, compression="zstd")
 
-    def append(self, columns: dict[str, Sequence[str]], vectors: DenseVectors) -> None:
+    def append(self, columns: Mapping[str, Sequence[str]], vectors: DenseVectors) -> None:
         """Write N rows as a row group; `vectors` is float32 [N, H]."""
         flat = self._arrow.array(vectors.reshape(-1))
         arrays: dict[str, Any] = {name: self._arrow.array(values) for name, values in columns.items()}

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.corpus.sources import Document, Reject
 from onnxtool.infer.corpus.windows import Window
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
-from onnxtool.texts.tokenizer import EncodedText
+from onnxtool.texts.cutting import EncodedText
 
 # Windows that are tokenized or run at once: while one is finished, the next keeps the workers busy.
 _WINDOWS_AHEAD = 2
@@ -54,11 +55,13 @@ class Plan:
     Attributes:
         rules: which texts run together.
         workers: batches that run at once.
+        prompt: what is written before each text, as `LoadedModel.tokenize` takes it.
         keep_special: whether tokens that frame a text may be terms.
     """
 
     rules: BatchRules
     workers: int
+    prompt: str | None
     keep_special: bool
 
 
@@ -88,7 +91,7 @@ class _Stopped(Exception):  # noqa: N818  no error: the consumer has left
     """Ends the thread that reads ahead."""
 
 
-def encode_windows(model: LoadedModel, windows: Iterable[Window], plan: Plan) -> Iterator[EncodedWindow]:
+def encode_windows(model: LoadedModel, windows: Iterable[Window], plan: Plan) -> Generator[EncodedWindow, None, None]:
     """Yield the vectors of `windows`, in their order.
 
     A thread of its own reads and tokenizes; the tokenizer and the model leave the interpreter to others meanwhile.
@@ -116,7 +119,8 @@ def encode_windows(model: LoadedModel, windows: Iterable[Window], plan: Plan) ->
             except _Stopped:
                 pass
             except BaseException as error:  # noqa: BLE001  raised again where the windows are asked for
-                put(error)
+                with suppress(_Stopped):
+                    put(error)
 
         with _running(threading.Thread(target=read_ahead, name="read-ahead", daemon=True), stopped, workers):
             while (item := ahead.get()) is not None:
@@ -137,11 +141,10 @@ def _running(thread: threading.Thread, stopped: threading.Event, workers: Thread
 
 
 def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    tokenized = model.tokenize([document.contents for document in window.documents])
-    kept = [place for place, text in enumerate(tokenized) if len(text)]
-    rejects = tuple(_without_tokens(window.documents[place]) for place, text in enumerate(tokenized) if not len(text))
-    window = replace(window, documents=tuple(window.documents[place] for place in kept))
-    read = [tokenized[place] for place in kept]
+    read, rejects = _tokenize(model, window.documents, plan.prompt)
+    refused = {(reject.file, reject.line) for reject in rejects}
+    kept = tuple(document for document in window.documents if (document.file, document.line) not in refused)
+    window = replace(window, documents=kept)
     # The longest first: what is left at the end of the corpus, when workers run out of batches, is short.
     places = list(plan.rules.batches([len(text) for text in read]))[::-1]
     results = [
@@ -151,8 +154,21 @@ def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolEx
     return _Running(window, read, rejects, places, results)
 
 
-def _without_tokens(document: Document) -> Reject:
-    return Reject(document.file, document.line, "has contents without any token", document.id)
+def _tokenize(
+    model: LoadedModel, documents: Sequence[Document], prompt: str | None
+) -> tuple[list[EncodedText], tuple[Reject, ...]]:
+    """Read all texts at once; where one of them has no token, one after the other, and say which."""
+    try:
+        return model.tokenize([document.contents for document in documents], prompt=prompt), ()
+    except InputError:
+        read: list[EncodedText] = []
+        rejects: list[Reject] = []
+        for document in documents:
+            try:
+                read += model.tokenize([document.contents], prompt=prompt)
+            except InputError:
+                rejects.append(Reject(document.file, document.line, "has contents without any token", document.id))
+        return read, tuple(rejects)
 
 
 def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: bool) -> DenseVectors | SparseVectors:

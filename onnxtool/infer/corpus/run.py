@@ -20,6 +20,7 @@ from onnxtool.infer.corpus.shards import ShardFormat
 from onnxtool.infer.corpus.sources import Reject, Source, SourceReader, find_sources
 from onnxtool.infer.corpus.staged_shard import StagedShard
 from onnxtool.infer.corpus.windows import accepted, part_corpus
+from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.interruption import check_interrupted
 from onnxtool.reports.corpus import CorpusReport
@@ -28,7 +29,7 @@ from onnxtool.runtime.session import available_cores
 from onnxtool.runtime.timing import peak_rss_bytes
 
 # Measured by scripts/bench_infer.py: larger batches leave the caches of a core, smaller ones keep it waiting.
-_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
 # Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB of float32.
 _MAX_LOGITS = 1 << 25
@@ -89,7 +90,7 @@ def _shard_format(model: LoadedModel, options: CorpusOptions) -> ShardFormat:
     Raises:
         InputError: the model gives no vectors, the format is not for them, or pyarrow is missing.
     """
-    if model.rule.kind not in ("terms", "similarities"):
+    if not model.gives_vectors:
         raise InputError(
             f"{model.session.model.path} is for {model.task}, and gives no vector for a text",
             "encode with a model for sentence-similarity or sparse-encoding",
@@ -111,7 +112,7 @@ def _plan(model: LoadedModel, options: CorpusOptions) -> Plan:
         tokens = min(tokens, max(1, _MAX_LOGITS // model.tokenizer.vocabulary_size))
     on_device = model.session.provider != "cpu"
     workers = options.workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
-    return Plan(batch_rules(model, tokens), workers, options.keep_special)
+    return Plan(batch_rules(model, tokens), workers, options.prompt, options.keep_special)
 
 
 def _identity(
@@ -121,6 +122,7 @@ def _identity(
     chosen = {
         **asdict(shard_format),
         "keep_special": options.keep_special,
+        "prompt": model.prompts.find(options.prompt),
         "shard_size": options.shard_size,
         "batch_tokens": plan.rules.max_tokens,
         "provider": model.session.provider,
@@ -248,6 +250,8 @@ def _stopped_by(reject: Reject) -> InputError:
 def _notes(model: LoadedModel, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
     if left_out:
         yield f"{len(left_out)} files of the folder are no part of a corpus by their suffix, such as {left_out[0]}"
+    if isinstance(model.head, VectorHead) and model.head.note:
+        yield model.head.note
     if num_truncated and model.limit is not None:
         yield f"{num_truncated} texts were cut to {model.limit.tokens} tokens ({model.limit.source})"
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
-from typing import IO, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -56,10 +56,12 @@ class ShardFormat:
     def open(self, paths: Sequence[Path]) -> ShardWriter:
         """Begin the files of a shard, `paths` in the order of `names`."""
         if self.kind == "npy":
-            return _ArrayWriter(*paths, contents=self.contents)
+            array, ids = paths
+            return _ArrayWriter(array, ids, contents=self.contents)
+        (path,) = paths
         if self.kind == "parquet":
-            return _ParquetWriter(*paths, contents=self.contents)
-        return _JsonWriter(*paths, self)
+            return _ParquetWriter(path, contents=self.contents)
+        return _JsonWriter(path, self)
 
 
 class ShardWriter(Protocol):
@@ -78,9 +80,9 @@ class _JsonWriter:
     def __init__(self, path: Path, shard_format: ShardFormat) -> None:
         self._format = shard_format
         self._raw = path.open("wb")
-        self._file: IO[bytes] = self._raw
+        self._file: BinaryIO | gzip.GzipFile = self._raw
         if shard_format.gzip:  # without name and time, which would make each file another
-            self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)  # type: ignore[assignment]
+            self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)
 
     def append(self, documents: Sequence[Document], vectors: DenseVectors | SparseVectors) -> None:
         rows = self._terms(vectors) if isinstance(vectors, SparseVectors) else _numbers(vectors)

@@ -166,8 +166,8 @@ def _lines(source: Source) -> Iterator[tuple[int, bytes | dict[str, object] | No
         with ExitStack() as stack:
             raw = stack.enter_context(source.path.open("rb", buffering=_READ_BYTES))
             is_packed = source.name.lower().endswith(".gz")
-            file: IO[bytes] = stack.enter_context(gzip.open(raw)) if is_packed else raw
-            for number, line in enumerate(_bounded_lines(file), start=1):  # noqa: B007  named by the error below
+            lines = _bounded_lines(stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw)
+            for number, line in enumerate(lines, start=1):
                 yield number, line, raw.tell()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{source.path} is damaged after line {number}: {error}", "fetch or pack it again") from error
@@ -175,7 +175,7 @@ def _lines(source: Source) -> Iterator[tuple[int, bytes | dict[str, object] | No
         raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
 
 
-def _bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
+def _bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
     """Yield the lines of `file`, None for each that is longer than MAX_LINE_BYTES, without reading that one whole."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:

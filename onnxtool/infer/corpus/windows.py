@@ -40,17 +40,16 @@ class Window:
 def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Iterator[tuple[Document, int]]:
     """Yield the documents whose ids are new, and how far the reader was; all other lines are told to `on_reject`."""
     known = KnownIds()
-    lines = iter(reader)
+    lines = ((line, reader.position_bytes) for line in reader)
     while part := list(itertools.islice(lines, _LINES_AT_A_TIME)):
-        documents = [line for line in part if isinstance(line, Document)]
-        repeated = iter(known.add([document.id for document in documents]))
-        for line in part:
+        repeated = iter(known.add([line.id for line, _ in part if isinstance(line, Document)]))
+        for line, position in part:
             if isinstance(line, Reject):
                 on_reject(line)
             elif next(repeated):
                 on_reject(Reject(line.file, line.line, "has an id that an earlier line has", line.id))
             else:
-                yield line, reader.position_bytes
+                yield line, position
 
 
 def part_corpus(documents: Iterator[tuple[Document, int]], shard_size: int, done: tuple[str, ...]) -> Iterator[Window]:
@@ -92,7 +91,7 @@ def _windows(shard: Iterator[tuple[Document, int]], number: int, shard_size: int
     running = _Digest()
     together: list[Document] = []
     num_characters = num_texts = position = 0
-    for document, position in shard:  # noqa: B007  the last one is read below
+    for document, position in shard:
         running.add(document)
         together.append(document)
         num_texts += 1
