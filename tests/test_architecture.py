@@ -42,11 +42,22 @@ ONLY_IN = {
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"export", "optimize", "training"},
     "tokenizers": {"texts"},
+    "pyarrow": {"infer"},
     "onnxruntime": {"runtime", "optimize"},
     "onnx": {"export", "optimize", "runtime", "stats", "training", "weights"},
     "onnx_ir": {"export", "optimize", "model_file", "training", "weights"},
 }
-HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers")
+HEAVY = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxruntime",
+    "onnx_ir",
+    "onnxscript",
+    "onnxoptimizer",
+    "tokenizers",
+    "pyarrow",
+)
 STANDARD_LIBRARY_ONLY = (
     *("errors", "figures", "interruption", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
     "sentence_modules",

@@ -137,7 +137,7 @@ def test_packed_lines_are_the_same_lines(tmp_path: Path, corpus: Path) -> None:
 def test_the_number_of_workers_changes_no_byte(tmp_path: Path, corpus: Path, output_format: str) -> None:
     """Nor does running again into another folder."""
     model = dense_model(tmp_path)
-    found = []
+    found: list[dict[str, bytes]] = []
     for workers in (1, 2, 5, 2):
         output = tmp_path / f"{len(found)}"
         options = CorpusOptions(provider="cpu", workers=workers, output_format=output_format, shard_size=40)

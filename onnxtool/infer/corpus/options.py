@@ -28,7 +28,7 @@ class CorpusOptions:
         strict: whether a line without a text ends the run.
         shard_size: texts of a file of the output; what a killed run loses at most.
         batch_tokens: the most tokens of a batch, padding included; 0 for what fits the model.
-        force: whether an output of another command is replaced.
+        force: whether an output that exists is removed first, also one of the same command.
     """
 
     model_name: str | None = None

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnxtool.errors import OutputExistsError, OutputWriteError
-from onnxtool.infer.corpus.manifest import FileRecord, Manifest, file_sha256, read_manifest
+from onnxtool.infer.corpus.manifest import FileRecord, Manifest, difference, file_sha256, read_manifest
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
 _OWN_FILE = re.compile(r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|ids\.jsonl)(\.partial)?")
@@ -52,40 +52,43 @@ class OutputFolder:
                 "what is written so far stays; make room or pass another --output, and run the same command again",
             ) from error
 
-    def begin(self, wanted: Manifest, difference: str, *, force: bool) -> Manifest:
+    def begin(self, wanted: Manifest, *, force: bool) -> Manifest:
         """Return the record to go on from: that of an earlier run of the same command, else `wanted`, which is empty.
 
         Args:
             wanted: the record of a new run.
-            difference: what an earlier run was asked for otherwise; empty where there was none or it is the same.
-            force: whether to remove the files of a run that was asked for something else.
+            force: whether to remove the files of an earlier run, whatever it was asked for.
 
         Raises:
+            InputError: the manifest cannot be read.
             OutputExistsError: the folder has files of others, or of another command and `force` is not set, or a
                 shard is missing or changed.
         """
-        earlier = read_manifest(self.manifest_path)
-        foreign = sorted(path.name for path in self.path.iterdir() if not _OWN_FILE.fullmatch(path.name))
-        if foreign or (earlier is None and any(self.path.iterdir()) and not force):
-            raise OutputExistsError(
-                f"{self.path} has files that no run into it wrote, such as {(foreign or self._names())[0]}",
-                "pass an --output folder that is empty or not there yet",
-            )
-        if earlier is None or (difference and (force or not earlier.shards)):
+        earlier = None if force else read_manifest(self.manifest_path)
+        self._require_own(is_known=force or earlier is not None)
+        other = "" if earlier is None else difference(earlier.identity, wanted.identity)
+        if earlier is None or (other and not earlier.shards):
             self._clear()
             self.write_manifest(wanted)  # before any shard: what a killed run leaves half is then known to be its own
             return wanted
-        if difference:
+        if other:
             raise OutputExistsError(
-                f"{self.path} was written by another command ({difference})",
+                f"{self.path} was written by another command ({other})",
                 "pass --force to remove it and begin anew, or another --output",
             )
         self._require_whole(earlier)
         self._remove_others(earlier)
         return earlier
 
-    def _names(self) -> list[str]:
-        return sorted(path.name for path in self.path.iterdir())
+    def _require_own(self, *, is_known: bool) -> None:
+        """Refuse a folder with files that are not called as shards are, or of which no manifest tells."""
+        names = sorted(path.name for path in self.path.iterdir())
+        foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
+        if foreign or (names and not is_known):
+            raise OutputExistsError(
+                f"{self.path} has files that no run into it wrote, such as {(foreign or names)[0]}",
+                "pass an --output folder that is empty or not there yet",
+            )
 
     def _require_whole(self, manifest: Manifest) -> None:
         for record in (file for shard in manifest.shards for file in shard.files):
@@ -93,7 +96,7 @@ class OutputFolder:
             if not path.is_file() or path.stat().st_size != record.size_bytes:
                 raise OutputExistsError(
                     f"{path} is missing or has another size than when it was written",
-                    "put it back, or pass --force with another option to begin anew, or another --output",
+                    "put it back, or pass --force to begin anew",
                 )
 
     def _clear(self) -> None:

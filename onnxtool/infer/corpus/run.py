@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from onnxtool.errors import InputError
-from onnxtool.infer.corpus.manifest import Identity, Manifest, ShardRecord, difference, make_identity, read_manifest
+from onnxtool.infer.corpus.manifest import Identity, Manifest, ShardRecord, make_identity
 from onnxtool.infer.corpus.options import CorpusOptions, CorpusProgress, OnProgress
 from onnxtool.infer.corpus.output import OutputFolder, publish, staged
 from onnxtool.infer.corpus.pipeline import EncodedWindow, Plan, batch_rules, encode_windows
@@ -31,8 +31,8 @@ from onnxtool.runtime.timing import peak_rss_bytes
 # Measured by scripts/bench_infer.py: larger batches leave the caches of a core, smaller ones keep it waiting.
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
-# Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB of float32.
-_MAX_LOGITS = 1 << 25
+# Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
+_MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
 
 
 def encode_corpus(
@@ -75,10 +75,7 @@ def encode_corpus(
     folder = OutputFolder(Path(output))
     with folder.locked():
         identity = _identity(model, sources, shard_format, options, plan)
-        earlier = read_manifest(folder.manifest_path)
-        manifest = folder.begin(
-            Manifest(identity), difference(earlier.identity, identity) if earlier else "", force=options.force
-        )
+        manifest = folder.begin(Manifest(identity), force=options.force)
         run = _Run(model, sources, folder, shard_format, plan, options, on_progress, manifest)
         run.encode()
     return run.report(left_out)
@@ -109,7 +106,7 @@ def _shard_format(model: LoadedModel, options: CorpusOptions) -> ShardFormat:
 def _plan(model: LoadedModel, options: CorpusOptions) -> Plan:
     tokens = options.batch_tokens or _BATCH_TOKENS[model.session.provider]
     if model.is_sparse and not options.batch_tokens:
-        tokens = min(tokens, max(1, _MAX_LOGITS // model.tokenizer.vocabulary_size))
+        tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
     on_device = model.session.provider != "cpu"
     workers = options.workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
     return Plan(batch_rules(model, tokens), workers, options.prompt, options.keep_special)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from onnxtool.infer.corpus.manifest import ShardRecord
@@ -55,6 +56,7 @@ class StagedShard:
     def abandon(self) -> None:
         """Remove what is written, unless it was committed."""
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # on a full disk closing fails as writing did
+                self._writer.close()
             for path in self._paths:
                 path.unlink(missing_ok=True)

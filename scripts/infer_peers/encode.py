@@ -1,0 +1,113 @@
+"""Encode the same texts again and again with a peer, each time it is told to.
+
+Runs in the peer's own environment, which has no onnxtool. Reads a word a line from stdin: `encode` encodes all texts
+and prints wall and processor seconds as JSON, `save` writes the vectors of the last time to the file of the last
+argument, float32 [N, H].
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH_SIZE = 32  # sentence-transformers' default
+MAX_TOKENS = 256  # of MiniLM, by its sentence_bert_config.json
+
+
+def sentence_transformers(checkpoint: str, _model: str) -> Callable[[list[str]], Any]:
+    """Return sentence-transformers on PyTorch, with its defaults."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(checkpoint, device="cpu", local_files_only=True)
+    return lambda texts: model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
+
+
+def sentence_transformers_onnx(checkpoint: str, _model: str) -> Callable[[list[str]], Any]:
+    """Return sentence-transformers on its onnx backend, which exports the checkpoint by itself."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(
+        checkpoint, backend="onnx", model_kwargs={"provider": "CPUExecutionProvider", "export": True}
+    )
+    return lambda texts: model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
+
+
+def openvino(checkpoint: str, model: str) -> Callable[[list[str]], Any]:
+    """Return OpenVINO on an ONNX file that ends in pooled vectors: f32, set up for throughput, requests in parallel.
+
+    Its own integration in sentence-transformers is for versions of transformers before this one. Texts are sorted and
+    batched as sentence-transformers does it.
+    """
+    import openvino as ov
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(checkpoint) / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MAX_TOKENS)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "THROUGHPUT"}
+    compiled = ov.Core().compile_model(model, "CPU", settings)
+    names = [port.get_any_name() for port in compiled.inputs]
+
+    def encode(texts: list[str]) -> Any:
+        ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        order = sorted(range(len(texts)), key=lambda place: -len(ids[place]))
+        vectors: list[Any] = [None] * len(texts)
+
+        def store(request: Any, places: list[int]) -> None:
+            for place, vector in zip(places, request.get_output_tensor(0).data.copy(), strict=True):
+                vectors[place] = vector
+
+        requests = ov.AsyncInferQueue(compiled)
+        requests.set_callback(store)
+        for start in range(0, len(order), BATCH_SIZE):
+            places = order[start : start + BATCH_SIZE]
+            array = np.zeros((len(places), len(ids[places[0]])), np.int64)
+            mask = np.zeros_like(array)
+            for row, place in enumerate(places):
+                array[row, : len(ids[place])] = ids[place]
+                mask[row, : len(ids[place])] = 1
+            feeds = {"input_ids": array, "attention_mask": mask, "token_type_ids": np.zeros_like(array)}
+            requests.start_async({name: feeds[name] for name in names}, places)
+        requests.wait_all()
+        return np.stack(vectors)
+
+    return encode
+
+
+PEERS: dict[str, Callable[[str, str], Callable[[list[str]], Any]]] = {
+    "sentence-transformers": sentence_transformers,
+    "sentence-transformers-onnx": sentence_transformers_onnx,
+    "openvino": openvino,
+}
+
+
+def main() -> int:
+    """Serve until stdin ends."""
+    peer, checkpoint, model, texts_path, vectors_path = sys.argv[1:]
+    texts = [json.loads(line)["contents"] for line in Path(texts_path).read_text(encoding="utf-8").split("\n") if line]
+    # Libraries print to stdout while they load.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    encode = PEERS[peer](checkpoint, model)
+    encode(texts[:BATCH_SIZE])
+    vectors = None
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "save":
+            np.save(vectors_path, np.asarray(vectors, np.float32))
+            print("{}", file=answers, flush=True)
+            continue
+        start, used = time.perf_counter(), time.process_time()
+        vectors = encode(texts)
+        seconds = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - used}
+        print(json.dumps(seconds), file=answers, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
