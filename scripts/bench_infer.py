@@ -49,12 +49,12 @@ class Contender:
     seconds: list[tuple[float, float]] = field(default_factory=list)
 
 
-def ours(name: str, model: Path, corpus: Path, folder: Path, workers: int) -> Contender:
+def ours(name: str, model: Path, corpus: Path, folder: Path, settings: dict[str, int]) -> Contender:
     """Return onnxtool, from the file of texts to files of vectors; loading the model is not counted."""
 
     def encode() -> tuple[float, float]:
         used = time.process_time()
-        options = CorpusOptions(provider="cpu", workers=workers, force=True)
+        options = CorpusOptions(provider="cpu", force=True, **settings)
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_name(f"{folder.name}.manifest.json").unlink(missing_ok=True)
         report = encode_corpus(model, corpus, folder, options)
@@ -111,9 +111,10 @@ def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
         optimize_model(OptimizeOptions(plain, output=int8, precision="int8", force=True))
     texts = documentation_texts(arguments.texts)
     corpus = write_corpus(folder / "throughput.jsonl", texts)
+    settings = {"workers": arguments.workers, "threads": arguments.threads, "batch_tokens": arguments.batch_tokens}
     contenders = [
-        ours("onnxtool fp32", fp32, corpus, folder / "vectors-fp32", arguments.workers),
-        ours("onnxtool int8", int8, corpus, folder / "vectors-int8", arguments.workers),
+        ours("onnxtool fp32", fp32, corpus, folder / "vectors-fp32", settings),
+        ours("onnxtool int8", int8, corpus, folder / "vectors-int8", settings),
     ]
     if arguments.peers:
         contenders.append(peer("sentence-transformers", arguments.peers, checkpoint, plain, corpus, folder))
@@ -279,7 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--texts", type=int, default=5000)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=0)
+    for name in ("workers", "threads", "batch_tokens"):
+        parser.add_argument(f"--{name}", type=int, default=0, help="of onnxtool; 0 for its default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where models are kept for the next time; default: nowhere")
     given = parser.parse_args(arguments)

@@ -95,7 +95,7 @@ def corpus_options(command: Command) -> Command:
         click.option(
             "--shard_size",
             type=click.IntRange(min=1),
-            default=8192,
+            default=4096,
             show_default=True,
             help="Texts of a file of vectors, the most that a killed run loses.",
             expose_value=False,
@@ -211,7 +211,7 @@ def _bar() -> Iterator[Callable[[CorpusProgress], None]]:
 
 
 class _Lines:
-    """Prints a line for the first window, and then one every few seconds."""
+    """Prints a line for the first batch, and then one every few seconds."""
 
     def __init__(self) -> None:
         self._next = 0.0

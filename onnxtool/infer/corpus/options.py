@@ -42,7 +42,7 @@ class CorpusOptions:
     weights: str = "int"
     keep_special: bool = False
     strict: bool = False
-    shard_size: int = 8192
+    shard_size: int = 4096
     batch_tokens: int = 0
     force: bool = False
 

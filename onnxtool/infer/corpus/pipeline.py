@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +25,8 @@ from onnxtool.texts.cutting import EncodedText
 # Windows that are tokenized or run at once: while one is finished, the next keeps the workers busy.
 _WINDOWS_AHEAD = 2
 _MOMENT_S = 0.1
+
+OnBatch = Callable[[Window, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,18 @@ class _Stopped(Exception):  # noqa: N818  no error: the consumer has left
     """Ends the thread that reads ahead."""
 
 
-def encode_windows(model: LoadedModel, windows: Iterable[Window], plan: Plan) -> Generator[EncodedWindow, None, None]:
+def encode_windows(
+    model: LoadedModel, windows: Iterable[Window], plan: Plan, on_batch: OnBatch
+) -> Generator[EncodedWindow, None, None]:
     """Yield the vectors of `windows`, in their order.
 
     A thread of its own reads and tokenizes; the tokenizer and the model leave the interpreter to others meanwhile.
+
+    Args:
+        model: what runs them.
+        windows: texts that are in memory at once.
+        plan: how they are run.
+        on_batch: is told of each batch, by its window, its texts and its share of the window's tokens.
 
     Raises:
         OnnxtoolError: reading, tokenizing or running failed.
@@ -126,7 +136,7 @@ def encode_windows(model: LoadedModel, windows: Iterable[Window], plan: Plan) ->
             while (item := ahead.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                yield _finish(item, plan)
+                yield _finish(item, plan, on_batch)
 
 
 @contextmanager
@@ -175,11 +185,14 @@ def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: b
     return model.pool(model.run(texts), keep_special=keep_special)
 
 
-def _finish(running: _Running, plan: Plan) -> EncodedWindow:
+def _finish(running: _Running, plan: Plan, on_batch: OnBatch) -> EncodedWindow:
     """Wait for the batches of a window and put their results in the order of its texts."""
-    parts = [result.result() for result in running.results]
     lengths = [len(text) for text in running.read]
     num_tokens = sum(lengths)
+    parts = []
+    for result, batch in zip(running.results, running.places, strict=True):
+        parts.append(result.result())
+        on_batch(running.window, len(batch), sum(lengths[place] for place in batch) / num_tokens)
     num_run = sum(_padded(batch, lengths, plan.rules) for batch in running.places)
     return EncodedWindow(
         window=running.window,

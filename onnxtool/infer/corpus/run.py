@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import IO
 
 from onnxtool.errors import InputError
+from onnxtool.infer.corpus.clock import Clock
 from onnxtool.infer.corpus.manifest import Identity, Manifest, ShardRecord, make_identity
-from onnxtool.infer.corpus.options import CorpusOptions, CorpusProgress, OnProgress
+from onnxtool.infer.corpus.options import CorpusOptions, OnProgress
 from onnxtool.infer.corpus.output import OutputFolder, publish, staged
-from onnxtool.infer.corpus.pipeline import EncodedWindow, Plan, batch_rules, encode_windows
+from onnxtool.infer.corpus.pipeline import Plan, batch_rules, encode_windows
 from onnxtool.infer.corpus.shards import ShardFormat
 from onnxtool.infer.corpus.sources import Reject, Source, SourceReader, find_sources
 from onnxtool.infer.corpus.staged_shard import StagedShard
-from onnxtool.infer.corpus.windows import accepted, part_corpus
+from onnxtool.infer.corpus.windows import Window, accepted, part_corpus
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.interruption import check_interrupted
@@ -54,7 +55,7 @@ def encode_corpus(
         output: a folder that is empty, not there, or of the same call; beside it go `NAME.manifest.json` and, where a
             line gives no text, `NAME.rejects.jsonl`.
         options: how it is done.
-        on_progress: is told how far it is, after each window of about a thousand texts.
+        on_progress: is told how far it is, after each batch.
 
     Raises:
         InputError: the corpus cannot be read or has changed, a line gives no text and `strict` is set, or the model
@@ -171,16 +172,19 @@ class _Run:
         reader = SourceReader(self.sources)
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
         windows = part_corpus(documents, self.options.shard_size, tuple(shard.digest for shard in self.earlier))
-        clock = _Clock(start, sum(source.size_bytes for source in self.sources), self.manifest.num_texts)
+        clock = Clock(start, sum(source.size_bytes for source in self.sources), self.manifest.num_texts)
+
+        def tell(window: Window, num_texts: int, share: float) -> None:
+            check_interrupted()
+            self.on_progress(clock.after(window, num_texts, share))
+
         shard = self._next_shard()
         try:
-            with closing(encode_windows(self.model, windows, self.plan)) as encoded:
+            with closing(encode_windows(self.model, windows, self.plan, tell)) as encoded:
                 for window in encoded:
-                    check_interrupted()
                     if self.options.strict and window.rejects:
                         raise _stopped_by(window.rejects[0])
                     shard.append(window)
-                    self.on_progress(clock.after(window))
                     if window.window.digest:
                         self._add(shard.commit(window.window.digest))
                         shard = self._next_shard()
@@ -254,27 +258,3 @@ def _notes(model: LoadedModel, num_truncated: int, left_out: Sequence[str]) -> I
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
     if model.is_sparse and any(len(shape) == 3 for shape in outputs.values()) and "sparse" not in outputs:
         yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"
-
-
-class _Clock:
-    """Says how far a run is and how long it will take."""
-
-    def __init__(self, start: float, total_bytes: int, num_texts: int) -> None:
-        self._start = start
-        self._total_bytes = max(1, total_bytes)
-        self._num_before = self._num_texts = num_texts
-        # Time and share at the first window: what an earlier run did took this one no time.
-        self._first: tuple[float, float] | None = None
-
-    def after(self, encoded: EncodedWindow) -> CorpusProgress:
-        """Return the state of the run after a window."""
-        now = time.perf_counter()
-        self._num_texts += len(encoded.window.documents)
-        share = encoded.window.position_bytes / self._total_bytes
-        left = None
-        if self._first is None:
-            self._first = (now, share)
-        elif share > self._first[1]:
-            left = (now - self._first[0]) * (1 - share) / (share - self._first[1])
-        rate = (self._num_texts - self._num_before) / (now - self._start)
-        return CorpusProgress(self._num_texts, share, rate, left)
