@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,10 +89,6 @@ class _Running:
     results: list[Future[DenseVectors | SparseVectors]]
 
 
-class _Stopped(Exception):  # noqa: N818  no error: the consumer has left
-    """Ends the thread that reads ahead."""
-
-
 def encode_windows(
     model: LoadedModel, windows: Iterable[Window], plan: Plan, on_batch: OnBatch
 ) -> Generator[EncodedWindow, None, None]:
@@ -109,45 +105,64 @@ def encode_windows(
     Raises:
         OnnxtoolError: reading, tokenizing or running failed.
     """
-    ahead: queue.Queue[_Running | BaseException | None] = queue.Queue(_WINDOWS_AHEAD)
-    stopped = threading.Event()
     with ThreadPoolExecutor(plan.workers, thread_name_prefix="encode") as workers:
-
-        def put(item: _Running | BaseException | None) -> None:
-            while not stopped.is_set():
-                try:
-                    return ahead.put(item, timeout=_MOMENT_S)
-                except queue.Full:
-                    continue
-            raise _Stopped
-
-        def read_ahead() -> None:
-            try:
-                for window in windows:
-                    put(_start(model, window, plan, workers))
-                put(None)
-            except _Stopped:
-                pass
-            except BaseException as error:  # noqa: BLE001  raised again where the windows are asked for
-                with suppress(_Stopped):
-                    put(error)
-
-        with _running(threading.Thread(target=read_ahead, name="read-ahead", daemon=True), stopped, workers):
-            while (item := ahead.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield _finish(item, plan, on_batch)
+        ahead = _ReadAhead(windows, lambda window: _start(model, window, plan, workers))
+        try:
+            for running in ahead:
+                yield _finish(running, plan, on_batch)
+        finally:
+            ahead.stop()
+            workers.shutdown(wait=False, cancel_futures=True)
+            ahead.join()
 
 
-@contextmanager
-def _running(thread: threading.Thread, stopped: threading.Event, workers: ThreadPoolExecutor) -> Iterator[None]:
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        workers.shutdown(wait=False, cancel_futures=True)
-        thread.join()
+class _Stopped(Exception):  # noqa: N818  no error: the consumer has left
+    """Ends the thread that reads ahead."""
+
+
+class _ReadAhead:
+    """A thread that starts windows before they are asked for, a few at a time."""
+
+    def __init__(self, windows: Iterable[Window], start: Callable[[Window], _Running]) -> None:
+        self._windows = windows
+        self._start = start
+        self._ready: queue.Queue[_Running | BaseException | None] = queue.Queue(_WINDOWS_AHEAD)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[_Running]:
+        """Yield the windows that are started, and raise what ended the thread."""
+        while (item := self._ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def stop(self) -> None:
+        """Tell the thread that nobody asks for more."""
+        self._stopped.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for window in self._windows:
+                self._put(self._start(window))
+            self._put(None)
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  raised again where the windows are asked for
+            with suppress(_Stopped):
+                self._put(error)
+
+    def _put(self, item: _Running | BaseException | None) -> None:
+        while not self._stopped.is_set():
+            with suppress(queue.Full):
+                self._ready.put(item, timeout=_MOMENT_S)
+                return
+        raise _Stopped
 
 
 def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from onnxtool.errors import InputError
 from onnxtool.infer.corpus.known_ids import KnownIds
 from onnxtool.infer.corpus.sources import Document, Reject, SourceReader
+from onnxtool.interruption import check_interrupted
 
 # More would pad less and keep more in memory. Of paragraphs of uneven length, four thousand are padded by two percent.
 WINDOW_TEXTS = 4096
@@ -42,6 +43,7 @@ def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Itera
     known = KnownIds()
     lines = ((line, reader.position_bytes) for line in reader)
     while part := list(itertools.islice(lines, _LINES_AT_A_TIME)):
+        check_interrupted()  # where an earlier run did much, this passes over it for a while
         repeated = iter(known.add([line.id for line, _ in part if isinstance(line, Document)]))
         for line, position in part:
             if isinstance(line, Reject):
