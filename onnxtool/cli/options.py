@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,15 +18,24 @@ FORMATS = ("text", "markdown", "json")
 
 def report_options(command: Command) -> Command:
     """Add --format and --quiet: how the result and the progress are shown."""
-    command = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")(command)
-    return click.option(
-        "--format",
-        "format_name",
-        type=click.Choice(FORMATS),
-        default="text",
-        show_default=True,
-        help="How to print the result on stdout.",
-    )(command)
+    return format_options(FORMATS)(command)
+
+
+def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
+    """Add --format, which takes one of `formats`, and --quiet; `more` is said of the formats."""
+
+    def decorate(command: Command) -> Command:
+        quiet = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
+        return click.option(
+            "--format",
+            "format_name",
+            type=click.Choice(formats),
+            default="text",
+            show_default=True,
+            help=f"How to print the result on stdout{more}.",
+        )(quiet(command))
+
+    return decorate
 
 
 def output_options(meaning: str, path_type: PathType | None = None) -> Callable[[Command], Command]:
@@ -55,9 +64,12 @@ class NameChoice(click.Choice[str]):
 
 
 class CountList(click.ParamType[tuple[int, ...]]):
-    """A comma-separated list of positive integers, e.g. `1,8,32`."""
+    """A comma-separated list of positive integers up to a highest, e.g. `1,8,32`."""
 
     name = "1,8,…"
+
+    def __init__(self, highest: int) -> None:
+        self.highest = highest
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """Parse the list, or fail with what was wrong."""
@@ -66,6 +78,8 @@ class CountList(click.ParamType[tuple[int, ...]]):
         parts = str(value).split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
             self.fail(f"{value!r} is not a list of positive integers such as 1,8,32", param, ctx)
+        if not all(len(part.strip()) < 20 and int(part) <= self.highest for part in parts):
+            self.fail(f"{value!r} has a number above {self.highest}", param, ctx)
         return tuple(int(part) for part in parts)
 
 

@@ -26,6 +26,7 @@ def load(
     model_name: str | None = None,
     provider: str = "auto",
     threads: int = 0,
+    inter_threads: int = 0,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> LoadedModel:
     """Load the model at `model_path` with its tokenizer.
@@ -35,6 +36,7 @@ def load(
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one a core.
+        inter_threads: operators that may run at once; 0 for one after the other.
         on_progress: is told what is being done.
 
     Raises:
@@ -55,7 +57,7 @@ def load(
     prompts = Prompts.of(folder)
     on_progress(f"loading {path}")
     return LoadedModel(
-        session=open_session(path, provider=provider, threads=threads),
+        session=open_session(path, provider=provider, threads=threads, inter_threads=inter_threads),
         tokenizer=tokenizer,
         folder=folder,
         task=task,

@@ -22,9 +22,17 @@ from onnxtool.reports.answers import Ranking as Ranking
 from onnxtool.reports.answers import Scored as Scored
 from onnxtool.reports.answers import Span as Span
 from onnxtool.reports.answers import TextAnswer as TextAnswer
-from onnxtool.reports.running import BenchmarkReport as BenchmarkReport
-from onnxtool.reports.running import BenchmarkResult as BenchmarkResult
-from onnxtool.reports.running import LatencySummary as LatencySummary
+from onnxtool.reports.benchmark import BenchmarkEnvironment as BenchmarkEnvironment
+from onnxtool.reports.benchmark import BenchmarkReport as BenchmarkReport
+from onnxtool.reports.benchmark import BenchmarkResult as BenchmarkResult
+from onnxtool.reports.benchmark import ComparedShape as ComparedShape
+from onnxtool.reports.benchmark import Comparison as Comparison
+from onnxtool.reports.benchmark import GateOutcome as GateOutcome
+from onnxtool.reports.benchmark import LatencySummary as LatencySummary
+from onnxtool.reports.benchmark import ModelIdentity as ModelIdentity
+from onnxtool.reports.benchmark import StageTimes as StageTimes
+from onnxtool.reports.benchmark import TokenLengths as TokenLengths
+from onnxtool.reports.benchmark import TransferTimes as TransferTimes
 
 
 @dataclass(frozen=True)

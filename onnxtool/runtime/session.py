@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.errors import InputError, ProviderError, SessionError
 from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
+from onnxtool.runtime.binding import BoundRun
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
 from onnxtool.wire import externalized
 
@@ -29,6 +30,8 @@ class Session:
         provider: the short name of the provider that runs it.
         threads: intra-op threads; where none were asked for, the cores that this process may use.
         load_ms: from the file to this session.
+        intra_threads: as onnxruntime was asked for them, 0 for its own choice.
+        inter_threads: the same, of operators that run at once.
     """
 
     model: ModelFile
@@ -36,6 +39,8 @@ class Session:
     threads: int
     load_ms: float
     _inference: Any
+    intra_threads: int = 0
+    inter_threads: int = 0
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -73,16 +78,34 @@ class Session:
         try:
             outputs: list[NDArray[Any]] = self._inference.run(None, feeds)
         except Exception as error:  # onnxruntime has no error of its own
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
-            raise SessionError(
-                f"onnxruntime cannot run {self.model.path} on {shapes}: {_first_line(error)}",
-                "the model may be fixed to other shapes; see its inputs with onnxtool stats",
-            ) from error
+            raise self._failed(feeds, error) from error
         return outputs
 
+    def bind(self, feeds: Mapping[str, NDArray[Any]]) -> BoundRun:
+        """Put `feeds`, and room for the outputs, where the provider computes, and run once.
 
-def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal: bool = False) -> Session:
+        Raises:
+            SessionError: onnxruntime fails on these inputs.
+        """
+        try:
+            return BoundRun(self._inference, feeds, self.output_names, self.provider)
+        except Exception as error:  # onnxruntime has no error of its own
+            raise self._failed(feeds, error) from error
+
+    def _failed(self, feeds: Mapping[str, NDArray[Any]], error: Exception) -> SessionError:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        return SessionError(
+            f"onnxruntime cannot run {self.model.path} on {shapes}: {_first_line(error)}",
+            "the model may be fixed to other shapes; see its inputs with onnxtool stats",
+        )
+
+
+def open_session(
+    path: Path, *, provider: str = "auto", threads: int = 0, inter_threads: int = 0, frugal: bool = False
+) -> Session:
     """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: one a core).
+
+    More than one of `inter_threads` lets operators that do not depend on each other run at once.
 
     With `frugal` the session is for a few runs and none of them is timed: it computes the same with less memory, and
     leaves the cores to others between two operators.
@@ -98,6 +121,9 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal
     provider = resolve_provider(provider)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or _threads_to_ask_for()
+    if inter_threads > 1:  # without this mode they would have nothing to do
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+        options.inter_op_num_threads = inter_threads
     source: str | bytes = _make_frugal(options, model) if frugal else str(path)
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
     start = time.perf_counter()
@@ -116,7 +142,15 @@ def open_session(path: Path, *, provider: str = "auto", threads: int = 0, frugal
             f"onnxruntime could not start {PROVIDERS[provider]} and fell back to {inference.get_providers()[0]}",
             "a CUDA or cuDNN library is missing or of another version; see onnxtool env, or pass --provider cpu",
         )
-    return Session(model, provider, threads or available_cores(), load_ms, inference)
+    return Session(
+        model,
+        provider,
+        threads or available_cores(),
+        load_ms,
+        inference,
+        intra_threads=options.intra_op_num_threads,
+        inter_threads=options.inter_op_num_threads,
+    )
 
 
 def disabled_optimizers(model: ModelFile) -> list[str]:

@@ -54,6 +54,15 @@ def peak_rss_bytes() -> int:
     return int(peak[1]) * 1024 if peak else _peak_by_getrusage()
 
 
+def reset_peak_rss() -> bool:
+    """Let `peak_rss_bytes` start anew from what is resident now; return whether the system can do that (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # see proc(5)
+    except OSError:
+        return False
+    return True
+
+
 def _peak_by_getrusage() -> int:
     try:
         import resource

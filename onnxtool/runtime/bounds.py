@@ -1,0 +1,10 @@
+"""Bounds beyond which a number is a slip of the keyboard, before memory or the system's threads are gone."""
+
+from __future__ import annotations
+
+MAX_THREADS = 1024
+MAX_BATCH_SIZE = 65_536
+MAX_SEQUENCE_LENGTH = 1 << 20
+MAX_BATCH_TOKENS = 1 << 24  # 128 MB of ids
+MAX_RUNS = 10_000_000
+MAX_DURATION_S = 7 * 86_400.0
