@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-import onnxtool.infer.benchmark as benchmark
+import onnxtool.infer.benchmark.options as options_module
 from onnxtool.errors import InputError, ProviderError
 from onnxtool.infer import BenchmarkOptions
 from onnxtool.runtime.providers import cuda_problem
@@ -100,8 +100,8 @@ def test_the_first_limit_that_is_met_stops_a_shape(
 def test_without_limits_the_defaults_stop_a_shape(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred runs or five seconds; here they are made smaller."""
     assert BenchmarkOptions().stop_after == (100, 5.0)
-    monkeypatch.setattr(benchmark, "DEFAULT_RUNS", 4)
-    (result,) = benchmark.benchmark(path, BenchmarkOptions((1,), (4,), provider="cpu")).results
+    monkeypatch.setattr(options_module, "DEFAULT_RUNS", 4)
+    (result,) = benchmark_model(path, BenchmarkOptions((1,), (4,), provider="cpu")).results
     assert result.runs == 4
 
 
@@ -143,12 +143,19 @@ def test_a_fixed_graph_is_not_timed_as_another_shape(tmp_path: Path, batch_size:
         (BenchmarkOptions(runs=0), "runs"),
         (BenchmarkOptions(duration_s=0.0), "duration_s"),
         (BenchmarkOptions(warmup=-1), "warmup"),
+        (BenchmarkOptions(threads=100_000), "threads"),
+        (BenchmarkOptions(inter_threads=-1), "inter_threads"),
+        (BenchmarkOptions(batch_sizes=(10**6,)), "batch_sizes"),
+        (BenchmarkOptions(sequence_lengths=(10**9,)), "sequence_lengths"),
+        (BenchmarkOptions(batch_sizes=(65_536,), sequence_lengths=(65_536,)), "batches of 4294967296 tokens"),
+        (BenchmarkOptions(runs=10**9), "runs"),
+        (BenchmarkOptions(duration_s=float("inf")), "duration_s"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(path: Path, options: BenchmarkOptions, name: str) -> None:
     """By name, with their value."""
-    with pytest.raises(InputError, match=f"cannot time with {name} "):
-        benchmark.benchmark(path, options)
+    with pytest.raises(InputError, match=f"cannot time with {name}"):
+        benchmark_model(path, options)
 
 
 def test_the_same_seed_gives_the_same_inputs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
