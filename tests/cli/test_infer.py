@@ -209,39 +209,6 @@ def test_a_text_cannot_control_the_terminal(folder: Path) -> None:
     assert "\x1b" not in process.stdout
 
 
-def test_a_benchmark_prints_the_grid(folder: Path) -> None:
-    """One row a shape, with percentiles and throughput."""
-    grid = ("--batch_size", "1,2", "--sequence_length", "4,8", "--runs", "3", "--warmup", "1")
-    process = _run(folder, "--model_path", "models/splade.onnx", "--benchmark", *grid, "--provider", "cpu", "--quiet")
-    assert process.returncode == 0
-    lines = process.stdout.splitlines()
-    assert {"Provider: cpu", "Warm-up: 1 runs of each shape, not counted"} <= set(lines)
-    rows = [line.split() for line in lines[lines.index("Latency and throughput:") + 1 :]]
-    assert " ".join(rows[0]) == "batch sequence runs p50 ms p95 ms p99 ms mean ms samples/s tokens/s"
-    assert [row[:3] for row in rows[1:]] == [["1", "4", "3"], ["1", "8", "3"], ["2", "4", "3"], ["2", "8", "3"]]
-    assert all(row[7] == "±" for row in rows[1:])
-
-
-def test_a_benchmark_in_json_has_the_keys_that_reviews_rely_on(folder: Path) -> None:
-    """They are the contract of the command."""
-    grid = ("--batch_size", "2", "--sequence_length", "4", "--duration", "0.05", "--threads", "1")
-    report = _json(_run(folder, "--model_path", "models/splade.onnx", "--benchmark", *grid, "--format", "json"))
-    top = {"model", "provider", "threads", "load_ms", "first_run_ms", "peak_rss_bytes", "results"}
-    assert top <= set(report)
-    assert report["threads"] == 1
-    (result,) = report["results"]
-    assert set(result) == {
-        "batch_size",
-        "sequence_length",
-        "runs",
-        "latency_ms",
-        "throughput_samples_per_s",
-        "throughput_tokens_per_s",
-    }
-    assert set(result["latency_ms"]) == {"min", "p50", "p90", "p95", "p99", "max", "mean", "stdev"}
-    assert result["throughput_tokens_per_s"] == pytest.approx(4 * result["throughput_samples_per_s"])
-
-
 def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -> None:
     """The limit is in the message."""
     process = _run(folder, "--model_path", "models/splade.onnx", "--benchmark")
@@ -254,13 +221,6 @@ def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -
     ("arguments", "message"),
     [
         ((), "nothing to run: pass --text, --input or --benchmark"),
-        (("--benchmark", "--text", "cat"), "--benchmark times random inputs; leave out --text\n"),
-        (("--benchmark", "--input", "a.txt"), "--benchmark times random inputs; leave out --input\n"),
-        (("--benchmark", "--top_k", "10"), "--benchmark times random inputs; leave out --top_k\n"),
-        (
-            ("--benchmark", "--top-k", "3", "--model_name", "models"),
-            "--benchmark times random inputs; leave out --model_name and --top_k\n",
-        ),
         (("--text", "cat", "--runs", "3"), "without --benchmark; pass it, or leave out --runs\n"),
         (("--text", "cat", "--duration", "3"), "without --benchmark; pass it, or leave out --duration\n"),
         (("--text", "cat", "--warmup", "3"), "without --benchmark; pass it, or leave out --warmup\n"),

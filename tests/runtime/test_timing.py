@@ -51,3 +51,20 @@ print(before, peak_rss_bytes())
     before, after = (int(figure) for figure in run.stdout.split())
     assert after - before > 80e6  # 100 MB, less what was free in the heap
     assert after < parent.nbytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone can forget a peak")
+def test_the_peak_of_memory_starts_anew() -> None:
+    """So that loading and running have a peak each."""
+    script = """
+import numpy as np
+from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss
+np.ones(12_500_000)
+high = peak_rss_bytes()
+print(reset_peak_rss(), high - peak_rss_bytes())
+"""
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    done, difference = run.stdout.split()
+    assert done == "True"
+    assert int(difference) > 80e6  # of 100 MB, less what the heap keeps

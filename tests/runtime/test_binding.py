@@ -1,0 +1,141 @@
+"""A bound run computes the same without copies, and a run on a device is timed in its parts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import onnxtool.runtime.session as session_module
+from onnxtool.errors import SessionError
+from onnxtool.runtime.binding import BoundRun
+from onnxtool.runtime.session import Session, open_session
+from tests.infer.tiny_models import TinyModel, table
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    path = TinyModel(table(15, 4), "logits", inputs=("input_ids",)).write(tmp_path / "model.onnx")
+    return open_session(path, provider="cpu", threads=1)
+
+
+def _feeds(*ids: int) -> dict[str, NDArray[Any]]:
+    return {"input_ids": np.array([ids], np.int64)}
+
+
+def test_a_bound_run_gives_the_outputs_of_a_run(session: Session) -> None:
+    """By a plain run of the session on the same inputs."""
+    bound = session.bind(_feeds(1, 2, 3))
+    bound()
+    (output,) = bound.outputs()
+    np.testing.assert_array_equal(output, session.run(_feeds(1, 2, 3))["logits"])
+
+
+def test_outputs_lie_in_one_buffer_for_all_runs(session: Session) -> None:
+    """Nothing is allocated in a run that is timed."""
+    bound = session.bind(_feeds(1, 2, 3))
+    places = set()
+    for _ in range(3):
+        bound()
+        places.add(bound._binding.get_outputs()[0].data_ptr())
+    assert len(places) == 1
+
+
+def test_inputs_that_do_not_run_are_an_error_of_ours(session: Session) -> None:
+    """With the shapes that were given."""
+    with pytest.raises(SessionError, match=r"cannot run .*model\.onnx on input_ids \[1, 1, 1\]"):
+        session.bind({"input_ids": np.zeros((1, 1, 1), np.int64)})
+
+
+class _Device:
+    """Stands for a session on a device: each part of a run takes its own time."""
+
+    def __init__(self, binding: Any) -> None:
+        self.binding = binding
+
+    def io_binding(self) -> Any:
+        return self.binding
+
+    def run_with_iobinding(self, _binding: Any) -> None:
+        time.sleep(0.010)
+
+
+class _Binding:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def bind_ortvalue_input(self, name: str, _value: Any) -> None:
+        self.calls.append(f"input {name}")
+
+    def bind_output(self, name: str, device: str) -> None:
+        self.calls.append(f"output {name} on {device}")
+
+    def bind_ortvalue_output(self, name: str, _value: Any) -> None:
+        self.calls.append(f"buffer {name}")
+
+    def get_outputs(self) -> list[Any]:
+        return [_Value(0.020)]
+
+    def synchronize_inputs(self) -> None:
+        self.calls.append("wait for inputs")
+
+    def synchronize_outputs(self) -> None:
+        self.calls.append("wait for outputs")
+
+
+class _Value:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def update_inplace(self, _array: Any) -> None:
+        time.sleep(self.seconds)
+
+    def numpy(self) -> NDArray[Any]:
+        time.sleep(self.seconds)
+        return np.zeros(1)
+
+
+def test_copies_and_computation_on_a_device_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 ms to the device, 10 there and 20 back; each part is waited for before the next begins."""
+    import onnxruntime
+
+    class OrtValue:
+        @staticmethod
+        def ortvalue_from_numpy(_array: Any, _device: str, _index: int) -> _Value:
+            return _Value(0.005)
+
+    monkeypatch.setattr(onnxruntime, "OrtValue", OrtValue)
+    binding = _Binding()
+    bound = BoundRun(_Device(binding), _feeds(1), ["y"], "cuda")
+    assert binding.calls == ["input input_ids", "output y on cuda", "wait for outputs", "buffer y"]
+    parts = bound.time_transfer()
+    assert binding.calls[4:] == ["wait for inputs", "wait for outputs"]
+    # A sleep never ends early; how late it ends is up to the machine.
+    assert parts.host_to_device >= 5
+    assert parts.compute >= 10
+    assert parts.device_to_host >= 20
+
+
+def test_operators_run_at_once_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads between operators do nothing in onnxruntime's sequential mode, so the mode is set as well."""
+    import onnxruntime as ort
+
+    asked: list[Any] = []
+    real = ort.InferenceSession
+
+    def watched(source: Any, options: Any, **settings: Any) -> Any:
+        asked.append(options)
+        return real(source, options, **settings)
+
+    monkeypatch.setattr(ort, "InferenceSession", watched)
+    path = TinyModel(table(15, 4), "logits").write(tmp_path / "model.onnx")
+    opened = session_module.open_session(path, provider="cpu", threads=1, inter_threads=2)
+    plain = session_module.open_session(path, provider="cpu", threads=1)
+    assert asked[0].execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert (asked[0].inter_op_num_threads, opened.inter_threads) == (2, 2)
+    assert asked[1].execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+    assert (plain.inter_threads, plain.intra_threads) == (0, 1)
