@@ -153,6 +153,7 @@ class ModelIdentity:
     """What tells whether two benchmarks are of versions of one model.
 
     Attributes:
+        sha256: of the graph file and its external data.
         inputs: name to dtype and shape, with `?` for dynamic axes.
         outputs: the same.
         sizes: model_type, num_layers, hidden_size and num_heads, as far as the file says them.
@@ -162,6 +163,7 @@ class ModelIdentity:
     """
 
     size_bytes: int
+    sha256: str
     inputs: dict[str, str]
     outputs: dict[str, str]
     sizes: dict[str, str]
@@ -199,7 +201,7 @@ class Comparison:
 
     Attributes:
         other: a file, a checkpoint, or the model itself on another provider.
-        kind: `onnx`, `pytorch` or `provider`.
+        kind: `onnx`, `pytorch`, `provider`, or `baseline` for the model of a baseline, which was timed again.
         outputs: what was compared, as `name` or `name of the model: name of the other`.
         notes: what a reader should know before reading a ratio.
     """
@@ -220,7 +222,7 @@ class GateOutcome:
     Attributes:
         shape: e.g. `8x128`; empty for a figure of the whole run.
         value: the figure. Where the gate is relative, and of latencies, without the time spent waiting for a core.
-        base_value: the same figure of the base, at the speed that the machine has now; None for an absolute gate.
+        base_value: the figure of the base, as it would be at the machine's present speed; None for an absolute gate.
         change: value over base_value, less 1; None for an absolute gate.
         change_interval: of that, 95 %; None for a figure without samples.
         decided: whether the interval excludes the threshold; where it does not, the best estimate decides.

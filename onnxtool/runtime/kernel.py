@@ -1,9 +1,10 @@
 """A fixed piece of arithmetic by which two benchmarks tell a slower machine from a slower model.
 
-A baseline is measured on another day: the clock of the processor, the neighbour on the same physical core and the host
-of a virtual machine may be others. What they do to a model they do to this kernel as well, which is a product of two
-float32 matrices that fit in the cache, computed by numpy on one thread. It is not onnxruntime's, as a slower release of
-that has to show in the comparison and must not be divided away.
+A baseline is measured on another day: the clock of the processor, the neighbour on the same physical core, what others
+read from memory and the host of a virtual machine may be others. What they do to a model they do to this kernel too. It
+is made of what a transformer does: products of a few rows with weights that are read from memory, and a function of
+each element of what fits in the second-level cache. numpy computes it, on one thread: a slower release of onnxruntime
+has to show in the comparison and must not be divided away.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import time
 
 import numpy as np
 
-# As wide as OpenBLAS computes on one thread (interface/gemm.c: up to 4 * 65536 multiplications).
-_WIDTH = 64
-_PRODUCTS = 20
+# 16 x 1024 x 16 is as large a product as OpenBLAS computes on one thread (interface/gemm.c: 4 * 65536).
+_ROWS, _DEPTH, _COLUMNS = 16, 1024, 16
+_PRODUCTS = 128  # 8 MB of weights
+_ELEMENTS = 1 << 16
+_FUNCTIONS = 30  # so often that both parts take about as long
 _REPEATS = 3
 
 
@@ -22,8 +25,12 @@ class ReferenceKernel:
     """Times the kernel. The processor time of the thread counts, in which other processes have no part."""
 
     def __init__(self) -> None:
-        values = np.random.default_rng(0).standard_normal((_WIDTH, _WIDTH), dtype=np.float32)
-        self._values, self._result = values, np.empty_like(values)
+        generator = np.random.default_rng(0)
+        self._rows = generator.standard_normal((_ROWS, _DEPTH), dtype=np.float32)
+        self._weights = generator.standard_normal((_PRODUCTS, _DEPTH, _COLUMNS), dtype=np.float32)
+        self._product = np.empty((_ROWS, _COLUMNS), np.float32)
+        self._elements = generator.standard_normal(_ELEMENTS, dtype=np.float32)
+        self._result = np.empty_like(self._elements)
         self.time_ms()
 
     def time_ms(self) -> float:
@@ -32,6 +39,8 @@ class ReferenceKernel:
 
     def _once(self) -> int:
         start = time.thread_time_ns()
-        for _ in range(_PRODUCTS):
-            np.matmul(self._values, self._values, out=self._result)
+        for weight in self._weights:
+            np.matmul(self._rows, weight, out=self._product)
+        for _ in range(_FUNCTIONS):
+            np.tanh(self._elements, out=self._result)
         return time.thread_time_ns() - start

@@ -14,7 +14,7 @@ import onnxtool.infer.benchmark.grid as grid_module
 from onnxtool.errors import GateError
 from onnxtool.gates import parse_gate
 from onnxtool.infer import BenchmarkOptions, benchmark_model
-from onnxtool.infer.benchmark.gating import Question, Side, ask, kernel_scale, split_gate
+from onnxtool.infer.benchmark.gating import Question, Side, ask, kernel_change, split_gate
 from onnxtool.infer.benchmark.samples import Block
 from onnxtool.reports import GateOutcome, to_json
 from tests.infer.tiny_models import TinyModel, table
@@ -80,11 +80,20 @@ def test_what_the_interval_does_not_exclude_is_not_decided() -> None:
 
 
 def test_a_slower_machine_is_told_by_its_kernel() -> None:
-    """Model and kernel take 40 % longer: nothing changed. The kernel alone within a tenth corrects nothing."""
+    """Where model and kernel take 16 % longer, half of it is the machine's for sure, and the rest is left open."""
     base = _blocks(1.0, 1)
-    assert not _ask("p50>+10%", _side(_blocks(1.4, 2, kernel_ms=1.4)), _side(base)).met
-    assert _ask("p50>+10%", _side(_blocks(1.4 * 1.15, 2, kernel_ms=1.4)), _side(base)).met
-    assert kernel_scale(_blocks(1.0, 2, kernel_ms=1.09), base) == 1.0
+    same = _ask("p50>+10%", _side(_blocks(1.16, 2, kernel_ms=1.16)), _side(base))
+    assert (same.met, same.decided) == (False, False)
+    assert same.change == pytest.approx(1.16**0.5 - 1, abs=0.02)  # two medians of 200 runs, each known to 1 %
+    slower = _ask("p50>+10%", _side(_blocks(1.5, 2, kernel_ms=1.16)), _side(base))
+    assert (slower.met, slower.decided) == (True, True)
+    assert kernel_change(_blocks(1.0, 2, kernel_ms=1.2), base) == pytest.approx(1.2)
+
+
+def test_a_slower_machine_gives_less() -> None:
+    """The correction of a throughput goes the other way."""
+    outcome = _ask("throughput_samples_per_s<-50%", _side(_blocks(1.2, 2, kernel_ms=1.44)), _side(_blocks(1.0, 1)))
+    assert outcome.change == pytest.approx(0.0, abs=0.02)  # as above
 
 
 def _crowded(blocks: list[Block], seed: int, part: float = 1.0) -> list[Block]:
@@ -177,6 +186,37 @@ def test_gates_of_every_kind_have_their_outcome(path: Path, baseline: Path, monk
     assert report.baseline == str(baseline)
     assert report.gates[0].change_interval is not None
     assert str(report.gates[1]).startswith("2x5.p50>0 is met at 2x5: p50 is ")
+
+
+def test_the_model_of_the_baseline_is_timed_again_where_it_is_still_there(path: Path, baseline: Path) -> None:
+    """In turns, so that the machine of another day is not in the comparison."""
+    options = replace(TINY, baseline=baseline, fail_if=("p50>+1000%",))
+    comparison = benchmark_model(path, options).comparison
+    assert comparison is not None
+    assert (comparison.kind, comparison.other) == ("baseline", str(path))
+    assert "the baseline's own model is still there" in comparison.notes[0]
+
+
+@pytest.mark.parametrize("what", ["model", "versions", "gate on memory", "absolute gate"])
+def test_the_figures_of_the_baseline_count_where_its_model_is_another(path: Path, baseline: Path, what: str) -> None:
+    """A new file under its name, other packages, or a gate for which two models at once would be wrong."""
+    gate = {"gate on memory": "peak_rss_bytes>+900%", "absolute gate": "p50>100000"}.get(what, "p50>+100000%")
+    if what == "model":
+        TinyModel(table(15, 4, seed=1), "logits").write(path)
+    if what == "versions":
+        _edit(baseline, environment__versions__numpy="1.0")
+    report = benchmark_model(path, replace(TINY, baseline=baseline, fail_if=(gate,)))
+    assert report.comparison is None
+    assert [outcome.met for outcome in report.gates] == [False]
+
+
+def test_a_baseline_cannot_name_a_file_that_it_does_not_know(path: Path, baseline: Path, tmp_path: Path) -> None:
+    """It is untrusted: whatever it names is loaded only where its content is what was measured."""
+    TinyModel(table(15, 4, seed=1), "logits").write(tmp_path / "other.onnx")
+    for name in ("other.onnx", "missing.onnx", ".", "/dev/null", 3):
+        _edit(baseline, model=name if name == 3 else str(tmp_path / str(name)))
+        report = benchmark_model(path, replace(TINY, baseline=baseline, fail_if=("p50>+100000%",)))
+        assert report.comparison is None
 
 
 def test_an_undecided_gate_is_measured_longer(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxtool.errors import GateError
+from onnxtool.errors import GateError, ModelFileError
+from onnxtool.infer.benchmark.description import sha256_of
 from onnxtool.infer.benchmark.samples import Block
+from onnxtool.model_file import ModelFile
 from onnxtool.reports import BenchmarkEnvironment, Json, ModelIdentity, to_json
 
 _REMAKE = "make it anew: onnxtool infer --benchmark … --format json --output baseline.json"
@@ -127,6 +129,20 @@ class Baseline:
             )
         return self.shapes[name]
 
+    def model_again(self, now: Conditions) -> Path | None:
+        """Return the file that was measured, where it is still there and would be run as it was.
+
+        Then it can be timed again, in turns with the model, and no drift of the machine is in the comparison. Not so
+        where other versions are installed: what they change has to show.
+        """
+        identity = self.figures.get("identity")
+        sha256 = identity.get("sha256") if isinstance(identity, dict) else None
+        name = self.figures.get("model")
+        if not isinstance(name, str) or not isinstance(sha256, str) or dict(self.versions) != now.environment.versions:
+            return None
+        path = Path(name)
+        return path if path.suffix == ".onnx" and path.is_file() and _hash_of(path) == sha256 else None
+
     def notes(self, now: Conditions) -> Iterator[str]:
         """Say what changed since that a gate may be about."""
         for name, version in now.environment.versions.items():
@@ -136,6 +152,14 @@ class Baseline:
         source = identity.get("source") if isinstance(identity, dict) else None
         if source and source != now.identity.source:
             yield f"the model was exported from {now.identity.source!r}, that of the baseline from {source!r}"
+
+
+def _hash_of(path: Path) -> str:
+    """Hash the model at `path`; an empty string where there is none that can be read."""
+    try:
+        return sha256_of(ModelFile.open(path))
+    except (ModelFileError, OSError):
+        return ""
 
 
 def _shape(value: Json) -> tuple[str, BaseShape]:

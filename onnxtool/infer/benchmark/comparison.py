@@ -37,7 +37,7 @@ class Other:
     """What the model is timed against.
 
     Attributes:
-        kind: `onnx`, `pytorch` or `provider`.
+        kind: `onnx`, `pytorch`, `provider` or `baseline`.
         folder: of the checkpoint, whose files say how states are pooled; None for ONNX files and ids on the hub.
     """
 
@@ -77,6 +77,13 @@ def open_other(options: BenchmarkOptions, session: Session) -> Other:
         notes.append(f"what turns its outputs into {' and '.join(sorted(heads))} is not in PyTorch's time")
     folder = CheckpointFolder(path) if path.is_dir() else None
     return Other(name, "pytorch", eager.device, eager, tuple(notes), folder)
+
+
+def open_again(path: Path, options: BenchmarkOptions, session: Session) -> Other:
+    """Load the model of a baseline, to time it in turns with the model."""
+    contender = SessionContender(_open(path, options, session.provider), options.io_binding)
+    note = "the baseline's own model is still there: it is timed again, in turns, and gates refer to what it takes now"
+    return Other(str(path), "baseline", session.provider, contender, (note,))
 
 
 def _open(path: Path, options: BenchmarkOptions, provider: str) -> Session:

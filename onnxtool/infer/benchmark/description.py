@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 
 from onnxtool.infer.benchmark.options import BenchmarkOptions
@@ -42,6 +43,7 @@ def identify_model(model: ModelFile, reader: TextReader | None) -> ModelIdentity
     """Say what tells this model, and what it runs on, from others."""
     return ModelIdentity(
         size_bytes=model.size_bytes,
+        sha256=sha256_of(model),
         inputs={info.name: _type_of(info) for info in model.structure.inputs},
         outputs={info.name: _type_of(info) for info in model.structure.outputs},
         sizes={name: model.metadata[name] for name in _SIZES if name in model.metadata},
@@ -49,6 +51,15 @@ def identify_model(model: ModelFile, reader: TextReader | None) -> ModelIdentity
         source=model.metadata.get(_SOURCE_KEY, ""),
         inputs_sha256=reader.sha256 if reader else "",
     )
+
+
+def sha256_of(model: ModelFile) -> str:
+    """Hash the graph file and its external data, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in (model.path, *(model.path.parent / location for location in model.external_locations)):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _type_of(info: TensorInfo) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from onnxtool.errors import GateError
 from onnxtool.gates import Gate
@@ -66,6 +67,16 @@ class Judge:
             self.baseline.check(conditions)
             for shape in shapes:
                 self.baseline.shape(shape)
+
+    def model_again(self, conditions: Conditions) -> Path | None:
+        """Return the model of the baseline where gates are better judged by timing it again; see Baseline.model_again.
+
+        Not for gates on memory, in which both models would be at once.
+        """
+        relative = [gate for gate in self.gates if gate.sign]
+        if self.baseline is None or not relative or any("peak" in gate.figure for gate in self.gates):
+            return None
+        return self.baseline.model_again(conditions)
 
     def outcomes(self, result: BenchmarkResult, sides: tuple[Side, Side | None]) -> list[GateOutcome]:
         """Answer every gate on a shape; the second side is the other model's, where one is timed in turns."""

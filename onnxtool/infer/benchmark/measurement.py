@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxtool.infer.benchmark.baseline import Conditions
-from onnxtool.infer.benchmark.comparison import few_pairs, open_other
+from onnxtool.infer.benchmark.comparison import Other, few_pairs, open_again, open_other
 from onnxtool.infer.benchmark.contenders import SessionContender
 from onnxtool.infer.benchmark.description import describe_environment, identify_model
 from onnxtool.infer.benchmark.grid import Grid
@@ -60,9 +60,9 @@ def benchmark(
         identify_model(session.model, reader),
     )
     judge.check(conditions, shape_names(options))
-    if options.compare is not None:
-        on_progress(f"loading {options.compare}")
-    other = None if options.compare is None else open_other(options, session)
+    other = _other(options, session, judge.model_again(conditions), on_progress)
+    if other is not None and other.kind == "baseline":
+        judge = replace(judge, in_turns=True)
     grid = Grid(SessionContender(session, options.io_binding), other, options, judge, reader, on_progress)
     for workload in _workloads(session.model, reader, options):
         grid.time(workload)
@@ -90,6 +90,19 @@ def _load(
         on_progress=on_progress,
     )
     return model.session, TextReader.draw(model, options)
+
+
+def _other(
+    options: BenchmarkOptions, session: Session, again: Path | None, on_progress: Callable[[str], None]
+) -> Other | None:
+    """Load what is timed in turns with the model: what was asked for, else the model of the baseline `again`."""
+    if options.compare is not None:
+        on_progress(f"loading {options.compare}")
+        return open_other(options, session)
+    if again is not None:
+        on_progress(f"loading {again}")
+        return open_again(again, options, session)
+    return None
 
 
 def _workloads(model: ModelFile, reader: TextReader | None, options: BenchmarkOptions) -> Iterator[Workload]:
