@@ -27,7 +27,8 @@ import onnxruntime as ort
 from make_models import ROOT, trained_model
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.infer import BenchmarkOptions, benchmark_model
+from onnxtool.infer import BenchmarkOptions
+from onnxtool.infer.benchmark import benchmark
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 
@@ -42,8 +43,8 @@ def main() -> int:
     parser.add_argument("--model_path", type=Path, help="An ONNX file; without it, MiniLM, exported and optimized.")
     parser.add_argument("--shape", default="1x16", help="Batch and sequence.")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=10, help="Of the comparison with a loop.")
-    parser.add_argument("--runs", type=int, default=200, help="Of a round.")
+    parser.add_argument("--rounds", type=int, default=30, help="Of the comparison with a loop.")
+    parser.add_argument("--runs", type=int, default=50, help="Of a round.")
     parser.add_argument("--gates", type=int, default=20, help="Benchmarks of each model against the baseline.")
     parser.add_argument("--duration", type=float, default=5.0, help="Seconds of each.")
     parser.add_argument("--fail_if", default="p50>+10%")
@@ -115,7 +116,7 @@ def time_with_onnxtool(path: Path, runs: int, shape: str, threads: int) -> tuple
     """Return the same two figures from the library."""
     batch_size, length = shape_of(shape)
     options = BenchmarkOptions((batch_size,), (length,), runs=runs, warmup=WARMUP, provider="cpu", threads=threads)
-    (result,) = benchmark_model(path, options).results
+    (result,) = benchmark(path, options).results
     return result.latency_ms.p50, float(np.median(result.core_ms))
 
 
@@ -141,7 +142,7 @@ def compare_with_loop(path: Path, options: argparse.Namespace) -> bool:
     print(
         f"median of ratios {wall:.3f} ({low[0]:.3f} to {high[0]:.3f}), own {own:.3f} ({low[1]:.3f} to {high[1]:.3f})\n"
     )
-    return abs((own if options.threads == 1 else wall) - 1.0) <= 0.03
+    return bool(abs((own if options.threads == 1 else wall) - 1.0) <= 0.03)
 
 
 def judge(path: Path, folder: Path, options: argparse.Namespace) -> bool:

@@ -139,8 +139,8 @@ def test_a_gate_that_is_met_exits_1_with_shape_and_figures(folder: Path) -> None
         (("--batch_size", "100000000"), "has a number above 65536"),
         (("--threads", "100000"), "0<=x<=1024"),
         (("--top_k", "3"), "answers nothing; leave out --top_k"),
-        (("--model_name", "models"), "--benchmark times made-up inputs here; leave out --model_name"),
-        (("--text", "cat"), "lengths of their own here; leave out --sequence_length"),
+        (("--model_name", "models"), "--benchmark times made-up inputs; leave out --model_name"),
+        (("--text", "cat"), "lengths of their own; leave out --sequence_length"),
     ],
 )
 def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: str) -> None:

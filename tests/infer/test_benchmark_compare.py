@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError, OnnxtoolError, ProviderError
-from onnxtool.infer import BenchmarkOptions, benchmark_model
+from onnxtool.infer import BenchmarkOptions
+from onnxtool.infer.benchmark import benchmark
+from onnxtool.infer.benchmark.rounds import Limits, Turns
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import TinyModel, table
@@ -46,7 +47,7 @@ def test_both_run_the_same_inputs_in_turns(path: Path, other: Path, monkeypatch:
         return run(session, feeds)
 
     monkeypatch.setattr(Session, "run_unchecked", watched)
-    report = benchmark_model(path, replace(SMALL, runs=15, warmup=0, compare=str(other)))
+    report = benchmark(path, replace(SMALL, runs=15, warmup=0, compare=str(other)))
     timed = [name for name, _ in seen[3:]]  # the first run and the outputs are apart
     a, b = ["model"] * 6, ["other"] * 6  # five runs, and one before them that does not count
     assert timed == [*a, *b, *b, *a, *a, *b]
@@ -57,76 +58,75 @@ def test_both_run_the_same_inputs_in_turns(path: Path, other: Path, monkeypatch:
     assert "3 pairs are few" in report.comparison.notes[-1]
 
 
-def test_the_ratio_is_above_one_where_the_model_is_faster(
-    path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other sleeps 20 ms a run, and the model 5 ms."""
-    run = Session.run_unchecked
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every run of the model take 30 ms, and every run of the other 40 ms, whatever the clock says."""
 
-    def delayed(session: Session, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        time.sleep(0.02 if session.model.path.stem == "other" else 0.005)
-        return run(session, feeds)
+    def runs(_turns: Turns, which: int, _left: Limits, _limits: Limits) -> tuple[list[int], list[int], list[int]]:
+        latency_ns = (30_000_000, 40_000_000)[which]
+        return [latency_ns] * 5, [latency_ns] * 5, [0] * 5
 
-    monkeypatch.setattr(Session, "run_unchecked", delayed)
-    comparison = benchmark_model(path, replace(SMALL, compare=str(other))).comparison
+    monkeypatch.setattr(Turns, "_runs", runs)
+
+
+@pytest.mark.usefixtures("made_up")
+def test_the_ratio_is_above_one_where_the_model_is_faster(path: Path, other: Path) -> None:
+    """It is the other's latency over the model's."""
+    comparison = benchmark(path, replace(SMALL, compare=str(other))).comparison
     assert comparison is not None
     (shape,) = comparison.results
-    low, high = shape.ratio_interval
-    assert 1.0 < low <= shape.ratio <= high
-    assert shape.latency_ms.min >= 20
+    assert shape.pairs == 6
+    assert shape.ratio == pytest.approx(4 / 3)
+    assert shape.ratio_interval == pytest.approx((4 / 3, 4 / 3))
+    assert shape.latency_ms.p50 == 40.0
 
 
 def test_the_outputs_of_both_are_compared(path: Path, other: Path) -> None:
     """The error of the one row that differs, where the inputs have it; the model itself has none."""
     ids = BenchmarkOptions((8,), (16,), runs=6, provider="cpu")
-    comparison = benchmark_model(path, replace(ids, compare=str(other))).comparison
+    comparison = benchmark(path, replace(ids, compare=str(other))).comparison
     assert comparison is not None
     assert (comparison.kind, comparison.outputs) == ("onnx", ("logits",))
     assert comparison.results[0].max_abs_error == pytest.approx(0.25, abs=1e-6)  # float32 near 1
-    same = benchmark_model(path, replace(ids, compare=str(path))).comparison
+    same = benchmark(path, replace(ids, compare=str(path))).comparison
     assert same is not None
-    assert (same.results[0].max_abs_error, same.results[0].cosine_min) == (0.0, pytest.approx(1.0))
+    assert same.results[0].max_abs_error == 0.0
+    assert same.results[0].cosine_min == pytest.approx(1.0)
 
 
 def test_outputs_that_do_not_match_are_said(path: Path, tmp_path: Path) -> None:
     """A pooled vector is no answer to compare with one for each token."""
     pooled = TinyModel(table(15, 4), "sentence_embedding", pooled=True).write(tmp_path / "pooled.onnx")
-    comparison = benchmark_model(path, replace(SMALL, compare=str(pooled))).comparison
+    comparison = benchmark(path, replace(SMALL, compare=str(pooled))).comparison
     assert comparison is not None
     assert comparison.outputs == ()
     assert comparison.results[0].max_abs_error is None
     assert any("whether they answer alike is not known" in note for note in comparison.notes)
 
 
-def test_a_gate_may_refer_to_the_other_model(path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("made_up")
+def test_a_gate_may_refer_to_the_other_model(path: Path, other: Path) -> None:
     """Measured now and in turns, so no drift of the machine is in it."""
-    run = Session.run_unchecked
-
-    def delayed(session: Session, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        time.sleep(0.03 if session.model.path.stem == "model" else 0.005)
-        return run(session, feeds)
-
-    monkeypatch.setattr(Session, "run_unchecked", delayed)
-    gates = ("p50>+10%", "p50<+10%", "load_ms>+1000000%")
-    report = benchmark_model(path, replace(SMALL, compare=str(other), fail_if=gates))
-    assert [gate.met for gate in report.gates] == [True, False, False]
-    assert report.gates[0].change is not None
-    assert report.gates[0].change > 1.0
+    gates = ("p50<-20%", "p50<-30%", "throughput_samples_per_s>+30%", "load_ms>+1000000%")
+    report = benchmark(path, replace(SMALL, compare=str(other), fail_if=gates))
+    assert [gate.met for gate in report.gates] == [True, False, True, False]
+    assert report.gates[0].change == pytest.approx(-0.25)
+    assert report.gates[2].change == pytest.approx(1 / 3)
 
 
 def test_a_model_with_other_inputs_is_refused(path: Path, other: Path) -> None:
     """What it takes beyond the model's inputs is named; fewer inputs are no obstacle."""
     with pytest.raises(InputError, match="takes attention_mask, token_type_ids, which"):
-        benchmark_model(other, replace(SMALL, compare=str(path)))
+        benchmark(other, replace(SMALL, compare=str(path)))
 
 
 def test_a_provider_that_runs_already_or_cannot_run_is_refused(path: Path) -> None:
     """No figure of a provider against itself."""
     with pytest.raises(InputError, match="the model runs on cpu already"):
-        benchmark_model(path, replace(SMALL, compare="cpu"))
+        benchmark(path, replace(SMALL, compare="cpu"))
     if cuda_problem():
         with pytest.raises(ProviderError, match="cuda cannot run here"):
-            benchmark_model(path, replace(SMALL, compare="cuda"))
+            benchmark(path, replace(SMALL, compare="cuda"))
 
 
 def _checkpoint(folder: Path, architecture: str = "BertForMaskedLM") -> Path:
@@ -158,7 +158,7 @@ def test_pytorch_runs_the_checkpoint_on_the_same_inputs(path: Path, tmp_path: Pa
         wanted = model(**{name: torch.from_numpy(array) for name, array in feeds.items()}).logits.numpy()
     np.testing.assert_array_equal(eager.outputs(feeds)["logits"], wanted)
     vocabulary_wide = TinyModel(table(15, 15), "logits").write(tmp_path / "wide.onnx")
-    comparison = benchmark_model(vocabulary_wide, replace(SMALL, runs=6, compare=str(folder))).comparison
+    comparison = benchmark(vocabulary_wide, replace(SMALL, runs=6, compare=str(folder))).comparison
     assert comparison is not None
     assert (comparison.kind, comparison.provider, comparison.outputs) == ("pytorch", "cpu", ("logits",))
     assert comparison.notes[0] == "PyTorch runs BertForMaskedLM eagerly, in float32"
@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_with_is_said(
     """With what --compare takes."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OnnxtoolError, match=message):
-        benchmark_model(path, replace(SMALL, compare=name))
+        benchmark(path, replace(SMALL, compare=name))
 
 
 def test_an_architecture_that_transformers_does_not_have_is_refused(path: Path, tmp_path: Path) -> None:
@@ -184,14 +184,15 @@ def test_an_architecture_that_transformers_does_not_have_is_refused(path: Path, 
     for architecture in ("MyOwnModel", "pipeline", "BertConfig"):
         folder = _checkpoint(tmp_path / architecture, architecture)
         with pytest.raises(InputError, match=f"names the architecture '{architecture}'"):
-            benchmark_model(path, replace(SMALL, compare=str(folder)))
+            benchmark(path, replace(SMALL, compare=str(folder)))
 
 
 def test_torch_is_loaded_for_a_checkpoint_alone(path: Path, other: Path) -> None:
     """Two ONNX files are compared without it."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom onnxtool.infer import BenchmarkOptions, benchmark_model\n"
-        f"benchmark_model(Path({str(path)!r}), BenchmarkOptions((1,), (4,), runs=2, compare={str(other)!r}))\n"
+        "import sys\nfrom pathlib import Path\nfrom onnxtool.infer import BenchmarkOptions\n"
+        "from onnxtool.infer.benchmark import benchmark\n"
+        f"benchmark(Path({str(path)!r}), BenchmarkOptions((1,), (4,), runs=2, compare={str(other)!r}))\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,8 +13,11 @@ import pytest
 import onnxtool.infer.benchmark.grid as grid_module
 from onnxtool.errors import GateError
 from onnxtool.gates import parse_gate
-from onnxtool.infer import BenchmarkOptions, benchmark_model
+from onnxtool.infer import BenchmarkOptions
+from onnxtool.infer.benchmark import benchmark
 from onnxtool.infer.benchmark.gating import Question, Side, ask, kernel_change, split_gate
+from onnxtool.infer.benchmark.judgement import Judge
+from onnxtool.infer.benchmark.rounds import Limits
 from onnxtool.infer.benchmark.samples import Block
 from onnxtool.reports import GateOutcome, to_json
 from tests.infer.tiny_models import TinyModel, table
@@ -153,7 +156,7 @@ def path(tmp_path: Path) -> Path:
 def baseline(path: Path, tmp_path: Path) -> Path:
     """A baseline of the tiny model."""
     file = tmp_path / "baseline.json"
-    file.write_text(json.dumps(to_json(benchmark_model(path, TINY))), encoding="utf-8")
+    file.write_text(json.dumps(to_json(benchmark(path, TINY))), encoding="utf-8")
     return file
 
 
@@ -174,8 +177,8 @@ def test_gates_of_every_kind_have_their_outcome(path: Path, baseline: Path, monk
     monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.0)
     gates = ("p50>+1000%", "2x5.p50>0", "throughput_tokens_per_s<1", "load_ms>+100000%", "runs<60", "max>1e6")
     with pytest.raises(GateError, match="threshold"):
-        benchmark_model(path, replace(TINY, baseline=baseline, fail_if=gates))
-    report = benchmark_model(path, replace(TINY, baseline=baseline, fail_if=gates[:-1]))
+        benchmark(path, replace(TINY, baseline=baseline, fail_if=gates))
+    report = benchmark(path, replace(TINY, baseline=baseline, fail_if=gates[:-1]))
     assert [(gate.expression, gate.shape, gate.met) for gate in report.gates] == [
         ("p50>+1000%", "2x5", False),
         ("2x5.p50>0", "2x5", True),
@@ -191,7 +194,7 @@ def test_gates_of_every_kind_have_their_outcome(path: Path, baseline: Path, monk
 def test_the_model_of_the_baseline_is_timed_again_where_it_is_still_there(path: Path, baseline: Path) -> None:
     """In turns, so that the machine of another day is not in the comparison."""
     options = replace(TINY, baseline=baseline, fail_if=("p50>+1000%",))
-    comparison = benchmark_model(path, options).comparison
+    comparison = benchmark(path, options).comparison
     assert comparison is not None
     assert (comparison.kind, comparison.other) == ("baseline", str(path))
     assert "the baseline's own model is still there" in comparison.notes[0]
@@ -205,7 +208,7 @@ def test_the_figures_of_the_baseline_count_where_its_model_is_another(path: Path
         TinyModel(table(15, 4, seed=1), "logits").write(path)
     if what == "versions":
         _edit(baseline, environment__versions__numpy="1.0")
-    report = benchmark_model(path, replace(TINY, baseline=baseline, fail_if=(gate,)))
+    report = benchmark(path, replace(TINY, baseline=baseline, fail_if=(gate,)))
     assert report.comparison is None
     assert [outcome.met for outcome in report.gates] == [False]
 
@@ -215,19 +218,19 @@ def test_a_baseline_cannot_name_a_file_that_it_does_not_know(path: Path, baselin
     TinyModel(table(15, 4, seed=1), "logits").write(tmp_path / "other.onnx")
     for name in ("other.onnx", "missing.onnx", ".", "/dev/null", 3):
         _edit(baseline, model=name if name == 3 else str(tmp_path / str(name)))
-        report = benchmark_model(path, replace(TINY, baseline=baseline, fail_if=("p50>+100000%",)))
+        report = benchmark(path, replace(TINY, baseline=baseline, fail_if=("p50>+100000%",)))
         assert report.comparison is None
 
 
 def test_an_undecided_gate_is_measured_longer(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until there is no patience left; the report has all of the runs."""
     monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(grid_module, "_LONGER", grid_module.Limits(10, 0.05))
+    monkeypatch.setattr(grid_module, "_LONGER", Limits(10, 0.05))
     undecided = GateOutcome("p50>+1%", "2x5", "p50", met=False, value=1, threshold=1, decided=False)
-    monkeypatch.setattr(grid_module.Judge, "outcomes", lambda *_: [undecided])
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: [undecided])
     stages: list[str] = []
     options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
-    report = benchmark_model(path, options, on_progress=stages.append)
+    report = benchmark(path, options, on_progress=stages.append)
     assert report.results[0].runs > 5
     assert "timing 2 x 5 longer, as p50>+1% is not decided" in stages
 
@@ -256,7 +259,7 @@ def test_a_baseline_that_does_not_compare_is_refused(
     """Before anything is timed, with what differs."""
     _edit(baseline, **changes)
     with pytest.raises(GateError, match=message):
-        benchmark_model(path, replace(TINY, baseline=baseline, fail_if=("p50>+10%",)))
+        benchmark(path, replace(TINY, baseline=baseline, fail_if=("p50>+10%",)))
 
 
 def test_other_sizes_of_a_model_are_another_model(tmp_path: Path) -> None:
@@ -265,17 +268,17 @@ def test_other_sizes_of_a_model_are_another_model(tmp_path: Path) -> None:
     large = TinyModel(table(15, 4), "logits", metadata={"num_layers": "12"}).write(tmp_path / "large.onnx")
     plain = TinyModel(table(15, 4), "logits").write(tmp_path / "plain.onnx")
     file = tmp_path / "base.json"
-    file.write_text(json.dumps(to_json(benchmark_model(small, TINY))), encoding="utf-8")
+    file.write_text(json.dumps(to_json(benchmark(small, TINY))), encoding="utf-8")
     options = replace(TINY, baseline=file)
     with pytest.raises(GateError, match="another model, by its num_layers: '6', and this is '12'"):
-        benchmark_model(large, options)
-    assert benchmark_model(plain, options).baseline == str(file)
+        benchmark(large, options)
+    assert benchmark(plain, options).baseline == str(file)
 
 
 def test_other_versions_are_named(path: Path, baseline: Path) -> None:
     """A gate is there to judge them."""
     _edit(baseline, environment__versions={"numpy": "1.0"})
-    notes = benchmark_model(path, replace(TINY, baseline=baseline)).notes
+    notes = benchmark(path, replace(TINY, baseline=baseline)).notes
     assert any(note.startswith("numpy is ") and note.endswith("was 1.0 in the baseline") for note in notes)
 
 
@@ -294,15 +297,15 @@ def test_a_gate_that_cannot_be_used_is_refused_before_timing(
     """Not after a minute of it."""
     monkeypatch.setattr("onnxtool.infer.benchmark.measurement.open_session", None)
     with pytest.raises(GateError, match=message):
-        benchmark_model(path, replace(TINY, fail_if=gates))
+        benchmark(path, replace(TINY, fail_if=gates))
 
 
 def test_a_baseline_that_is_no_report_is_refused(path: Path, tmp_path: Path) -> None:
     """Missing, not JSON, or of something else."""
     file = tmp_path / "b.json"
     with pytest.raises(GateError, match="cannot read the baseline"):
-        benchmark_model(path, replace(TINY, baseline=file))
+        benchmark(path, replace(TINY, baseline=file))
     for content, message in (("{", "is not JSON"), ("[]", "is no report"), ("[" * 100_000, "is not JSON")):
         file.write_text(content, encoding="utf-8")
         with pytest.raises(GateError, match=message):
-            benchmark_model(path, replace(TINY, baseline=file))
+            benchmark(path, replace(TINY, baseline=file))

@@ -46,7 +46,7 @@ def test_the_interval_of_a_median_has_the_coverage_of_the_binomial(count: int) -
     below = int(low)
 
     def coverage(k: int) -> float:
-        return 1 - 2 * sum(math.comb(count, i) for i in range(k + 1)) / 2**count
+        return float(1 - 2 * sum(math.comb(count, i) for i in range(k + 1)) / 2**count)
 
     assert high == count - 1 - below
     assert coverage(below) >= 0.95 > coverage(below + 1)

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
-from onnxtool.infer import BenchmarkOptions, TextInput, benchmark_model
+from onnxtool.infer import BenchmarkOptions, TextInput
+from onnxtool.infer.benchmark import benchmark
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import VOCABULARY, TinyModel, ids_of, model_for, table, write_model
 
@@ -33,11 +34,11 @@ def test_lengths_and_padding_are_those_of_the_texts(path: Path, monkeypatch: pyt
     run = Session.run_unchecked
 
     def watched(session: Session, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        shapes.append(feeds["attention_mask"].shape)  # type: ignore[arg-type]
+        shapes.append(feeds["attention_mask"].shape)
         return run(session, feeds)
 
     monkeypatch.setattr(Session, "run_unchecked", watched)
-    (result,) = benchmark_model(path, OPTIONS).results
+    (result,) = benchmark(path, OPTIONS).results
     lengths = [min(8, len(ids_of(text))) for text in TEXTS]
     tokens = result.tokens
     assert tokens is not None
@@ -62,7 +63,7 @@ def test_all_batches_are_run_as_often_as_each_other(path: Path, monkeypatch: pyt
         return run(session, feeds)
 
     monkeypatch.setattr(Session, "run_unchecked", watched)
-    benchmark_model(path, replace(OPTIONS, runs=15))
+    benchmark(path, replace(OPTIONS, runs=15))
     timed = counted[1:-31]  # the first run, and the stages, are apart
     sums = [int(sum(counted[1:4]))]
     blocks = [timed[0:5], timed[6:11], timed[12:17]]  # each sixth run settles
@@ -73,7 +74,7 @@ def test_all_batches_are_run_as_often_as_each_other(path: Path, monkeypatch: pyt
 
 def test_tokenizing_and_pooling_are_timed_apart(path: Path) -> None:
     """Both have a latency of their own; a model that is not for vectors pools nothing."""
-    (result,) = benchmark_model(path, OPTIONS).results
+    (result,) = benchmark(path, OPTIONS).results
     assert result.stages_ms is not None
     assert result.stages_ms.tokenize.p50 > 0
     assert result.stages_ms.pool is not None
@@ -83,14 +84,14 @@ def test_tokenizing_and_pooling_are_timed_apart(path: Path) -> None:
 def test_a_model_that_is_not_for_vectors_pools_nothing(tmp_path: Path) -> None:
     """A classifier of tokens, for one."""
     path = write_model(tmp_path, model_for("token-classification", table(V, 3), "logits"))
-    (result,) = benchmark_model(path, OPTIONS).results
+    (result,) = benchmark(path, OPTIONS).results
     assert result.stages_ms is not None
     assert result.stages_ms.pool is None
 
 
 def test_a_batch_is_filled_up_from_the_first_texts(path: Path) -> None:
     """Six texts in batches of four are two batches, and each text counts once among the lengths."""
-    report = benchmark_model(path, replace(OPTIONS, batch_sizes=(4,), runs=1))
+    report = benchmark(path, replace(OPTIONS, batch_sizes=(4,), runs=1))
     (result,) = report.results
     assert result.tokens is not None
     assert result.tokens.num_texts == 6
@@ -103,11 +104,11 @@ def test_a_text_without_tokens_is_refused(path: Path) -> None:
     """An error of ours, before anything is timed."""
     broken = TinyModel(table(V, 4), "last_hidden_state", fixed=(3, None)).write(path.parent / "fixed.onnx")
     with pytest.raises(InputError, match="is fixed to batches of 3; 2 was asked for"):
-        benchmark_model(broken, replace(OPTIONS, model_name=str(path.with_suffix(""))))
+        benchmark(broken, replace(OPTIONS, model_name=str(path.with_suffix(""))))
 
 
 def test_a_baseline_of_other_texts_does_not_compare(path: Path) -> None:
     """Its hash tells; the order of the file does not matter less than its content."""
-    ours = benchmark_model(path, OPTIONS).identity.inputs_sha256
-    assert ours == benchmark_model(path, OPTIONS).identity.inputs_sha256
-    assert ours != benchmark_model(path, replace(OPTIONS, texts=OPTIONS.texts[:5])).identity.inputs_sha256
+    ours = benchmark(path, OPTIONS).identity.inputs_sha256
+    assert ours == benchmark(path, OPTIONS).identity.inputs_sha256
+    assert ours != benchmark(path, replace(OPTIONS, texts=OPTIONS.texts[:5])).identity.inputs_sha256

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import onnxtool.infer.benchmark.trust as trust
-from onnxtool.infer import BenchmarkOptions, benchmark_model
+from onnxtool.infer import BenchmarkOptions
+from onnxtool.infer.benchmark import benchmark
 from onnxtool.infer.benchmark.samples import Block
 from onnxtool.infer.benchmark.trust import Figures, MachineWatch, shape_warnings
 from tests.infer.tiny_models import TinyModel, table
@@ -92,7 +93,7 @@ def test_what_happens_to_the_machine_is_said(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_report_is_trusted_where_all_of_it_is(tmp_path: Path) -> None:
     """Three runs are too few for percentiles, and the report and the shape say so."""
     path = TinyModel(table(15, 4), "logits").write(tmp_path / "model.onnx")
-    report = benchmark_model(path, BenchmarkOptions((1,), (4,), runs=3, provider="cpu"))
+    report = benchmark(path, BenchmarkOptions((1,), (4,), runs=3, provider="cpu"))
     (result,) = report.results
     assert (report.trusted, result.trusted) == (False, False)
     assert "3 runs are few: a p95 needs 20 and a p99 needs 100" in result.warnings
@@ -101,7 +102,7 @@ def test_a_report_is_trusted_where_all_of_it_is(tmp_path: Path) -> None:
 def test_raw_values_and_their_circumstances_are_in_the_report(tmp_path: Path) -> None:
     """Every run with its place in a block, as a baseline needs them."""
     path = TinyModel(table(15, 4), "logits").write(tmp_path / "model.onnx")
-    report = benchmark_model(path, BenchmarkOptions((1,), (4,), runs=33, provider="cpu", threads=1))
+    report = benchmark(path, BenchmarkOptions((1,), (4,), runs=33, provider="cpu", threads=1))
     (result,) = report.results
     assert result.runs == len(result.latencies_ms) == len(result.core_ms) == len(result.preemptions) == 33
     assert sum(result.block_sizes) == 33

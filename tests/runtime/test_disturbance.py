@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import onnxtool.runtime.device_memory as device_memory_module
 import onnxtool.runtime.disturbance as disturbance
+from onnxtool.runtime.device_memory import device_memory
 from onnxtool.runtime.disturbance import (
     count_preemptions,
     load_average,
@@ -118,5 +118,5 @@ def test_without_nvml_there_is_no_device_memory(monkeypatch: pytest.MonkeyPatch)
     def missing(_name: str) -> None:
         raise OSError("no such library")
 
-    monkeypatch.setattr(device_memory_module.ctypes, "CDLL", missing)
-    assert device_memory_module.device_memory() is None
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert device_memory() is None

@@ -67,7 +67,7 @@ def own_latencies(blocks: Sequence[Block]) -> list[Floats]:
     ]
 
 
-def robust_spread(values: Sequence[float]) -> float:
+def robust_spread(values: Sequence[float] | Floats) -> float:
     """Return 1.4826 * median absolute deviation / median: the coefficient of variation without its outliers."""
     samples = np.asarray(values, dtype=np.float64)
     middle = float(np.median(samples))
