@@ -1,7 +1,7 @@
 """Measure the benchmark itself: against a hand-written loop, and as a gate, on a model that is slowed down on purpose.
 
 Run `python scripts/bench_benchmark.py`, or with `--model_path MODEL.onnx` on a model of your own. Two tables are
-printed. The first has the median of `onnxtool infer --benchmark` over that of a plain loop around
+printed. The first has the median of the loop of `onnxtool infer --benchmark` over that of a plain one around
 `InferenceSession.run` on the same inputs, in turns; `own` leaves out what others took, which can be told on one
 thread. The second says how often `--baseline` with `--fail_if` passed the unchanged model, and how often it caught one
 that takes 15 % longer, each run in a process of its own, against a baseline made before them. The model of the baseline
@@ -27,10 +27,13 @@ import onnxruntime as ort
 from make_models import ROOT, trained_model
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.infer import BenchmarkOptions
-from onnxtool.infer.benchmark import benchmark
+import onnxtool
+from onnxtool.infer.benchmark.contenders import SessionContender
+from onnxtool.infer.benchmark.rounds import Limits, Turns
+from onnxtool.infer.benchmark.samples import interval_of_median
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+from onnxtool.runtime.kernel import ReferenceKernel
 
 WIDTH = 256  # of the product that slows a model down
 SLOWDOWN = 1.15
@@ -43,8 +46,9 @@ def main() -> int:
     parser.add_argument("--model_path", type=Path, help="An ONNX file; without it, MiniLM, exported and optimized.")
     parser.add_argument("--shape", default="1x16", help="Batch and sequence.")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=30, help="Of the comparison with a loop.")
-    parser.add_argument("--runs", type=int, default=50, help="Of a round.")
+    parser.add_argument("--rounds", type=int, default=5, help="Of the comparison with a loop.")
+    parser.add_argument("--pairs", type=int, default=20, help="Of a round.")
+    parser.add_argument("--runs", type=int, default=5, help="Of each side of a pair.")
     parser.add_argument("--gates", type=int, default=20, help="Benchmarks of each model against the baseline.")
     parser.add_argument("--duration", type=float, default=5.0, help="Seconds of each.")
     parser.add_argument("--fail_if", default="p50>+10%")
@@ -101,8 +105,7 @@ def open_session(path: Path, threads: int) -> Any:
 
 def time_by_hand(session: Any, feeds: Mapping[str, Any], runs: int) -> tuple[float, float]:
     """Return the median latency, and the median processor time of the thread, in milliseconds."""
-    for _ in range(WARMUP):
-        session.run(None, feeds)
+    session.run(None, feeds)
     walls, cores = [], []
     for _ in range(runs):
         core, start = time.thread_time(), time.perf_counter()
@@ -112,37 +115,40 @@ def time_by_hand(session: Any, feeds: Mapping[str, Any], runs: int) -> tuple[flo
     return float(np.median(walls)) * 1e3, float(np.median(cores)) * 1e3
 
 
-def time_with_onnxtool(path: Path, runs: int, shape: str, threads: int) -> tuple[float, float]:
-    """Return the same two figures from the library."""
-    batch_size, length = shape_of(shape)
-    options = BenchmarkOptions((batch_size,), (length,), runs=runs, warmup=WARMUP, provider="cpu", threads=threads)
-    (result,) = benchmark(path, options).results
-    return result.latency_ms.p50, float(np.median(result.core_ms))
-
-
 def compare_with_loop(path: Path, options: argparse.Namespace) -> bool:
-    """Print the ratios of the first table; return whether the medians are within 3 %."""
-    session, feeds = open_session(path, options.threads), feeds_of(path, options.shape)
-    ratios = []
-    print("round  loop p50 ms  onnxtool p50 ms  ratio  ratio, own")
+    """Print the ratios of the first table; return whether the medians are within 3 %.
+
+    A block of the library's loop and as many runs by hand are a pair, in turns the other way round. Sessions
+    are opened anew for each round, as one may lie better in memory than another.
+    """
+    feeds = feeds_of(path, options.shape)
+    ratios: list[tuple[float, float]] = []
     for place in range(options.rounds):
-        # What comes first changes from round to round.
-        if place % 2:
-            ours = time_with_onnxtool(path, options.runs, options.shape, options.threads)
-            loop = time_by_hand(session, feeds, options.runs)
-        else:
-            loop = time_by_hand(session, feeds, options.runs)
-            ours = time_with_onnxtool(path, options.runs, options.shape, options.threads)
-        ratios.append([ours[0] / loop[0], ours[1] / loop[1]])
+        by_hand = open_session(path, options.threads)
+        contender = SessionContender(onnxtool.open_session(path, provider="cpu", threads=options.threads))
+        turns = Turns([[contender.prepare(feeds)]], ReferenceKernel())
+        turns.warm_up(WARMUP)
+        turns.take(Limits(options.runs, float("inf")))  # the first block of a session has no run to settle
+        pairs = []
+        for pair in range(options.pairs):
+            loop = time_by_hand(by_hand, feeds, options.runs) if pair % 2 else None
+            turns.take(Limits(options.runs, float("inf")))
+            loop = loop or time_by_hand(by_hand, feeds, options.runs)
+            block = turns.blocks[0][-1]
+            pairs.append((np.median(block.latencies_ms) / loop[0], np.median(block.core_ms) / loop[1]))
+        ratios += pairs
+        wall, own = np.median(pairs, axis=0)
         print(
-            f"{place + 1:5}  {loop[0]:11.3f}  {ours[0]:15.3f}  {ratios[-1][0]:5.3f}  {ratios[-1][1]:10.3f}", flush=True
+            f"round {place + 1}: {options.pairs} pairs of {options.runs} runs, ratio {wall:.3f}, own {own:.3f}",
+            flush=True,
         )
-    wall, own = np.median(ratios, axis=0)
-    low, high = np.min(ratios, axis=0), np.max(ratios, axis=0)
-    print(
-        f"median of ratios {wall:.3f} ({low[0]:.3f} to {high[0]:.3f}), own {own:.3f} ({low[1]:.3f} to {high[1]:.3f})\n"
-    )
-    return bool(abs((own if options.threads == 1 else wall) - 1.0) <= 0.03)
+    columns = list(zip(*ratios, strict=True))
+    names = ("p50 over that of the loop", "the same of own time")
+    for name, column in zip(names, columns, strict=True):
+        low, high = interval_of_median(column)
+        print(f"{name}: {np.median(column):.3f} (95 %: {low:.3f} to {high:.3f})")
+    judged = columns[1] if options.threads == 1 else columns[0]
+    return bool(abs(np.median(judged) - 1.0) <= 0.03)
 
 
 def judge(path: Path, folder: Path, options: argparse.Namespace) -> bool:
@@ -180,6 +186,7 @@ def make_slower(path: Path, output: Path, options: argparse.Namespace) -> tuple[
     feeds = feeds_of(path, options.shape)
     fast = open_session(path, 1)
     count = 16
+    slowdown = 1.0
     for _ in range(4):
         write_slower(path, output, count)
         slowdown = ratio_in_turns(fast, open_session(output, 1), feeds)

@@ -83,7 +83,8 @@ class BenchmarkResult:
         drift: the median of the last third of the runs over that of the first third, less 1.
         waited_share: the part of the time in which threads of this process were ready and had no core, on average over
             the session's threads; None where the system does not say.
-        peak_rss_bytes: the largest resident set during these runs; None where the system does not say.
+        peak_rss_bytes: the largest resident set during these runs; None where the system does not say, or two models
+            were in memory.
         tokens: None for made-up inputs.
         stages_ms: None for made-up inputs.
         transfer_ms: None unless the runs were on a GPU.
@@ -266,7 +267,8 @@ class BenchmarkReport:
         threads: intra-op threads of the session.
         load_ms: from the file to a session that can run.
         first_run_ms: the first run of the session, before any warm-up.
-        peak_rss_bytes: the largest resident set of this process so far.
+        peak_rss_bytes: the largest resident set of this process so far; where two models are timed in turns, until the
+            first was loaded.
         warmup: runs of each shape that were not counted.
         peak_rss_load_bytes: the largest resident set until the model was loaded.
         peak_vram_bytes: device memory that was taken from before the model was loaded until the runs were over, which

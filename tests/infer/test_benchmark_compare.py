@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.errors import InputError, OnnxtoolError, ProviderError
+from onnxtool.errors import GateError, InputError, OnnxtoolError, ProviderError
 from onnxtool.infer import BenchmarkOptions
 from onnxtool.infer.benchmark import benchmark
 from onnxtool.infer.benchmark.rounds import Limits, Turns
+from onnxtool.runtime.kernel import ReferenceKernel
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import TinyModel, table
@@ -62,11 +65,29 @@ def test_both_run_the_same_inputs_in_turns(path: Path, other: Path, monkeypatch:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every run of the model take 30 ms, and every run of the other 40 ms, whatever the clock says."""
 
-    def runs(_turns: Turns, which: int, _left: Limits, _limits: Limits) -> tuple[list[int], list[int], list[int]]:
+    def runs(_turns: Turns, which: int, _stop: object) -> tuple[list[int], list[int], list[int]]:
         latency_ns = (30_000_000, 40_000_000)[which]
         return [latency_ns] * 5, [latency_ns] * 5, [0] * 5
 
     monkeypatch.setattr(Turns, "_runs", runs)
+
+
+def test_blocks_of_a_round_have_the_same_inputs() -> None:
+    """Also where time ends a block, and the other is much slower; else ratios would compare lengths of texts."""
+    seen: list[list[int]] = [[], []]
+
+    def call(which: int, batch: int) -> Callable[[], None]:
+        def run() -> None:
+            seen[which].append(batch)
+            time.sleep(0.01 * which)
+
+        return run
+
+    turns = Turns([[call(which, batch) for batch in range(7)] for which in range(2)], ReferenceKernel())
+    turns.take(Limits(float("inf"), 0.3))
+    ours, theirs = turns.blocks
+    assert [len(block.latencies_ms) for block in ours] == [len(block.latencies_ms) for block in theirs]
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.usefixtures("made_up")
@@ -112,6 +133,15 @@ def test_a_gate_may_refer_to_the_other_model(path: Path, other: Path) -> None:
     assert [gate.met for gate in report.gates] == [True, False, True, False]
     assert report.gates[0].change == pytest.approx(-0.25)
     assert report.gates[2].change == pytest.approx(1 / 3)
+
+
+def test_memory_of_two_models_is_not_that_of_one(path: Path, other: Path) -> None:
+    """What loading took is known, and no gate on memory is judged by both."""
+    report = benchmark(path, replace(SMALL, runs=2, compare=str(other)))
+    assert report.peak_rss_bytes == report.peak_rss_load_bytes
+    assert report.results[0].peak_rss_bytes is None
+    with pytest.raises(GateError, match="two models are in memory"):
+        benchmark(path, replace(SMALL, compare=str(other), fail_if=("peak_rss_bytes>1GB",)))
 
 
 def test_a_model_with_other_inputs_is_refused(path: Path, other: Path) -> None:

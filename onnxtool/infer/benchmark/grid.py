@@ -67,11 +67,11 @@ class Grid:
         contenders = [self.contender] if self.other is None else [self.contender, self.other.contender]
         turns = Turns([[one.prepare(feeds) for feeds in workload.batches] for one in contenders], self.kernel)
         turns.warm_up(self.options.warmup)
-        can_reset = reset_peak_rss()
+        knows_peak = self.other is None and reset_peak_rss()
         turns.take(Limits(*self.options.stop_after))
         outcomes = self._judge_longer(workload, turns)
         extras = _Extras(
-            peak_rss_bytes() if can_reset else None,
+            peak_rss_bytes() if knows_peak else None,
             time_stages(self.reader.model, workload) if self.reader else None,
             self.contender.time_transfers(workload.batches[0]),
         )

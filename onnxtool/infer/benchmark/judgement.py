@@ -53,6 +53,11 @@ class Judge:
         gates = parse_gates(options.fail_if, has_base=has_base)
         shapes = shape_names(options)
         for gate in gates:
+            if options.compare is not None and "peak_" in gate.figure:
+                raise GateError(
+                    f"with --compare, two models are in memory: {gate.expression!r} would judge both",
+                    "check memory in a run without --compare",
+                )
             _check_figure(gate, shapes, samples_only=options.baseline is None)
         baseline = None if options.baseline is None else Baseline.read(options.baseline)
         return cls(gates, baseline, baseline is None and options.compare is not None)

@@ -115,14 +115,14 @@ def _workloads(model: ModelFile, reader: TextReader | None, options: BenchmarkOp
 
 def _report(grid: Grid, conditions: Conditions, warnings: tuple[str, ...], peak_load: int) -> BenchmarkReport:
     session, results = grid.contender.session, grid.results
-    baseline = grid.judge.baseline
+    baseline, peaks = grid.judge.baseline, [result.peak_rss_bytes or 0 for result in results]
     return BenchmarkReport(
         model=str(session.model.path),
         provider=session.provider,
         threads=session.threads,
         load_ms=session.load_ms,
         first_run_ms=grid.first_run_ms or 0.0,
-        peak_rss_bytes=max(peak_load, peak_rss_bytes(), *(result.peak_rss_bytes or 0 for result in results)),
+        peak_rss_bytes=peak_load if grid.other else max(peak_load, peak_rss_bytes(), *peaks),
         warmup=grid.options.warmup,
         results=tuple(results),
         environment=replace(conditions.environment, load_average_after=load_average()),

@@ -40,6 +40,28 @@ class Limits:
         return self.duration_s / _BLOCKS
 
 
+@dataclass(frozen=True)
+class _Stop:
+    """What ends a block.
+
+    Attributes:
+        limits: of the shape.
+        left: what is left of them.
+        count: how many runs the block of another contender in this round has, so that both run the same inputs.
+    """
+
+    limits: Limits
+    left: Limits
+    count: int | None
+
+    def is_met(self, runs: int, seconds: float) -> bool:
+        """Whether a block of so many runs, which took so long, ends."""
+        if self.count is not None:
+            return runs >= self.count
+        is_long = runs >= _RUNS_OF_BLOCK and seconds >= self.limits.seconds_of_block
+        return is_long or runs >= min(self.limits.runs_of_block, self.left.runs) or seconds >= self.left.duration_s
+
+
 @dataclass
 class Turns:
     """Blocks of contenders in turns; each is a cycle of calls, one for each batch of inputs.
@@ -74,20 +96,22 @@ class Turns:
         with waiting_clock() as waited_ns:
             while True:
                 order = range(len(self.contenders))
+                count: int | None = None
                 for which in order if self._num_rounds % 2 == 0 else reversed(order):
                     left = Limits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
-                    self._take_block(which, left, limits, waited_ns)
+                    count = self._take_block(which, _Stop(limits, left, count), waited_ns)
                 self._num_rounds += 1
-                num_runs += len(self.blocks[0][-1].latencies_ms)
+                num_runs += count or 0
                 if num_runs >= limits.runs or time.perf_counter() >= end:
                     return
 
-    def _take_block(self, which: int, left: Limits, limits: Limits, waited_ns: Callable[[], int] | None) -> None:
+    def _take_block(self, which: int, stop: _Stop, waited_ns: Callable[[], int] | None) -> int:
+        """Take a block of one contender, and return how many runs it has."""
         kernel_ms = self.kernel.time_ms()
         if self.blocks[which] or len(self.contenders) > 1:
             self._settle(which)
         waited = waited_ns() if waited_ns else 0
-        latencies_ns, core_ns, preemptions = self._runs(which, left, limits)
+        latencies_ns, core_ns, preemptions = self._runs(which, stop)
         self.blocks[which].append(
             Block(
                 tuple(latency / 1e6 for latency in latencies_ns),
@@ -97,8 +121,9 @@ class Turns:
                 kernel_ms,
             )
         )
+        return len(latencies_ns)
 
-    def _runs(self, which: int, left: Limits, limits: Limits) -> tuple[list[int], list[int], list[int]]:
+    def _runs(self, which: int, stop: _Stop) -> tuple[list[int], list[int], list[int]]:
         clock, core_clock = time.perf_counter_ns, time.thread_time_ns
         latencies_ns: list[int] = []
         core_ns: list[int] = []
@@ -115,9 +140,7 @@ class Turns:
             latencies_ns.append(end - start)
             # Freed here, not when the next run assigns them: that would be inside its time.
             del outputs
-            count, seconds = len(latencies_ns), (end - begin) / 1e9
-            is_whole = count >= limits.runs_of_block or (count >= _RUNS_OF_BLOCK and seconds >= limits.seconds_of_block)
-            if is_whole or count >= left.runs or seconds >= left.duration_s:
+            if stop.is_met(len(latencies_ns), (end - begin) / 1e9):
                 return latencies_ns, core_ns, preemptions
 
     def _settle(self, which: int) -> None:
