@@ -275,6 +275,14 @@ def test_other_sizes_of_a_model_are_another_model(tmp_path: Path) -> None:
     assert benchmark(plain, options).baseline == str(file)
 
 
+def test_medians_are_compared_without_a_gate_as_well(path: Path, baseline: Path) -> None:
+    """As both were measured, by the baseline's own raw latencies."""
+    _edit(baseline, results__0__latencies_ms=[5.0] * 60)
+    (note,) = benchmark(path, replace(TINY, baseline=baseline)).notes
+    assert note.startswith("2x5: p50 is 0.")
+    assert "and was 5.00 ms in the baseline (-9" in note
+
+
 def test_other_versions_are_named(path: Path, baseline: Path) -> None:
     """A gate is there to judge them."""
     _edit(baseline, environment__versions={"numpy": "1.0"})

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from onnxtool.errors import GateError, ModelFileError
 from onnxtool.infer.benchmark.description import sha256_of
-from onnxtool.infer.benchmark.samples import Block
+from onnxtool.infer.benchmark.samples import Block, latencies
 from onnxtool.model_file import ModelFile
-from onnxtool.reports import BenchmarkEnvironment, Json, ModelIdentity, to_json
+from onnxtool.reports import BenchmarkEnvironment, BenchmarkResult, Json, ModelIdentity, to_json
 
 _REMAKE = "make it anew: onnxtool infer --benchmark … --format json --output baseline.json"
 _HERE = "measure a baseline of the same kind here, or write the gate without a sign"
@@ -143,8 +144,12 @@ class Baseline:
         path = Path(name)
         return path if path.suffix == ".onnx" and path.is_file() and _hash_of(path) == sha256 else None
 
-    def notes(self, now: Conditions) -> Iterator[str]:
-        """Say what changed since that a gate may be about."""
+    def notes(self, now: Conditions, results: Sequence[BenchmarkResult]) -> Iterator[str]:
+        """Say how the medians as they were measured compare, and what changed since that a gate may be about."""
+        for result in results:
+            p50, base = result.latency_ms.p50, median(latencies(self.shape(result.name).blocks))
+            change = f"{p50 / base - 1.0:+.1%}"
+            yield f"{result.name}: p50 is {p50:.2f} ms, and was {base:.2f} ms in the baseline ({change}, as measured)"
         for name, version in now.environment.versions.items():
             if self.versions.get(name) not in (version, None):
                 yield f"{name} is {version}, and was {self.versions[name]} in the baseline"

@@ -131,7 +131,7 @@ def _report(grid: Grid, conditions: Conditions, warnings: tuple[str, ...], peak_
         peak_rss_load_bytes=peak_load,
         trusted=not warnings and all(result.trusted for result in results),
         warnings=warnings,
-        notes=(*_text_notes(grid), *(baseline.notes(conditions) if baseline else ())),
+        notes=(*_text_notes(grid), *(baseline.notes(conditions, results) if baseline else ())),
         comparison=_comparison(grid),
         baseline="" if baseline is None else str(baseline.path),
         gates=tuple(grid.gates),

@@ -7,7 +7,7 @@ import time
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.benchmark.workload import Workload
-from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.loaded_model import LoadedModel
 from onnxtool.reports import StageTimes
 from onnxtool.runtime.timing import summarize_latencies
 

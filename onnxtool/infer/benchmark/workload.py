@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
 from onnxtool.infer.benchmark.options import BenchmarkOptions
-from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.loaded_model import LoadedModel
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TokenLengths
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
