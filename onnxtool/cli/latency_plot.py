@@ -15,7 +15,7 @@ from onnxtool.reports import BenchmarkReport
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _WIDTH_OF_POINTS = 0.5  # of the distance between two shapes
-_LOGARITHMIC_FROM = 20.0  # the largest median over the smallest
+_LOGARITHMIC_FROM = 6.0  # the largest median over the smallest
 _MAX_POINTS = 2000  # of a shape; more are one blot
 
 
@@ -57,17 +57,18 @@ def _draw(axes: Any, report: BenchmarkReport) -> None:
         # Side by side in the order of the runs, so that a drift shows.
         step = _WIDTH_OF_POINTS / max(1, len(samples) - 1)
         across = [place - _WIDTH_OF_POINTS / 2 + index * step for index in range(len(samples))]
-        axes.scatter(across, samples, s=6, color="tab:blue", alpha=0.35, linewidths=0, label=_once("a run", place))
+        axes.scatter(across, samples, s=8, color="tab:blue", alpha=0.45, linewidths=0, label=_once("a run", place))
         ends = (place - 0.36, place + 0.36)
-        for name, style in (("p50", "-"), ("p95", "--")):
+        # The numbers stand apart where the lines are close together.
+        for name, style, above in (("p50", "-", "top"), ("p95", "--", "bottom")):
             value = getattr(result.latency_ms, name)
+            text = f"{value:.3g}" if value < 100 else f"{value:.0f}"
             axes.hlines(value, *ends, color="black", linestyles=style, linewidth=1.4, label=_once(name, place))
-            axes.annotate(
-                f"{value:.3g}", (ends[1], value), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8
-            )
+            axes.annotate(text, (ends[1], value), xytext=(3, 0), textcoords="offset points", va=above, fontsize=8)
     medians = [result.latency_ms.p50 for result in report.results]
     if max(medians) > _LOGARITHMIC_FROM * min(medians):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
     else:
         axes.set_ylim(0, 1.15 * max(result.latency_ms.max for result in report.results))  # room for the legend
     axes.set_xlim(-0.6, len(report.results) - 0.2)

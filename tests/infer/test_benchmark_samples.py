@@ -101,3 +101,5 @@ def test_the_share_of_waiting_is_an_average_over_threads() -> None:
     blocks = [_block(10.0, 10.0, waited_ms=10.0), _block(20.0, waited_ms=10.0)]
     assert waited_share(blocks, threads=2) == pytest.approx(0.25)
     assert waited_share([*blocks, _block(1.0, waited_ms=None)], threads=2) is None
+    # A thread also waits between two runs, so the time from the first to the last is what its waiting is a part of.
+    assert waited_share([Block((5.0, 5.0), (1.0, 1.0), (0, 0), 30.0, 1.0, wall_ms=40.0)], threads=1) == 0.75

@@ -110,7 +110,7 @@ class Turns:
         kernel_ms = self.kernel.time_ms()
         if self.blocks[which] or len(self.contenders) > 1:
             self._settle(which)
-        waited = waited_ns() if waited_ns else 0
+        begin, waited = time.perf_counter(), waited_ns() if waited_ns else 0
         latencies_ns, core_ns, preemptions = self._runs(which, stop)
         self.blocks[which].append(
             Block(
@@ -119,6 +119,7 @@ class Turns:
                 tuple(preemptions),
                 (waited_ns() - waited) / 1e6 if waited_ns else None,
                 kernel_ms,
+                (time.perf_counter() - begin) * 1e3,
             )
         )
         return len(latencies_ns)

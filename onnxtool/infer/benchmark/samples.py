@@ -33,6 +33,7 @@ class Block:
         preemptions: how often a thread of this process had to leave its core, in each run.
         waited_ms: how long all threads were ready and had no core, in sum; None where the system does not say.
         kernel_ms: what the reference kernel took before.
+        wall_ms: from the first run to the last, with what is between them; 0 where only latencies are known.
     """
 
     latencies_ms: tuple[float, ...]
@@ -40,6 +41,7 @@ class Block:
     preemptions: tuple[int, ...]
     waited_ms: float | None
     kernel_ms: float
+    wall_ms: float = 0.0
 
 
 def latencies(blocks: Sequence[Block]) -> list[float]:
@@ -52,7 +54,8 @@ def waited_share(blocks: Sequence[Block], threads: int) -> float | None:
     waited = [block.waited_ms for block in blocks if block.waited_ms is not None]
     if len(waited) < len(blocks):
         return None
-    return sum(waited) / (max(1, threads) * sum(latencies(blocks)))
+    wall_ms = sum(max(block.wall_ms, sum(block.latencies_ms)) for block in blocks)
+    return min(1.0, sum(waited) / (max(1, threads) * wall_ms))
 
 
 def own_latencies(blocks: Sequence[Block]) -> list[Floats]:
