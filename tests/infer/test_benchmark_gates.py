@@ -223,16 +223,26 @@ def test_a_baseline_cannot_name_a_file_that_it_does_not_know(path: Path, baselin
 
 
 def test_an_undecided_gate_is_measured_longer(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until there is no patience left; the report has all of the runs."""
-    monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(grid_module, "_LONGER", Limits(10, 0.05))
+    """Until it is decided, here in the third attempt; the report has all of the runs."""
+    monkeypatch.setattr(grid_module, "_LONGER", Limits(10, 60.0))
     undecided = GateOutcome("p50>+1%", "2x5", "p50", met=False, value=1, threshold=1, decided=False)
-    monkeypatch.setattr(Judge, "outcomes", lambda *_: [undecided])
+    outcomes = iter([[undecided], [undecided], [replace(undecided, decided=True)]])
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: next(outcomes))
     stages: list[str] = []
     options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
     report = benchmark(path, options, on_progress=stages.append)
-    assert report.results[0].runs > 5
-    assert "timing 2 x 5 longer, as p50>+1% is not decided" in stages
+    assert report.results[0].runs == 25
+    assert stages.count("timing 2 x 5 longer, as p50>+1% is not decided") == 2
+    assert report.gates[0].decided
+
+
+def test_patience_ends(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that is never decided takes no more than its time."""
+    monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.0)
+    undecided = GateOutcome("p50>+1%", "2x5", "p50", met=False, value=1, threshold=1, decided=False)
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: [undecided])
+    options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
+    assert benchmark(path, options).results[0].runs == 5
 
 
 @pytest.mark.parametrize(
