@@ -1,8 +1,8 @@
 """Measure how `onnxtool infer` encodes a corpus: answers and speed beside its peers, memory, and what a kill costs.
 
 Peers live in environments of their own: `--peers` and `--onnx_peers` are their Pythons, with `pip install
-sentence-transformers torch openvino`, and `pip install sentence-transformers optimum-onnx`, which needs an older
-transformers. Each contender loads its model once and encodes all texts, in turns; ratios are of the same round. MiniLM
+sentence-transformers torch openvino`, and `pip install 'sentence-transformers<6' optimum-onnx`: optimum-onnx 0.1.0 is
+for transformers 4, and sentence-transformers 6 is not. Each contender loads its model once and encodes all texts, in turns; ratios are of the same round. MiniLM
 has trained weights; the SPLADE-shaped model is `tiny-splade` of models/recipes.json with its bias moved, so that a text
 has about two hundred terms, as trained ones have.
 """
@@ -49,12 +49,11 @@ class Contender:
     seconds: list[tuple[float, float]] = field(default_factory=list)
 
 
-def ours(name: str, model: Path, corpus: Path, folder: Path, settings: dict[str, int]) -> Contender:
+def ours(name: str, model: Path, corpus: Path, folder: Path, options: CorpusOptions) -> Contender:
     """Return onnxtool, from the file of texts to files of vectors; loading the model is not counted."""
 
     def encode() -> tuple[float, float]:
         used = time.process_time()
-        options = CorpusOptions(provider="cpu", force=True, **settings)
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_name(f"{folder.name}.manifest.json").unlink(missing_ok=True)
         report = encode_corpus(model, corpus, folder, options)
@@ -111,10 +110,16 @@ def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
         optimize_model(OptimizeOptions(plain, output=int8, precision="int8", force=True))
     texts = documentation_texts(arguments.texts)
     corpus = write_corpus(folder / "throughput.jsonl", texts)
-    settings = {"workers": arguments.workers, "threads": arguments.threads, "batch_tokens": arguments.batch_tokens}
+    options = CorpusOptions(
+        provider="cpu",
+        workers=arguments.workers,
+        threads=arguments.threads,
+        batch_tokens=arguments.batch_tokens,
+        force=True,
+    )
     contenders = [
-        ours("onnxtool fp32", fp32, corpus, folder / "vectors-fp32", settings),
-        ours("onnxtool int8", int8, corpus, folder / "vectors-int8", settings),
+        ours("onnxtool fp32", fp32, corpus, folder / "vectors-fp32", options),
+        ours("onnxtool int8", int8, corpus, folder / "vectors-int8", options),
     ]
     if arguments.peers:
         contenders.append(peer("sentence-transformers", arguments.peers, checkpoint, plain, corpus, folder))
@@ -252,15 +257,15 @@ def compare_kills(folder: Path, arguments: argparse.Namespace) -> None:
     seconds = time.perf_counter() - start
     command = [sys.executable, "-m", "onnxtool", "infer", "--model_path", str(model), "--input", str(corpus)]
     chance = random.Random(arguments.seed)  # noqa: S311  no secret
-    written = []
+    written: list[int] = []
     while len(written) < NUM_KILLS:
         process = subprocess.Popen(
             [*command, "--output", f"{killed}/", "--provider", "cpu", "--quiet", *extra], stdout=subprocess.DEVNULL
         )
         # From before anything is written up to a third of the run.
-        with_luck = chance.uniform(0, seconds / 3)
+        moment_s = chance.uniform(0, seconds / 3)
         try:
-            process.wait(timeout=with_luck)
+            process.wait(timeout=moment_s)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
