@@ -1,10 +1,10 @@
 """Measure how `onnxtool infer` encodes a corpus: answers and speed beside its peers, memory, and what a kill costs.
 
-Peers live in environments of their own: `--peers` and `--onnx_peers` are their Pythons, with `pip install
-sentence-transformers torch openvino`, and `pip install 'sentence-transformers<6' optimum-onnx`: optimum-onnx 0.1.0 is
-for transformers 4, and sentence-transformers 6 is not. Each contender loads its model once and encodes all texts, in turns; ratios are of the same round. MiniLM
-has trained weights; the SPLADE-shaped model is `tiny-splade` of models/recipes.json with its bias moved, so that a text
-has about two hundred terms, as trained ones have.
+Peers live in environments of their own, whose Pythons are `--peers` (`pip install sentence-transformers torch
+openvino`) and `--onnx_peers` (`pip install 'sentence-transformers<6' optimum-onnx`: optimum-onnx 0.1.0 is for
+transformers 4, and sentence-transformers 6 is not). Each contender loads its model once and encodes all texts, in
+turns; ratios are of the same round. MiniLM has trained weights; the SPLADE-shaped model is `tiny-splade` of
+models/recipes.json with its bias moved, so that a text has about two hundred terms, as with trained ones.
 """
 
 from __future__ import annotations
