@@ -19,12 +19,13 @@ from onnxtool.runtime.quiet import quiet
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
+import survey.trials
 from survey.decoding import judge_decoding
 from survey.exports import export_with_transformers
 from survey.judging import _cases, difference, judge
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
-from survey.trials import _name_verdict, without_folders
+from survey.trials import Trial, _name_verdict, try_type, without_folders
 from zoo.checkpoint import Facts, NotRunnableError, make_checkpoint
 from zoo.running import load_model
 from zoo.shrinking import shrink
@@ -201,6 +202,15 @@ def test_only_onnxtool_is_blamed_for_what_cannot_be_judged() -> None:
     """A peer has no part in what the judge lacks."""
     assert [_name_verdict("optimum", right) for right in (True, False, None)] == ["right", "wrong", "unjudged"]
     assert _name_verdict("onnxtool", None) == "wrong"
+
+
+def test_what_was_runnable_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lacks a package today says nothing about a type: its tools are not run, and that is all."""
+    monkeypatch.setattr(survey.trials, "_make", lambda *_arguments: {"reason": "needs a package"})
+    known = {"runnable": {"parameters": 1}, "onnxtool": {"verdict": "right"}}
+    arguments = (["onnxtool", "optimum"], known, Workers(Limits(), preloaded=()), tmp_path, None)
+    assert try_type(Trial("fill-mask", "bert"), *arguments) == known
+    assert try_type(Trial("fill-mask", "bert"), [], {}, *arguments[2:]) == {"runnable": {"reason": "needs a package"}}
 
 
 def test_padding_does_not_count() -> None:

@@ -36,13 +36,20 @@ class Trial:
 def try_type(
     trial: Trial, tools: list[str], known: dict[str, Any], workers: Workers, work_dir: Path, optimum: Path | None
 ) -> dict[str, Any]:
-    """Return `runnable` (facts, or the reason why not) and one verdict for each tool, those in `known` as they are."""
+    """Return `runnable` (facts, or the reason why not) and one verdict for each tool, those in `known` as they are.
+
+    A type that is known to be runnable stays so: where it cannot be made again, for want of time, memory or a package,
+    its missing tools stay missing.
+    """
     folder = work_dir / trial.task / trial.model_type
     checkpoint = folder / "checkpoint"
     result = dict(known)
     missing = [tool for tool in tools if tool not in result]
     if "runnable" not in result or (missing and not result["runnable"].get("reason") and not checkpoint.exists()):
-        result["runnable"] = _make(trial, checkpoint, workers, folder)
+        made = _make(trial, checkpoint, workers, folder)
+        result.setdefault("runnable", made)
+        if made.get("reason"):
+            return result
     if result["runnable"].get("reason"):
         return result
     for tool in missing:
