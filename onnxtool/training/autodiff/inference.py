@@ -18,6 +18,9 @@ def infer_types(model: ir.Model) -> None:
     inferred = onnx.shape_inference.infer_shapes(with_stand_ins(model), data_prop=True).graph
     found = {value.name: value.type for value in (*inferred.value_info, *inferred.output)}
     for node in model.graph:
+        if node.op_type == "SimplifiedLayerNormalization" and len(node.outputs) > 1:
+            stash = node.attributes.get("stash_type")  # the stand-in has one output
+            node.outputs[1].dtype = ir.DataType.FLOAT if stash is None else ir.DataType(stash.as_int())
         for value in node.outputs:
             if not (known := found.get(value.name)) or not known.HasField("tensor_type"):
                 continue

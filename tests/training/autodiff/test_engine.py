@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 from onnxtool.errors import GradientError
 from onnxtool.training.autodiff import differentiate
@@ -188,6 +189,26 @@ def test_gradients_keep_the_dtype() -> None:
     assert found["x"].tolist() == [0.25, 0.25, 0.25]
 
 
+def test_statistics_of_a_higher_precision_are_converted() -> None:
+    """A LayerNormalization of float16 has a mean of float32."""
+    model = graph_of("""g (float16[2,4] x, float16[4] w, float16[4] v) => (float16 l) {
+        a = LayerNormalization(x, w, v)
+        b = Mul(a, a)
+        l = ReduceSum<keepdims=0>(b)
+    }""")
+    x = np.array([[1, 2, 3, 4], [5, 7, 9, 12]])
+    found = gradients(model, "l", ["x", "w", "v"], **{name: np.float16(value) for name, value in _ones(x).items()})
+    tensors = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in _ones(x).items()}
+    torch.nn.functional.layer_norm(tensors["x"], (4,), tensors["w"], tensors["v"]).square().sum().backward()
+    for name, gradient in found.items():
+        assert gradient.dtype == np.float16
+        np.testing.assert_allclose(gradient, tensors[name].grad, atol=0.02)  # the unit of float16 is 1e-3
+
+
+def _ones(x: np.ndarray) -> dict[str, np.ndarray]:
+    return {"x": x, "w": np.ones(4), "v": np.ones(4)}
+
+
 def test_gradient_graphs_consist_of_standard_operators_of_opset_18() -> None:
     """Whatever the operator: what is added is valid ONNX, of no other domain, and never a ScatterND that adds."""
     for case in CASES:
@@ -223,7 +244,7 @@ def test_rows_of_one_index_are_added_whatever_the_threads(rows: int) -> None:
     model.graph.outputs[:] = found.values()
     expected = np.zeros((rows, 64), np.float32)
     np.add.at(expected, indices, slopes)  # whole numbers: the order of the additions does not matter
-    inputs = {"w": np.zeros((rows, 64), np.float32), "i": indices, "s": slopes}
+    inputs: dict[str, np.ndarray] = {"w": np.zeros((rows, 64), np.float32), "i": indices, "s": slopes}
     for _ in range(3):
         result = run_onnxruntime(ir.to_proto(model), inputs, threads=4)[0]
         np.testing.assert_array_equal(result, expected)

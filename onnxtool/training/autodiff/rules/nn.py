@@ -121,11 +121,21 @@ def layer_axes(n: Backward) -> tuple[list[int], list[int]]:
 
 
 def _layer_normalized(n: Backward) -> Tensor:
-    return (n.x(0) - n.y(1)) * n.y(2)
+    """Return the normalized input; the statistics may be of a higher precision, in which they are computed."""
+    return ((n.x(0).cast(n.y(1).dtype) - n.y(1)) * n.y(2)).cast(n.dy.dtype)
 
 
 def _layer_norm(n: Backward) -> Tensor:
-    return normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2), layer_axes(n)[1])
+    return normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), layer_axes(n)[1])
+
+
+def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
+    """Add a bias of zeros where there is none: onnxruntime 1.17 falls over one without it that has statistics."""
+    if n.has(2) or n.x(0).dtype != n.y(1).dtype:
+        return ()
+    bias = n.build.zeros(n.x(1).size(), n.x(1).dtype)
+    axis, epsilon = n.attribute("axis", -1), n.attribute("epsilon", 1e-5)
+    return n.build.ops("LayerNormalization", n.x(0), n.x(1), bias, outputs=3, axis=axis, epsilon=epsilon)
 
 
 def _layer_norm_scale(n: Backward) -> Tensor:
@@ -143,11 +153,11 @@ def rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int
 
 
 def _rms_norm(n: Backward) -> Tensor:
-    return rms_gradient(n.dy * n.x(1), n.x(0), n.y(1), layer_axes(n)[1])
+    return rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), layer_axes(n)[1])
 
 
 def _rms_norm_scale(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy * (n.x(0) * n.y(1)), of=n.y(), to=n.x(1))
+    return sum_to(n.build, n.dy * (n.x(0) * n.y(1).cast(n.dy.dtype)), of=n.y(), to=n.x(1))
 
 
 def _channels(n: Backward, vector: Tensor) -> Tensor:
@@ -223,7 +233,9 @@ NN: dict[str, Rule] = {
     "Dropout": Rule((_dropout,), num_outputs=2),
     "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
     "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),
-    "LayerNormalization": Rule((_layer_norm, _layer_norm_scale, _layer_norm_bias), num_outputs=3),
+    "LayerNormalization": Rule(
+        (_layer_norm, _layer_norm_scale, _layer_norm_bias), num_outputs=3, forward=_layer_norm_forward
+    ),
     "LogSoftmax": rule(_log_softmax),
     "MatMul": rule(_matmul_left, _matmul_right),
     "SimplifiedLayerNormalization": Rule((_rms_norm, _rms_norm_scale), num_outputs=2),

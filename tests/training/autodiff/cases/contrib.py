@@ -41,6 +41,50 @@ def _fake_quant(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tor
     return torch.fake_quantize_per_tensor_affine(x, scale.item(), int(zero.item()), 0, 255)
 
 
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, added: torch.Tensor | float = 0.0, scale: float | None = None
+) -> torch.Tensor:
+    """Attend with two heads."""
+    heads = [one.unflatten(-1, (2, -1)).transpose(1, 2) for one in (q, k, v)]
+    scores = heads[0] @ heads[1].mT * (scale or heads[0].shape[-1] ** -0.5) + added
+    return (scores.softmax(-1) @ heads[2]).transpose(1, 2).flatten(2)
+
+
+def _self_attention(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    _: None = None,
+    added: torch.Tensor | float = 0.0,
+) -> torch.Tensor:
+    if mask is not None:
+        added = added + torch.where(mask == 0, -10000.0, 0.0)[:, None, None]
+    return _attend(*(x @ weights + bias).chunk(3, -1), added)
+
+
+def _causal(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    later = torch.full((x.shape[1], x.shape[1]), -10000.0).triu(1)
+    return _attend(*(x @ weights + bias).chunk(3, -1), later, 0.3)
+
+
+def _cross_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    added: torch.Tensor | float = 0.0,
+) -> torch.Tensor:
+    if bias is not None:
+        q, k, v = (one + part for one, part in zip((q, k, v), bias.split([4, 4, 6]), strict=True))
+    if mask is not None:
+        added = added + torch.where(mask == 0, -10000.0, 0.0)[:, None, None]
+    return _attend(q, k, v, added)
+
+
+_MASK = np.array([[1, 1, 0], [1, 1, 1]], np.int32)
+
 CONTRIB = (
     Case("Gelu", (normal(3, 4) * 2,), functional.gelu, domain="com.microsoft", reference=False),
     Case("BiasGelu", (normal(2, 3, 4), normal(4)), _gelu_of_sum, domain="com.microsoft", reference=False),
@@ -151,5 +195,51 @@ CONTRIB = (
         domain="com.microsoft",
         note="of three",
         onnxruntime=False,
+    ),
+    Case(
+        "Attention",
+        (normal(2, 3, 4), normal(4, 12), normal(12)),
+        _self_attention,
+        {"num_heads": 2},
+        domain="com.microsoft",
+        reference=False,
+        weights=(1, 2),
+    ),
+    Case(
+        "Attention",
+        (normal(2, 3, 4), normal(4, 12), normal(12), _MASK, None, normal(1, 2, 3, 3)),
+        _self_attention,
+        {"num_heads": 2},
+        domain="com.microsoft",
+        reference=False,
+        weights=(1, 2),
+        note="masked and biased",
+    ),
+    Case(
+        "Attention",
+        (normal(2, 3, 4), normal(4, 12), normal(12)),
+        _causal,
+        {"num_heads": 2, "unidirectional": 1, "scale": 0.3},
+        domain="com.microsoft",
+        reference=False,
+        weights=(1, 2),
+        note="causal",
+    ),
+    Case(
+        "MultiHeadAttention",
+        (normal(2, 5, 4), normal(2, 3, 4), normal(2, 3, 6)),
+        _cross_attention,
+        {"num_heads": 2, "scale": 0.5**0.5},
+        domain="com.microsoft",
+        reference=False,
+    ),
+    Case(
+        "MultiHeadAttention",
+        (normal(2, 5, 4), normal(2, 3, 4), normal(2, 3, 6), normal(14), _MASK, normal(2, 2, 5, 3)),
+        _cross_attention,
+        {"num_heads": 2, "scale": 0.5**0.5},
+        domain="com.microsoft",
+        reference=False,
+        note="masked and biased",
     ),
 )

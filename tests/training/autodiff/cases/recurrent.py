@@ -19,7 +19,8 @@ def _inputs(num_gates: int, num_directions: int, num_states: int) -> tuple[Array
     r = normal(num_directions, num_gates * _HIDDEN, _HIDDEN) * 0.5
     b = normal(num_directions, 2 * num_gates * _HIDDEN)
     states = tuple(normal(num_directions, _SAMPLES, _HIDDEN) for _ in range(num_states))
-    return (x, w, r, b, None, *states)
+    first: tuple[Array | None, ...] = (x, w, r, b, None)
+    return first + states
 
 
 def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:

@@ -1,0 +1,132 @@
+"""Write docs/gradients.md: the operators that have a gradient, and how far each was off when this was run.
+
+    python scripts/gradient_table.py
+
+The errors are of float32 on two threads of the installed onnxruntime against PyTorch's autograd in float64, relative to
+the largest element of a gradient. All else follows from the tables of rules and of test cases, and a test compares it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(_ROOT))
+
+PAGE = _ROOT / "docs" / "gradients.md"
+_LOWEST_OPSET = 18
+_INTRODUCTION = """# Operators that have a gradient
+
+Written by `python scripts/gradient_table.py`. Every row is tested: float32 in onnxruntime on two threads against
+PyTorch's autograd in float64, with fixed and with dynamic axes where they can be; and, where onnx.reference computes
+the operator, float64 against finite differences of the forward graph (slopes). The errors are those of float32 against
+PyTorch, relative to the largest element of a gradient or to one, on {machine}.
+
+Operators without a rule of their own have the gradient of the function that ONNX defines them by. `If`, `Loop` and
+`Scan` have none, nor has anything that is not in this table: the error lists all such nodes of a model, and the
+parameters to freeze to get around them.
+
+| operator | from opset | by its inputs | gradient from | tested against | cases | largest error |
+|---|---|---|---|---|---|---|
+"""
+_STOPS = """
+No gradient comes back through {stops}: their derivative is zero, or they take a shape, dtype or position alone.
+"""
+
+
+def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
+    """Return the whole page.
+
+    Args:
+        errors: the largest error of each operator, by domain and name.
+        machine: where they were measured.
+    """
+    from onnxtool.training.autodiff.rules.stops import EVERY, STOPS
+    from tests.training.autodiff.cases import CASES
+
+    operators = sorted({(case.domain, case.op_type) for case in CASES})
+    rows = [_row(domain, op_type, errors.get((domain, op_type), "")) for domain, op_type in operators]
+    stops = ", ".join(f"`{op_type}`" for (_, op_type), places in sorted(STOPS.items()) if places is EVERY)
+    return _INTRODUCTION.format(machine=machine) + "".join(rows) + _STOPS.format(stops=stops)
+
+
+def _row(domain: str, op_type: str, error: str) -> str:
+    from onnxtool.training.autodiff.rules import RULES
+    from tests.training.autodiff.cases import CASES
+
+    cases = [case for case in CASES if (case.domain, case.op_type) == (domain, op_type)]
+    against = "PyTorch, slopes" if any(case.reference for case in cases) else "PyTorch"
+    source = "rule" if (domain, op_type) in RULES else "function"
+    names = ", ".join(_names(domain, op_type))
+    name = f"`{domain}.{op_type}`" if domain else f"`{op_type}`"
+    return f"| {name} | {_first_opset(domain, op_type)} | {names} | {source} | {against} | {len(cases)} | {error} |\n"
+
+
+def _first_opset(domain: str, op_type: str) -> str:
+    import onnx
+
+    if domain:
+        return "1"
+    versions = [one.since_version for one in onnx.defs.get_all_schemas_with_history() if one.name == op_type]
+    return str(max(_LOWEST_OPSET, min(versions, default=_LOWEST_OPSET)))
+
+
+def _names(domain: str, op_type: str) -> list[str]:
+    """Return the names of the inputs that cases differentiate by."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    from tests.training.autodiff.cases import CASES
+
+    places = sorted(
+        {place for case in CASES if (case.domain, case.op_type) == (domain, op_type) for place in case.wanted}
+    )
+    schemas = [one for one in get_all_operator_schema() if (one.name, one.domain) == (op_type, domain)]
+    if not schemas:
+        return [f"input {place}" for place in places]
+    inputs = [one.name for one in max(schemas, key=lambda one: one.since_version).inputs]
+    return list(dict.fromkeys(inputs[min(place, len(inputs) - 1)] for place in places))
+
+
+def measure() -> dict[tuple[str, str], str]:
+    """Return the largest error of each operator over its cases, rounded up to one digit."""
+    import numpy as np
+
+    from tests.training.autodiff import gradients
+    from tests.training.autodiff.cases import CASES
+
+    largest: dict[tuple[str, str], float] = {}
+    for case in CASES:
+        expected = gradients.torch_gradients(case)
+        run = gradients.run_onnxruntime if case.onnxruntime else gradients.run_reference
+        for dynamic in (False, True)[: 1 if case.fixed else 2]:
+            forward = gradients.forward_model(case, np.float32, dynamic=dynamic)
+            model, places = gradients.gradient_model(forward, case.wanted)
+            _, *found = run(model, gradients.feeds(case, model, np.float32))
+            for place, gradient in zip(places, found, strict=True):
+                scale = max(1.0, float(np.abs(expected[place]).max(initial=0.0)))
+                error = float(np.abs(gradient - expected[place]).max(initial=0.0)) / scale
+                key = (case.domain, case.op_type)
+                largest[key] = max(largest.get(key, 0.0), error)
+    return {key: _rounded_up(error) for key, error in largest.items()}
+
+
+def _rounded_up(number: float) -> str:
+    if number == 0:
+        return "0"
+    unit = 10.0 ** math.floor(math.log10(number))
+    return f"{math.ceil(number / unit) * unit:.0e}"
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    import onnxruntime
+
+    PAGE.write_text(page(measure(), f"onnxruntime {onnxruntime.__version__}, CPU"), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(_ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
