@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from onnxtool.training.autodiff.builder import Tensor
-from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule, broadcasting, rule
+from onnxtool.training.autodiff.rules.rule import Backward, Rule, broadcasting, rule
 
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
@@ -57,12 +57,6 @@ def _extremum(n: Backward) -> Tensor:
     return n.dy * hits[n.index] / total
 
 
-def _mod(n: Backward) -> Tensor:
-    if n.index == 1:
-        raise Refusal("not with respect to the divisor")
-    return n.dy
-
-
 def _leaky_relu(n: Backward) -> Tensor:
     return n.build.where(n.x(0) > 0.0, n.dy, n.dy * n.attribute("alpha", 0.01))
 
@@ -110,7 +104,7 @@ MATH: dict[str, Rule] = {
     "Log": rule(lambda n: n.dy / n.x(0)),
     "Max": Rule((_extremum,), variadic=True, broadcasts=True),
     "Min": Rule((_extremum,), variadic=True, broadcasts=True),
-    "Mod": Rule((_mod, _mod), broadcasts=True),
+    "Mod": broadcasting(lambda n: n.dy),
     "Mul": broadcasting(lambda n: n.dy * n.x(1), lambda n: n.dy * n.x(0)),
     "Neg": rule(lambda n: -n.dy),
     "Pow": broadcasting(_pow_base, _pow_exponent),
