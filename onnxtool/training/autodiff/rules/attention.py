@@ -140,8 +140,8 @@ def _multi_head_attention(n: Backward) -> tuple[Tensor, ...]:
         biases = build.ops("Split", n.x(3), sizes, outputs=3, axis=0)
         rows = [one + bias for one, bias in zip(rows, biases, strict=True)]
     *parts, scores = _row_gradients(n, _heads(n, rows, n.shape()[-1], 4))
-    biases = [part.sum([0, 1], keepdims=False) for part in parts]
-    return (*parts, build.op("Concat", *biases, axis=0), scores)
+    sums = [part.sum([0, 1], keepdims=False) for part in parts]
+    return (*parts, build.op("Concat", *sums, axis=0), scores)
 
 
 def _of(make: Callable[[Backward], tuple[Tensor, ...]], place: int) -> Gradient:

@@ -60,12 +60,14 @@ def _self_attention(
 ) -> torch.Tensor:
     if mask is not None:
         added = added + torch.where(mask == 0, -10000.0, 0.0)[:, None, None]
-    return _attend(*(x @ weights + bias).chunk(3, -1), added)
+    q, k, v = (x @ weights + bias).chunk(3, -1)
+    return _attend(q, k, v, added)
 
 
 def _causal(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     later = torch.full((x.shape[1], x.shape[1]), -10000.0).triu(1)
-    return _attend(*(x @ weights + bias).chunk(3, -1), later, 0.3)
+    q, k, v = (x @ weights + bias).chunk(3, -1)
+    return _attend(q, k, v, later, 0.3)
 
 
 def _cross_attention(

@@ -18,9 +18,8 @@ def _inputs(num_gates: int, num_directions: int, num_states: int) -> tuple[Array
     w = normal(num_directions, num_gates * _HIDDEN, _INPUTS)
     r = normal(num_directions, num_gates * _HIDDEN, _HIDDEN) * 0.5
     b = normal(num_directions, 2 * num_gates * _HIDDEN)
-    states = tuple(normal(num_directions, _SAMPLES, _HIDDEN) for _ in range(num_states))
-    first: tuple[Array | None, ...] = (x, w, r, b, None)
-    return first + states
+    states = [normal(num_directions, _SAMPLES, _HIDDEN) for _ in range(num_states)]
+    return x, w, r, b, None, *states
 
 
 def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:
@@ -30,7 +29,8 @@ def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:
 
 def _run(kind: str, inputs: Sequence[torch.Tensor | None], direction: str) -> tuple[torch.Tensor, ...]:
     """Run a layer of PyTorch, or of single steps where PyTorch has none in that direction."""
-    x, w, r, b, _, *given = (*inputs, *[None] * (7 - len(inputs)))
+    padded = [*inputs, *[None] * (7 - len(inputs))]
+    (x, w, r, b), given = padded[:4], padded[5:]
     assert x is not None
     assert w is not None
     assert r is not None
