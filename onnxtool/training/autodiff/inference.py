@@ -10,6 +10,32 @@ if TYPE_CHECKING:
 
 def infer_types(model: ir.Model) -> None:
     """Note dtype and shape of every value of the main graph where they are not known yet and can be inferred."""
+    _infer(model)
+    if _note_pieces(model):
+        _infer(model)
+
+
+def _note_pieces(model: ir.Model) -> bool:
+    """Note the other axes of pieces whose sizes are computed, which onnx leaves out, and say if there were any.
+
+    The function of RotaryEmbedding has such.
+    """
+    import onnx_ir as ir
+
+    found = False
+    for node in model.graph:
+        whole = node.inputs[0].shape if node.op_type == "Split" and node.inputs[0] is not None else None
+        if whole is None or all(value.shape is not None for value in node.outputs):
+            continue
+        attribute = node.attributes.get("axis")
+        axis = (0 if attribute is None else attribute.as_int()) % len(whole)
+        for value in node.outputs:
+            value.shape = ir.Shape([None if place == axis else size for place, size in enumerate(whole)])
+        found = True
+    return found
+
+
+def _infer(model: ir.Model) -> None:
     import onnx
     import onnx_ir as ir
 

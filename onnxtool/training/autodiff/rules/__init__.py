@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxtool.training.autodiff.rules.attention import ATTENTION
 from onnxtool.training.autodiff.rules.contrib import CONTRIB
 from onnxtool.training.autodiff.rules.conv import CONV
+from onnxtool.training.autodiff.rules.einsum import EINSUM
 from onnxtool.training.autodiff.rules.interpolation import INTERPOLATION
 from onnxtool.training.autodiff.rules.loss import LOSS
 from onnxtool.training.autodiff.rules.math import MATH
@@ -19,7 +20,7 @@ __all__ = ["RULES", "STOPS"]
 
 _STANDARD, _MICROSOFT = "", "com.microsoft"
 _TABLES = (
-    *((_STANDARD, table) for table in (MATH, TENSOR, REDUCE, NN, CONV, INTERPOLATION, LOSS, RECURRENT)),
+    *((_STANDARD, table) for table in (MATH, TENSOR, REDUCE, NN, EINSUM, CONV, INTERPOLATION, LOSS, RECURRENT)),
     *((_MICROSOFT, table) for table in (CONTRIB, ATTENTION)),
 )
 

@@ -121,8 +121,10 @@ def layer_axes(n: Backward) -> tuple[list[int], list[int]]:
 
 
 def _layer_normalized(n: Backward) -> Tensor:
-    """Return the normalized input; the statistics may be of a higher precision, in which they are computed."""
-    return ((n.x(0).cast(n.y(1).dtype) - n.y(1)) * n.y(2)).cast(n.dy.dtype)
+    """Return the normalized input, computed in the higher one of the precisions of input and statistics."""
+    widest = max(n.x(0).dtype, n.y(1).dtype, key=lambda dtype: dtype.bitwidth)
+    mean, deviation = n.y(1).cast(widest), n.y(2).cast(widest)
+    return ((n.x(0).cast(widest) - mean) * deviation).cast(n.dy.dtype)
 
 
 def _layer_norm(n: Backward) -> Tensor:

@@ -46,6 +46,11 @@ def _cross_entropy(reduction: str = "mean", ignore_index: int = -100) -> Callabl
     return function
 
 
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    (first, second), cos, sin = x.chunk(2, -1), cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
 _MATRICES = (
     ("two matrices", (2, 3), (3, 4)),
     ("a batch and a matrix", (5, 2, 3), (3, 4)),
@@ -189,4 +194,35 @@ NN = (
         lambda x, y: functional.nll_loss(x, y),
         {"ignore_index": -100},
     ),
+    Case(
+        "Einsum",
+        (normal(2, 3, 4), normal(2, 5, 4)),
+        lambda a, b: torch.einsum("bqd,bkd->bqk", a, b),
+        {"equation": "bqd,bkd->bqk"},
+    ),
+    Case("Einsum", (normal(3, 4), normal(4, 2)), lambda a, b: a @ b, {"equation": "ij,jk"}, note="of two matrices"),
+    Case("Einsum", (normal(2, 3, 4),), lambda x: x.sum(1).T, {"equation": "bij -> jb"}, note="of one"),
+    Case(
+        "Einsum",
+        (normal(2, 3), normal(3), normal(3, 4)),
+        lambda a, b, c: torch.einsum("ij,j,jk->i", a, b, c),
+        {"equation": "ij,j,jk->i"},
+        note="of three",
+    ),
+    Case("Swish", (normal(3, 4),), functional.silu, opset=24),
+    Case(
+        "Attention",
+        (normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)),
+        functional.scaled_dot_product_attention,
+        opset=23,
+    ),
+    Case(
+        "Attention",
+        (normal(2, 4, 3, 4), normal(2, 2, 3, 4), normal(2, 2, 3, 4)),
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        {"is_causal": 1},
+        opset=23,
+        note="grouped and causal",
+    ),
+    Case("RotaryEmbedding", (normal(2, 2, 3, 4), normal(2, 3, 2), normal(2, 3, 2)), _rotate, opset=23),
 )
