@@ -32,6 +32,15 @@ parameters to freeze to get around them.
 | operator | from opset | by its inputs | gradient from | tested against | cases | largest error |
 |---|---|---|---|---|---|---|
 """
+_NETWORKS = """
+# Networks
+
+Small ones, random, as torch.onnx exports them. The errors are the largest over all parameters against PyTorch in
+float64, relative to the largest gradient of the network. A test allows each parameter three times that of PyTorch.
+
+| network | parameters | error of the gradient graph | error of PyTorch in float32 |
+|---|---|---|---|
+"""
 _STOPS = """
 No gradient comes back through {stops}: their derivative is zero, or they take a shape, dtype or position alone.
 """
@@ -51,6 +60,19 @@ def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
     rows = [_row(domain, op_type, errors.get((domain, op_type), "")) for domain, op_type in operators]
     stops = ", ".join(f"`{op_type}`" for (_, op_type), places in sorted(STOPS.items()) if places is EVERY)
     return _INTRODUCTION.format(machine=machine) + "".join(rows) + _STOPS.format(stops=stops)
+
+
+def measure_networks() -> str:
+    """Return a table of whole networks."""
+    from tests.training.autodiff.networks import NETWORKS, make_network, measure
+
+    rows = []
+    for name in NETWORKS:
+        errors = measure(make_network(name)).values()
+        ours, theirs = max(one.ours for one in errors), max(one.theirs for one in errors)
+        rows.append(f"| {name} | {len(errors)} | {_rounded_up(ours)} | {_rounded_up(theirs)} |\n")
+        print(rows[-1], end="", flush=True)
+    return _NETWORKS + "".join(rows)
 
 
 def _row(domain: str, op_type: str, error: str) -> str:
@@ -124,7 +146,8 @@ def main() -> None:
     """Measure, and write the page."""
     import onnxruntime
 
-    PAGE.write_text(page(measure(), f"onnxruntime {onnxruntime.__version__}, CPU"), encoding="utf-8")
+    networks = measure_networks()
+    PAGE.write_text(page(measure(), f"onnxruntime {onnxruntime.__version__}, CPU") + networks, encoding="utf-8")
     print(f"wrote {PAGE.relative_to(_ROOT)}")
 
 

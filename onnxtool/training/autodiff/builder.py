@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from onnxtool.training.autodiff.names import Names
+
 if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
@@ -17,11 +19,9 @@ if TYPE_CHECKING:
 Dimension: TypeAlias = "int | str | None"
 Attribute: TypeAlias = "int | float | str | Sequence[int]"
 Operand: TypeAlias = "Tensor | float"
-Step: TypeAlias = "Callable[[Builder, Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], Sequence[Tensor]]]"
 
 _BOOLEAN = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or"))
 _INTEGER = frozenset(("NonZero", "Shape", "Size"))
-_PREFIX = "gradient"
 
 
 class Tensor:
@@ -135,34 +135,20 @@ class Tensor:
         return self._builder.op("Slice", self, *bounds)
 
 
-class Names:
-    """Gives names that a graph, and those inside it, do not have yet."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        import onnx_ir as ir
-
-        self._taken = set(ir.convenience.create_value_mapping(graph, include_subgraphs=True))
-        self._count = 0
-
-    def new(self, kind: str) -> str:
-        """Return another one for a value or node of this kind."""
-        while (name := f"{_PREFIX}/{kind}_{self._count}") in self._taken:
-            self._count += 1
-        self._count += 1
-        return name
-
-
 class Builder:
     """Adds nodes and constants to a graph: collected at first, put into the graph by `finish`.
 
     Args:
         graph: the graph whose values the expressions are over.
         names: where the names of values come from; those of the graph itself if left out.
+
+    Attributes:
+        names: where they come from.
     """
 
     def __init__(self, graph: ir.Graph, *, names: Names | None = None) -> None:
         self._graph = graph
-        self._names = names or Names(graph)
+        self.names = names or Names(graph)
         self._nodes: list[ir.Node] = []
         self._made: dict[object, tuple[Tensor, ...]] = {}
         self._constants: dict[object, Tensor] = {}
@@ -182,12 +168,8 @@ class Builder:
         values = [None if tensor is None else tensor.value for tensor in inputs]
         key = (op_type, outputs, *map(id, values), repr(sorted(attributes.items())))
         if key not in self._made:
-            node = ir.node(op_type, values, attributes, num_outputs=outputs, name=self._names.new(op_type))
-            for value in node.outputs:
-                value.name = self._names.new(op_type)
-                value.dtype = _dtype(op_type, inputs, attributes)
-            self._nodes.append(node)
-            self._made[key] = tuple(Tensor(self, value) for value in node.outputs)
+            node = ir.node(op_type, values, attributes, num_outputs=outputs)
+            self._made[key] = self.add(node, [_dtype(op_type, inputs, attributes)] * outputs)
         return self._made[key]
 
     def constant(self, numbers: ArrayLike, dtype: ir.DataType) -> Tensor:
@@ -230,49 +212,15 @@ class Builder:
         """Return the same elements as another value, a new one each time."""
         import onnx_ir as ir
 
-        node = ir.node("Identity", [tensor.value], name=self._names.new("Identity"))
-        node.outputs[0].name, node.outputs[0].dtype = self._names.new("Identity"), tensor.dtype
+        return self.add(ir.node("Identity", [tensor.value]), [tensor.dtype])[0]
+
+    def add(self, node: ir.Node, dtypes: Sequence[ir.DataType]) -> tuple[Tensor, ...]:
+        """Name a node and its outputs, which have these dtypes, and take it over."""
+        node.name = self.names.new(node.op_type)
+        for value, dtype in zip(node.outputs, dtypes, strict=True):
+            value.name, value.dtype = self.names.new(node.op_type), dtype
         self._nodes.append(node)
-        return self.tensor(node.outputs[0])
-
-    def scan(self, step: Step, states: Sequence[Tensor], inputs: Sequence[Tensor], *, backward: bool) -> list[Tensor]:
-        """Run a step along the first axis of `inputs`; the states go from one to the next.
-
-        Args:
-            step: takes a builder of its own, the states and one slice of each input; returns new states and results.
-            states: what the first step gets.
-            inputs: of equal length; slices lose the first axis.
-            backward: go from the end to the start; the results are in the order of the inputs all the same.
-
-        Returns:
-            The states after the last step, then the results of all steps, stacked.
-        """
-        import onnx_ir as ir
-
-        parameters = [
-            ir.Value(name=self._names.new("slice"), type=ir.TensorType(tensor.dtype)) for tensor in (*states, *inputs)
-        ]
-        body = ir.Graph(parameters, [], nodes=[], opset_imports=self._graph.opset_imports, name=self._names.new("step"))
-        inner = Builder(body, names=self._names)
-        slices = [inner.tensor(value) for value in parameters]
-        new, results = step(inner, slices[: len(states)], slices[len(states) :])
-        # An output of a body is the result of a node of its own, though two may be the same value.
-        outputs = [inner.copy(tensor) for tensor in (*new, *results)]
-        inner.finish()
-        body.outputs.extend(tensor.value for tensor in outputs)
-        directions = [int(backward)]
-        attributes = {
-            "body": body,
-            "num_scan_inputs": len(inputs),
-            "scan_input_directions": directions * len(inputs),
-            "scan_output_directions": directions * len(results),
-        }
-        values = [tensor.value for tensor in (*states, *inputs)]
-        node = ir.node("Scan", values, attributes, num_outputs=len(outputs), name=self._names.new("Scan"))
-        for value, tensor in zip(node.outputs, outputs, strict=True):
-            value.name, value.dtype = self._names.new("Scan"), tensor.dtype
-        self._nodes.append(node)
-        return [self.tensor(value) for value in node.outputs]
+        return tuple(Tensor(self, value) for value in node.outputs)
 
     def finish(self, replaced: Mapping[ir.Node, Sequence[Tensor]] | None = None) -> None:
         """Put everything into the graph, the nodes after those that are there.
@@ -305,7 +253,7 @@ class Builder:
     def _initializer(self, array: NDArray[np.generic], dtype: ir.DataType) -> ir.Value:
         import onnx_ir as ir
 
-        name = self._names.new("constant")
+        name = self.names.new("constant")
         tensor = ir.Tensor(array, dtype=dtype, name=name)
         return ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype), const_value=tensor)
 

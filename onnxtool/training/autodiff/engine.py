@@ -32,8 +32,10 @@ def differentiate(
 ) -> dict[str, ir.Value]:
     """Add to a graph the gradients of a scalar value with respect to others, made of standard operators.
 
-    Functions of the model that the gradient goes through are inlined, operators that ONNX defines by others are
-    replaced by those where they have no rule, and nodes get outputs that they left out where a rule reads them.
+    Where the gradient goes through them, operators without a rule are replaced by those that ONNX defines them by,
+    sequences of chunks by the chunks, and a cross entropy or a BatchNormalization that trains by operators that the
+    gradient shares; nodes get outputs that they left out where a rule reads them. All values keep their meaning, and
+    the outputs of the graph their names. What is added has names that begin with `gradient/`.
 
     Args:
         model_or_graph: of opset 18 or later, sorted, with no functions of its own; the main graph is changed in place.

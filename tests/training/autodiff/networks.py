@@ -15,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from onnxtool.training.autodiff import differentiate, prepare
+from tests.training.autodiff.gradients import run_onnxruntime
+
 IGNORED = -100
 _VOCABULARY, _HIDDEN, _HEADS, _LAYERS, _TOKENS, _SAMPLES = 37, 16, 2, 2, 7, 3
 
@@ -290,3 +293,39 @@ def make_network(name: str) -> Network:
     network = NETWORKS[name]()
     network.module.train()
     return network
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far gradients in float32 are from PyTorch's in float64, relative to the largest gradient of the network.
+
+    Attributes:
+        ours: of the gradient graph in onnxruntime on two threads.
+        theirs: of PyTorch.
+    """
+
+    ours: float
+    theirs: float
+
+
+def measure(network: Network) -> dict[str, Errors]:
+    """Return the errors of each parameter."""
+    model = exported(network)
+    prepare(model)
+    expected, single = network.gradients(torch.float64), network.gradients(torch.float32)
+    weights = promote(model)  # as inputs, which they are in a training graph
+    found = differentiate(model, "loss", [name for name in expected if name in weights])
+    model.graph.outputs.extend(dict.fromkeys(found.values()))
+    names = [str(value.name) for value in model.graph.outputs]
+    given = [str(value.name) for value in model.graph.inputs if value.name not in weights]
+    inputs = [one.float() if one.is_floating_point() else one for one in (*network.inputs, network.labels)]
+    feeds = weights | {name: one.numpy() for name, one in zip(given, inputs, strict=True)}
+    results = dict(zip(names, run_onnxruntime(ir.to_proto(model), feeds), strict=True))
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    return {
+        name: Errors(
+            float((torch.tensor(results[str(gradient.name)]) - expected[name]).abs().max()) / largest,
+            float((single[name] - expected[name]).abs().max()) / largest,
+        )
+        for name, gradient in found.items()
+    }

@@ -115,6 +115,24 @@ def test_a_batch_normalization_that_trains_is_not_folded_into_a_convolution() ->
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_running_statistics_are_still_computed() -> None:
+    """Those that a training BatchNormalization yields are the definition's, under their names."""
+    model = graph_of("""g (float[4,3,5] x, float[3] s, float[3] b, float[3] m0, float[3] v0)
+                        => (float l, float[3] m, float[3] v) {
+        y, m, v = BatchNormalization<training_mode=1, momentum=0.75>(x, s, b, m0, v0)
+        l = ReduceSum<keepdims=0>(y)
+    }""")
+    numbers = np.random.default_rng(4)
+    inputs = {name: numbers.uniform(1, 2, 3).astype(np.float32) for name in ("s", "b", "m0", "v0")}
+    inputs["x"] = numbers.normal(size=(4, 3, 5)).astype(np.float32)
+    expected = run_reference(ir.to_proto(model), inputs)
+    differentiate(model, "l", ["s"])
+    assert [value.name for value in model.graph.outputs] == ["l", "m", "v"]
+    found = run_onnxruntime(ir.to_proto(model), inputs)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 def test_chunks_of_a_sequence_become_pieces() -> None:
     """PyTorch's exporter writes SplitToSequence and SequenceAt for a split."""
     model = graph_of("""g (float[2,5] x) => (float l) <int64 two = {2}, int64 first = {0}, int64 last = {-1}> {

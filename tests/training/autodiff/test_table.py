@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 import gradient_table
 
 from tests.training.autodiff.cases import CASES
+from tests.training.autodiff.networks import NETWORKS
 
 # What onnxruntime-training 1.19.2 has a gradient for.
 _REFERENCE = """
@@ -21,6 +22,7 @@ _REFERENCE = """
     BatchNormalization Slice Where Expand Exp Flatten Abs Identity Reciprocal Clip Min Max Tile Pad TopK
     ScatterND ScatterElements Trilu LeakyRelu Resize Atan FakeQuant ScaledSum LSTM GRU
 """
+_NETWORKS = "\n# Networks\n"
 _ERROR = re.compile(r" (0|\d+e-\d+) \|$", re.MULTILINE)
 
 
@@ -29,12 +31,19 @@ def test_the_page_is_up_to_date() -> None:
     text = gradient_table.PAGE.read_text(encoding="utf-8")
     machine = re.search(r"on (onnxruntime [\d.]+, CPU)", text)
     assert machine is not None
-    assert _ERROR.sub("  |", text) == gradient_table.page({}, machine[1])
+    assert _ERROR.sub("  |", text.partition(_NETWORKS)[0]) == gradient_table.page({}, machine[1])
+
+
+def test_every_network_is_there() -> None:
+    """The second table is that of the networks that are tested."""
+    table = gradient_table.PAGE.read_text(encoding="utf-8").partition(_NETWORKS)[2]
+    assert re.findall(r"^\| (\w+) \| \d+ \|", table, re.MULTILINE) == list(NETWORKS)
 
 
 def test_every_error_is_there_and_within_what_the_tests_allow() -> None:
     """A row without its error was never run."""
-    found = [float(error) for error in _ERROR.findall(gradient_table.PAGE.read_text(encoding="utf-8"))]
+    text = gradient_table.PAGE.read_text(encoding="utf-8").partition(_NETWORKS)[0]
+    found = [float(error) for error in _ERROR.findall(text)]
     assert len(found) == len({(case.domain, case.op_type) for case in CASES})
     assert max(found) <= max(case.tolerance for case in CASES)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from onnxtool.training.autodiff.builder import Builder, Tensor
 from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule
+from onnxtool.training.autodiff.scan import scan
 
 _X, _W, _R, _B, _LENGTHS, _H, _C, _PEEPHOLES = range(8)
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
@@ -120,7 +121,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
         cell = now[0] * states[0] + now[1]
         return [cell], [states[0], cell]
 
-    _, before, cells = build.scan(remember, [one.first[1]], [f, i * g], backward=one.backward)
+    _, before, cells = scan(build, remember, [one.first[1]], [f, i * g], backward=one.backward)
     level = build.op("Tanh", cells)
     # What does not depend on what comes back through time, for all steps at once.
     through_cell, through_output = o * (1.0 - level * level), level * o * (1.0 - o)
@@ -135,7 +136,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
         return [inner.op("MatMul", gates, one.r), dc * forget], [gates]
 
     inputs = [f, through_cell, through_output, *slopes, one.dy]
-    dh, dc, gates = build.scan(back, one.last, inputs, backward=not one.backward)
+    dh, dc, gates = scan(build, back, one.last, inputs, backward=not one.backward)
     total = gates.sum([0, 1], keepdims=False)
     return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh, dc
 
@@ -170,7 +171,7 @@ def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, 
         gates = inner.op("Concat", dz, dr, axis=-1)
         return [dh * keep + earlier + inner.op("MatMul", gates, of_gates)], [gates, dn, dq]
 
-    dh, gates, dn, dq = build.scan(back, one.last, [z, r, to_z, to_r, to_candidate, one.dy], backward=not one.backward)
+    dh, gates, dn, dq = scan(build, back, one.last, [z, r, to_z, to_r, to_candidate, one.dy], backward=not one.backward)
     of_x, of_h = (build.op("Concat", gates, last, axis=-1) for last in (dn, dq))
     read = one.before if reset_after else r * one.before
     weights = build.op("Concat", _weight(build, gates, one.before), _weight(build, dq, read), axis=0)
