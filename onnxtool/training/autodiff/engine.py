@@ -118,7 +118,11 @@ class _Walk:
         rule = _find_rule(node)
         if rule is None or rule.forward is None:
             return ()
-        return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.trained[node]))
+        try:
+            return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.trained[node]))
+        except Refusal as refusal:
+            self._refusals[node] = refusal
+            return ()
 
     def _pass(self, node: ir.Node) -> None:
         """Give the gradients of the outputs of `node` on to its inputs."""

@@ -119,6 +119,16 @@ def test_all_unsupported_operators_are_named_at_once() -> None:
     assert [node.name for node in model.graph] == before
 
 
+def test_a_node_whose_rank_is_not_known_is_refused() -> None:
+    """A BatchNormalization cannot be computed otherwise then, and the error says why."""
+    model = graph_of("""g (float[] x, float[3] s, float[3] b, float[3] m0, float[3] v0) => (float l) {
+        [norm] y, m, v = BatchNormalization<training_mode=1>(x, s, b, m0, v0)
+        l = ReduceSum<keepdims=0>(y)
+    }""")
+    with pytest.raises(GradientError, match=r"BatchNormalization \(node norm\): the rank of x is not known"):
+        differentiate(model, "l", ["s"])
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_if_is_refused(captured: bool) -> None:
     """Whether the gradient would go through an input, or through what a branch takes from outside."""
