@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from onnxtool.infer import encode as encode
     from onnxtool.infer import load as load
     from onnxtool.infer.benchmark import benchmark as benchmark
+    from onnxtool.infer.corpus import CorpusOptions as CorpusOptions
+    from onnxtool.infer.corpus import encode_corpus as encode_corpus
     from onnxtool.model_file import ModelFile as ModelFile
     from onnxtool.optimize import OptimizeOptions as OptimizeOptions
     from onnxtool.optimize import optimize_model as optimize_model
@@ -32,8 +34,10 @@ _MODULES = {
     "ExportOptions": "onnxtool.export",
     "export_model": "onnxtool.export",
     "BenchmarkOptions": "onnxtool.infer",
+    "CorpusOptions": "onnxtool.infer.corpus",
     "benchmark": "onnxtool.infer.benchmark",
     "encode": "onnxtool.infer",
+    "encode_corpus": "onnxtool.infer.corpus",
     "load": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",
     "OptimizeOptions": "onnxtool.optimize",
