@@ -248,7 +248,7 @@ def compare_kills(folder: Path, arguments: argparse.Namespace) -> None:
     _, model = sparse_model(folder)
     corpus = write_corpus(folder / "kill.jsonl", documentation_texts(arguments.texts))
     whole, killed = folder / "whole", folder / "killed"
-    extra = ("--shard_size", "250", "--gzip")
+    extra = ("--shard_size", "100", "--gzip")
     for output in (whole, killed):
         shutil.rmtree(output, ignore_errors=True)
         output.with_name(f"{output.name}.manifest.json").unlink(missing_ok=True)
@@ -262,8 +262,8 @@ def compare_kills(folder: Path, arguments: argparse.Namespace) -> None:
         process = subprocess.Popen(
             [*command, "--output", f"{killed}/", "--provider", "cpu", "--quiet", *extra], stdout=subprocess.DEVNULL
         )
-        # From before anything is written up to a third of the run.
-        moment_s = chance.uniform(0, seconds / 3)
+        # From before anything is written up to half of a run, which is why some kills come after many shards.
+        moment_s = chance.uniform(0, seconds / 2)
         try:
             process.wait(timeout=moment_s)
         except subprocess.TimeoutExpired:
