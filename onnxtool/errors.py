@@ -54,6 +54,13 @@ class GradientError(OnnxtoolError):
     """The gradient of a model cannot be built."""
 
 
+class ArtifactError(OnnxtoolError, RuntimeError):
+    """The training artifacts of a model cannot be made, or do not fit each other.
+
+    A RuntimeError as well, which is what onnxruntime-training raises.
+    """
+
+
 class FusionError(OnnxtoolError):
     """Fewer subgraphs were fused than the caller requires."""
 

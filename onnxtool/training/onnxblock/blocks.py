@@ -1,0 +1,263 @@
+"""The small blocks that others are made of, each an operator or two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ArtifactError
+from onnxtool.training.onnxblock.block import Block
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class _Operator(Block):
+    """One standard operator on any values, of the name of the class."""
+
+    def build(self, *names: str) -> str:
+        """Apply the operator."""
+        return self.accessor.add_node(type(self).__name__, names)
+
+
+class _Binary(_Operator):
+    def build(self, left: str, right: str) -> str:
+        """Apply the operator to two values."""
+        return super().build(left, right)
+
+
+class _Unary(_Operator):
+    def build(self, name: str) -> str:
+        """Apply the operator to one value."""
+        return super().build(name)
+
+
+class Add(_Binary):
+    """The sum of two values."""
+
+
+class Sub(_Binary):
+    """The difference of two values."""
+
+
+class Mul(_Binary):
+    """The product of two values, element by element."""
+
+
+class Div(_Binary):
+    """The quotient of two values, element by element."""
+
+
+class Sigmoid(_Unary):
+    """The logistic function."""
+
+
+class Log(_Unary):
+    """The natural logarithm."""
+
+
+class Neg(_Unary):
+    """The negative."""
+
+
+class Abs(_Unary):
+    """The absolute value."""
+
+
+class _Reduction(Block):
+    """A reduction of a value.
+
+    Args:
+        keepdims: the result has the rank of the input; without it, none.
+    """
+
+    def __init__(self, keepdims: bool = True) -> None:
+        self._keepdims = keepdims
+
+    def build(self, name: str) -> str:
+        """Reduce over all axes."""
+        return self.accessor.add_node(type(self).__name__, [name], keepdims=int(self._keepdims))
+
+
+class ReduceMean(_Reduction):
+    """The mean of all elements."""
+
+
+class ReduceSum(_Reduction):
+    """The sum of all elements."""
+
+
+class Pow(Block):
+    """A power with a constant exponent."""
+
+    def __init__(self, exponent: float) -> None:
+        self._exponent = exponent
+
+    def build(self, name: str) -> str:
+        """Raise each element to the exponent."""
+        import numpy as np
+
+        exponent = self.accessor.add_constant(np.array([self._exponent], np.float32), "exponent")
+        return self.accessor.add_node("Pow", [name, exponent])
+
+
+class Constant(Block):
+    """A number, or an array of any dtype, as an initializer; a float becomes float32 [1]."""
+
+    def __init__(self, value: float | Sequence[float] | NDArray[np.generic]) -> None:
+        self._value = value
+
+    def build(self) -> str:
+        """Add the initializer."""
+        import numpy as np
+
+        value = self._value
+        array = value if isinstance(value, np.ndarray) else np.atleast_1d(np.array(value, np.float32))
+        return self.accessor.add_constant(array)
+
+
+class SequenceConstruct(_Operator):
+    """A sequence of tensors."""
+
+
+class ReduceAllL2(Block):
+    """The Euclidean norm of all elements of several values together, float32 [1]."""
+
+    def build(self, *names: str) -> str:
+        """Take the root of the sum of all squares."""
+        import numpy as np
+
+        squares = [self.accessor.add_node("ReduceSumSquare", [name], keepdims=0) for name in names]
+        total = squares[0] if len(squares) == 1 else self.accessor.add_node("Sum", squares)
+        one = self.accessor.add_constant(np.array([1], np.int64))
+        return self.accessor.add_node("Sqrt", [self.accessor.add_node("Reshape", [total, one])])
+
+
+class Clip(Block):
+    """Values kept within bounds, of which either may be left out."""
+
+    def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
+        self._bounds = (clip_min, clip_max)
+
+    def build(self, name: str) -> str:
+        """Raise what is too low and lower what is too high."""
+        import numpy as np
+
+        # The specification wants scalars here.
+        bounds = [
+            "" if bound is None else self.accessor.add_constant(np.array(bound, np.float32)) for bound in self._bounds
+        ]
+        return self.accessor.add_node("Clip", [name, *bounds])
+
+
+class PassThrough(Block):
+    """Nothing: gives what it is given, one name or a tuple of several."""
+
+    def build(self, *names: str) -> str | tuple[str, ...]:
+        """Return the names."""
+        return names[0] if len(names) == 1 else names
+
+
+class InputLike(Block):
+    """A new input of the model with dtype and shape of another value."""
+
+    def __init__(self, like: str) -> None:
+        self._like = like
+
+    def build(self, input_name: str | None = None) -> str:
+        """Add the input, under this name or one of onnxtool's."""
+        from onnx import ValueInfoProto
+
+        value = ValueInfoProto()
+        value.CopyFrom(self.accessor.value_info(self._like))
+        value.name = input_name or self.accessor.new_name("input")
+        if self.accessor.has_value(value.name):
+            raise ArtifactError(f"the model has a value called {value.name!r} already", "give the input another name")
+        self.base.graph.input.append(value)
+        return value.name
+
+
+class LabelEncoder(Block):
+    """Replaced numbers or strings by a table, an operator of the domain ai.onnx.ml.
+
+    Args:
+        default_value: what is given for a key that the table does not have.
+        keys: integers, floats or strings.
+        values: of one kind, as many as keys.
+    """
+
+    def __init__(
+        self,
+        default_value: float | int | str,
+        keys: Sequence[int] | Sequence[float] | Sequence[str],
+        values: Sequence[int] | Sequence[float] | Sequence[str],
+    ) -> None:
+        if len(keys) != len(values) or not keys:
+            raise ArtifactError(f"{len(keys)} keys for {len(values)} values", "give each key its value")
+        kinds = {int: "int64s", float: "floats", str: "strings"}
+        single = {int: "int64", float: "float", str: "string"}
+        self._attributes = {
+            f"keys_{kinds[type(keys[0])]}": keys,
+            f"values_{kinds[type(values[0])]}": values,
+            f"default_{single[type(values[0])]}": default_value,
+        }
+
+    def build(self, name: str) -> str:
+        """Look each element up."""
+        from onnx import helper
+
+        model, output = self.base, self.accessor.new_name("LabelEncoder")
+        if all(opset.domain != "ai.onnx.ml" for opset in model.opset_import):
+            model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
+        node_name = self.accessor.new_name("LabelEncoder")
+        model.graph.node.append(
+            helper.make_node(
+                "LabelEncoder", [name], [output], name=node_name, domain="ai.onnx.ml", **self._attributes
+            )
+        )
+        return output
+
+
+class Cast(Block):
+    """Elements of another type.
+
+    Args:
+        to: a number of onnx.TensorProto.DataType.
+    """
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+
+    def build(self, name: str) -> str:
+        """Convert each element."""
+        return self.accessor.add_node("Cast", [name], to=self._to)
+
+
+class Linear(Block):
+    """A layer `y = x W^T + b` with parameters of its own, drawn as PyTorch draws those of torch.nn.Linear.
+
+    Args:
+        in_features: width of what goes in.
+        out_features: width of what comes out.
+        bias: whether there is a bias.
+        seed: of the parameters; None draws others each time.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, seed: int | None = None) -> None:
+        self._shape = (out_features, in_features)
+        self._bias = bias
+        self._seed = seed
+
+    def build(self, name: str) -> str:
+        """Apply the layer to float32 [N, in_features]."""
+        import numpy as np
+
+        generator = np.random.default_rng(self._seed)
+        bound = self._shape[1] ** -0.5
+        weight = generator.uniform(-bound, bound, self._shape).astype(np.float32)
+        inputs = [name, self.accessor.add_constant(weight, "linear.weight")]
+        if self._bias:
+            bias = generator.uniform(-bound, bound, self._shape[0]).astype(np.float32)
+            inputs.append(self.accessor.add_constant(bias, "linear.bias"))
+        return self.accessor.add_node("Gemm", inputs, transB=1)

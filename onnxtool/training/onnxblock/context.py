@@ -1,0 +1,228 @@
+"""The model that blocks are stacked on: one at a time, opened by `base` or `empty_base`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from onnxtool.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from onnx import ModelProto, ValueInfoProto
+
+Attribute: TypeAlias = "int | float | str | Sequence[int]"
+
+# Of the formats that onnxruntime 1.17 reads, these are the newest; older ones than the opset needs are not written.
+IR_VERSION = 9
+OPSET = 18
+
+
+class ModelAccessor:
+    """The model that blocks change, and how nodes, constants and inputs are added to it.
+
+    Attributes:
+        path: where the model was read from, which its external data lies beside; None for one made in memory.
+        eval_model: the model without gradients; None before a TrainingBlock was built.
+    """
+
+    def __init__(self, model: ModelProto, path: Path | None = None) -> None:
+        self._model = model
+        self.path = path
+        self.eval_model: ModelProto | None = None
+        self._taken = {name for name in self._names() if name}
+        self._count = 0
+
+    @property
+    def model(self) -> ModelProto:
+        """The model as the blocks have made it so far."""
+        return self._model
+
+    def new_name(self, kind: str) -> str:
+        """Return a name that nothing in the model has yet."""
+        while (name := f"onnxblock/{kind}_{self._count}") in self._taken:
+            self._count += 1
+        self._taken.add(name)
+        return name
+
+    def add_node(self, op_type: str, inputs: Sequence[str], **attributes: Attribute) -> str:
+        """Apply a standard operator, and return the name of its first output; an empty input is one left out."""
+        from onnx import helper
+
+        output = self.new_name(op_type)
+        node = helper.make_node(op_type, list(inputs), [output], name=self.new_name(op_type), **attributes)
+        self._model.graph.node.append(node)
+        return output
+
+    def add_constant(self, array: NDArray[np.generic], kind: str = "constant") -> str:
+        """Add an initializer, and return its name."""
+        from onnx import numpy_helper
+
+        name = self.new_name(kind)
+        self._model.graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def has_value(self, name: str) -> bool:
+        """Return whether a graph input, an initializer or the output of a node has this name."""
+        graph = self._model.graph
+        named = (*graph.input, *graph.initializer)
+        return any(one.name == name for one in named) or any(name in node.output for node in graph.node)
+
+    def value_info(self, name: str) -> ValueInfoProto:
+        """Return dtype and shape of any value, inferred where the model does not say them.
+
+        Raises:
+            ArtifactError: the model has no such value, or its dtype cannot be inferred.
+        """
+        graph = self._model.graph
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name == name and value.type.tensor_type.elem_type and value.type.tensor_type.HasField("shape"):
+                return value
+        if not self.has_value(name):
+            outputs = ", ".join(value.name for value in graph.output)
+            raise ArtifactError(
+                f"the model has no value called {name!r} that a loss could read", f"its outputs are {outputs}"
+            )
+        return self._inferred(name)
+
+    def _inferred(self, name: str) -> ValueInfoProto:
+        from onnx import helper, shape_inference
+
+        for tensor in self._model.graph.initializer:
+            if tensor.name == name:
+                return helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        inferred = shape_inference.infer_shapes(without_weights(self._model), data_prop=True).graph
+        for value in (*inferred.value_info, *inferred.output):
+            if value.name == name and value.type.tensor_type.elem_type:
+                return value
+        raise ArtifactError(f"dtype and shape of {name!r} cannot be inferred", "declare them as an output of the model")
+
+    def _names(self) -> Iterator[str]:
+        graph = self._model.graph
+        for one in (*graph.input, *graph.initializer):
+            yield one.name
+        for node in graph.node:
+            yield from (node.name, *node.output)
+
+
+def without_weights(model: ModelProto) -> ModelProto:
+    """Return the model with large initializers as inputs, so that type inference handles one of any size."""
+    from onnx import ModelProto, helper
+
+    copy = ModelProto()
+    for field in ("ir_version", "opset_import", "functions"):
+        value = getattr(model, field)
+        if field == "ir_version":
+            copy.ir_version = value
+        else:
+            getattr(copy, field).extend(value)
+    copy.graph.name = model.graph.name or "graph"
+    copy.graph.node.extend(model.graph.node)
+    copy.graph.input.extend(model.graph.input)
+    copy.graph.output.extend(model.graph.output)
+    copy.graph.value_info.extend(model.graph.value_info)
+    declared = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) <= 1024 and not tensor.external_data:
+            copy.graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            copy.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return copy
+
+
+_current: ContextVar[ModelAccessor | None] = ContextVar("onnxblock model", default=None)
+
+
+def current() -> ModelAccessor:
+    """Return the model that the blocks work on now.
+
+    Raises:
+        ArtifactError: no block of `with onnxblock.base(...)` or `onnxblock.empty_base()` is entered.
+    """
+    accessor = _current.get()
+    if accessor is None:
+        raise ArtifactError(
+            "there is no model to build on", "build blocks inside `with onnxblock.base(model):` or `empty_base():`"
+        )
+    return accessor
+
+
+@contextmanager
+def base(model: ModelProto, path: str | Path | None = None) -> Iterator[ModelAccessor]:
+    """Stack blocks on a copy of `model`, converted to opset 18 where it is older.
+
+    Args:
+        model: the forward model; of more than 2 GB it is loaded with `load_external_data=False`.
+        path: where that one was loaded from.
+
+    Raises:
+        ArtifactError: blocks are being stacked on another model already.
+        GradientError: the model is too old and cannot be converted.
+    """
+    where = None if path is None else Path(path)
+    with _entered(ModelAccessor(_prepared(model, where), where)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+    """Stack blocks on a model with nothing in it, of opset 18 unless another is given.
+
+    Raises:
+        ArtifactError: blocks are being stacked on another model already.
+    """
+    from onnx import helper
+
+    opsets = [helper.make_opsetid("", opset_version or OPSET)]
+    graph = helper.make_graph([], "graph", [], [])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="onnxtool")
+    with _entered(ModelAccessor(model)) as accessor:
+        yield accessor
+
+
+def custom_op_library(path: str | Path) -> NoReturn:
+    """Refuse a library of custom operators.
+
+    Raises:
+        ArtifactError: always.
+    """
+    raise ArtifactError(
+        f"a library of custom operators ({path}) has no gradients",
+        "gradients are made of standard operators, so that they run on any onnxruntime: rewrite the operator with "
+        "those, or add a rule in onnxtool/training/autodiff/rules/",
+    )
+
+
+@contextmanager
+def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    if _current.get() is not None:
+        raise ArtifactError("blocks are being stacked on another model already", "leave its `with` block first")
+    token = _current.set(accessor)
+    try:
+        yield accessor
+    finally:
+        _current.reset(token)
+
+
+def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
+    """Return a copy that gradients can be built on."""
+    import onnx_ir as ir
+
+    from onnxtool.training.autodiff import LOWEST_OPSET, prepare
+    from onnxtool.training.autodiff.preparation import opset_of
+
+    prepared = ir.from_proto(model)
+    if path is not None:
+        ir.external_data.set_base_dir(prepared.graph, path.parent)
+    if model.functions or opset_of(prepared) < LOWEST_OPSET:
+        prepare(prepared)
+        return ir.to_proto(prepared)
+    copy = type(model)()
+    copy.CopyFrom(model)
+    return copy

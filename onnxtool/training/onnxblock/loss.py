@@ -1,0 +1,189 @@
+"""The usual losses, in forms that neither overflow nor lose their slope.
+
+Letters: N samples, C classes, D* further axes of a sample.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ArtifactError
+from onnxtool.training.onnxblock import blocks
+from onnxtool.training.onnxblock.block import Block
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_REDUCTIONS = {
+    "mean": lambda: blocks.ReduceMean(keepdims=False),
+    "sum": lambda: blocks.ReduceSum(keepdims=False),
+    "none": blocks.PassThrough,
+}
+
+
+def _reduction(name: str) -> Block:
+    if name not in _REDUCTIONS:
+        raise ArtifactError(f"there is no reduction {name!r}", f"take one of {', '.join(_REDUCTIONS)}")
+    return _REDUCTIONS[name]()
+
+
+class _Elementwise(Block):
+    """A loss of each element against a target of the same shape, then reduced."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self._reduce = _reduction(reduction)
+
+    def build(self, loss_input_name: str, target_name: str = "target") -> str:
+        """Add the loss; the target becomes an input of the model where it is none yet."""
+        if not self.accessor.has_value(target_name):
+            blocks.InputLike(loss_input_name)(target_name)
+        reduced: str = self._reduce(self.elementwise(loss_input_name, target_name))
+        return reduced
+
+    def elementwise(self, name: str, target: str) -> str:
+        """Return the loss of each element."""
+        raise NotImplementedError
+
+
+class MSELoss(_Elementwise):
+    """The squared difference.
+
+    Args:
+        reduction: mean, sum or none.
+    """
+
+    def elementwise(self, name: str, target: str) -> str:
+        """Return the loss of each element."""
+        difference = blocks.Sub()(name, target)
+        squared: str = blocks.Mul()(difference, difference)
+        return squared
+
+
+class L1Loss(_Elementwise):
+    """The absolute difference.
+
+    Args:
+        reduction: mean, sum or none.
+    """
+
+    def elementwise(self, name: str, target: str) -> str:
+        """Return the loss of each element."""
+        absolute: str = blocks.Abs()(blocks.Sub()(name, target))
+        return absolute
+
+
+class BCEWithLogitsLoss(_Elementwise):
+    """The binary cross entropy of logits x against targets t in [0, 1].
+
+    It is `(1 - t) x + (1 + (p - 1) t) softplus(-x)`, which overflows for no x, with p the weight of positive targets.
+
+    Args:
+        weight: of each element, of a shape that broadcasts to it.
+        reduction: mean, sum or none.
+        pos_weight: weight of positive targets, of a shape that broadcasts to an element's.
+    """
+
+    def __init__(
+        self,
+        weight: NDArray[np.generic] | None = None,
+        reduction: str = "mean",
+        pos_weight: NDArray[np.generic] | None = None,
+    ) -> None:
+        super().__init__(reduction)
+        self._weight = weight
+        self._pos_weight = pos_weight
+
+    def elementwise(self, name: str, target: str) -> str:
+        """Return the loss of each element."""
+        add, mul, one = blocks.Add(), blocks.Mul(), blocks.Constant(1.0)()
+        softened = self.accessor.add_node("Softplus", [blocks.Neg()(name)])
+        if self._pos_weight is not None:
+            more = blocks.Constant(_float32(self._pos_weight) - 1)()
+            softened = mul(add(one, mul(more, target)), softened)
+        loss: str = add(mul(blocks.Sub()(one, target), name), softened)
+        return loss if self._weight is None else mul(blocks.Constant(_float32(self._weight))(), loss)
+
+
+class CrossEntropyLoss(Block):
+    """The negative logarithm of the probability of the labelled class.
+
+    Labels are an input of its own, int64 [N, D*] for scores [N, C, D*].
+
+    Args:
+        weight: of each class, float32 [C].
+        reduction: mean, sum or none. The mean is over the labels that count, and zero where none does.
+        ignore_index: labels of this value do not count.
+        axis: that of the classes: 1, or -1 for scores [N, D*, C] such as those of a language model. There, labels that
+            do not count are dropped before the layers that make the scores.
+    """
+
+    def __init__(
+        self,
+        weight: NDArray[np.generic] | None = None,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        axis: int = 1,
+    ) -> None:
+        _reduction(reduction)
+        if axis not in (1, -1):
+            raise ArtifactError(f"the axis of the classes is {axis}", "it is 1, or -1 for the last")
+        if axis == -1 and reduction == "none":
+            raise ArtifactError("reduction='none' goes with axis=1", "transpose the scores")
+        self._weight = weight
+        self._reduction = reduction
+        self._ignore_index = ignore_index
+        self._axis = axis
+
+    def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
+        """Add the loss; the labels become an input of the model where they are none yet."""
+        import numpy as np
+
+        scores, labels = scores_input_name, labels_name
+        shape = [_size(dim) for dim in self.accessor.value_info(scores).type.tensor_type.shape.dim]
+        if len(shape) < 2:
+            raise ArtifactError(
+                f"the scores {scores!r} have {len(shape)} axes, and a cross entropy needs an axis of classes",
+                "take another output, or BCEWithLogitsLoss for one score a sample",
+            )
+        if not self.accessor.has_value(labels):
+            self._add_labels(labels, shape)
+        if self._axis == -1 and len(shape) > 2:
+            rows = self.accessor.add_constant(np.array([-1], np.int64))
+            classes = self._last_size(scores, shape)
+            scores = self.accessor.add_node("Reshape", [scores, classes])
+            labels = self.accessor.add_node("Reshape", [labels, rows])
+        inputs = [scores, labels]
+        if self._weight is not None:
+            inputs.append(self.accessor.add_constant(_float32(self._weight), "class_weight"))
+        ignored = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
+        return self.accessor.add_node("SoftmaxCrossEntropyLoss", inputs, reduction=self._reduction, **ignored)
+
+    def _add_labels(self, name: str, scores: list[int | str | None]) -> None:
+        from onnx import TensorProto, helper
+
+        sizes = list(scores)
+        del sizes[self._axis]
+        self.base.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, sizes))
+
+    def _last_size(self, scores: str, shape: list[int | str | None]) -> str:
+        """Return the shape [-1, C]."""
+        import numpy as np
+
+        if isinstance(shape[-1], int):
+            return self.accessor.add_constant(np.array([-1, shape[-1]], np.int64))
+        last = self.accessor.add_node("Shape", [scores], start=-1)
+        rows = self.accessor.add_constant(np.array([-1], np.int64))
+        return self.accessor.add_node("Concat", [rows, last], axis=0)
+
+
+def _size(dim: object) -> int | str | None:
+    """Return the size of an axis of a TypeProto, its name, or None."""
+    kind = dim.WhichOneof("value")  # type: ignore[attr-defined]
+    return getattr(dim, kind) if kind else None
+
+
+def _float32(array: NDArray[np.generic]) -> NDArray[np.float32]:
+    import numpy as np
+
+    return np.asarray(array, np.float32)

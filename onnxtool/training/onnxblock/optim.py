@@ -1,0 +1,259 @@
+"""Optimizers: one step for all parameters, which lie in one buffer.
+
+The buffer is cut into blocks, float32 [K, S], the end padded with zeros; gradients and moments lie likewise. A Scan
+takes block after block through the formula. So the number of kernels does not grow with that of the parameters, and
+with 32768 numbers a block what lies between them stays in the cache of a CPU. On a GPU one block holds everything.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ArtifactError
+from onnxtool.training.names import (
+    FIRST_MOMENTS,
+    GRADIENTS,
+    LEARNING_RATE,
+    PARAMETERS,
+    SECOND_MOMENTS,
+    STEP,
+    updated_name,
+)
+from onnxtool.training.onnxblock.block import Block
+from onnxtool.training.onnxblock.forward import ForwardBlock
+
+if TYPE_CHECKING:
+    from onnx import NodeProto, TensorProto
+
+Parameters = tuple["Sequence[TensorProto]", "Sequence[TensorProto]"]
+
+
+class ClipGradNorm(Block):
+    """Gradients scaled down together where their common Euclidean norm is above a bound.
+
+    Args:
+        max_norm: the bound.
+    """
+
+    def __init__(self, max_norm: float) -> None:
+        if not max_norm > 0:
+            raise ArtifactError(f"gradients cannot be clipped to the norm {max_norm}", "give a number above 0")
+        self._max_norm = max_norm
+
+    def build(self, *gradient_names: str) -> list[str]:
+        """Return the names of the clipped gradients."""
+        scale = self.scale(*gradient_names)
+        return [self.accessor.add_node("Mul", [name, scale]) for name in gradient_names]
+
+    def scale(self, *gradient_names: str) -> str:
+        """Return what the gradients are multiplied with, float32 [1], at most 1; the formula is PyTorch's."""
+        from onnxtool.training.onnxblock.blocks import Add, Clip, Constant, Div, ReduceAllL2
+
+        norm = Add()(ReduceAllL2()(*gradient_names), Constant(1e-6)())
+        scale: str = Clip(clip_max=1.0)(Div()(Constant(self._max_norm)(), norm))
+        return scale
+
+
+class _Body:
+    """The nodes that a Scan runs for each block; names of the graph around it can be read."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+
+    def op(self, op_type: str, *inputs: str, to: str = "") -> str:
+        """Apply an operator, and return the name of its output."""
+        from onnx import helper
+
+        output = to or f"block/{op_type}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=f"block/node_{len(self.nodes)}"))
+        return output
+
+
+class Optimizer(ForwardBlock):
+    """What optimizers have in common: inputs, outputs and the Scan.
+
+    Args:
+        clip_grad: scales the gradients down before the step.
+
+    Attributes:
+        moments: the inputs that hold the state of the optimizer.
+    """
+
+    moments: tuple[str, ...] = ()
+
+    def __init__(self, clip_grad: ClipGradNorm | None = None) -> None:
+        self._clip_grad = clip_grad
+
+    @abstractmethod
+    def update(self, body: _Body, parameters: str, gradients: str, moments: Sequence[str]) -> None:
+        """Add the formula to `body`, for one block of each; it sets `updated_name` of the parameters and moments."""
+
+    def build(self, parameters: Parameters) -> list[str]:
+        """Add the step for these (trained, frozen) parameters, and return the names of the outputs."""
+        from onnx import TensorProto, helper
+
+        trained = parameters[0]
+        if not trained:
+            raise ArtifactError("there is no parameter to optimize", "train one at least")
+        other = [tensor.name for tensor in trained if tensor.data_type != TensorProto.FLOAT]
+        if other:
+            raise ArtifactError(f"the parameters {', '.join(other[:5])} are not float32", "freeze or convert them")
+        graph = self.base.graph
+        graph.input.extend(
+            [
+                helper.make_tensor_value_info(LEARNING_RATE, TensorProto.FLOAT, [1]),
+                helper.make_tensor_value_info(STEP, TensorProto.INT64, [1]),
+                *(
+                    helper.make_tensor_value_info(name, TensorProto.FLOAT, ["blocks", "size"])
+                    for name in (PARAMETERS, GRADIENTS, *self.moments)
+                ),
+            ]
+        )
+        return self._scan()
+
+    def _scan(self) -> list[str]:
+        from onnx import TensorProto, helper
+
+        scanned = [PARAMETERS, GRADIENTS, *self.moments]
+        updated = [updated_name(name) for name in (PARAMETERS, *self.moments)]
+        inside = [f"block/{name}" for name in scanned]
+        body = _Body()
+        self.update(body, inside[0], inside[1], inside[2:])
+        results = [f"block/{name}" for name in updated]
+        graph = helper.make_graph(
+            body.nodes,
+            "block",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["size"]) for name in inside],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["size"]) for name in results],
+        )
+        self.base.graph.node.append(
+            helper.make_node("Scan", scanned, updated, name="step", body=graph, num_scan_inputs=len(scanned))
+        )
+        return updated
+
+    def number(self, value: float) -> str:
+        """Add a number as an initializer, float32 [1]."""
+        from onnxtool.training.onnxblock.blocks import Constant
+
+        name: str = Constant(value)()
+        return name
+
+    def gradient_scale(self) -> str | None:
+        """Return what clipping multiplies the gradients with; None where nothing clips."""
+        return None if self._clip_grad is None else self._clip_grad.scale(GRADIENTS)
+
+
+class AdamW(Optimizer):
+    """Adam with the weight decay apart from the gradient (Loshchilov and Hutter 2019), as torch.optim.AdamW computes it.
+
+    The reference decays after the step and adds `eps` before the bias is corrected; its results differ by less than
+    the learning rate times either.
+
+    Args:
+        bias_correction: make up for moments that start at zero.
+        betas: how much of both moments is kept a step.
+        eps: added to the root of the second moment.
+        weight_decay: how much of a parameter is taken away a step, times the learning rate.
+        clip_grad: scales the gradients down before the step.
+    """
+
+    moments = (FIRST_MOMENTS, SECOND_MOMENTS)
+
+    def __init__(
+        self,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        clip_grad: ClipGradNorm | None = None,
+    ) -> None:
+        super().__init__(clip_grad)
+        self._bias_correction = bias_correction
+        self._betas = betas
+        self._eps = eps
+        self._weight_decay = weight_decay
+
+    def update(self, body: _Body, parameters: str, gradients: str, moments: Sequence[str]) -> None:
+        """Add the formula for one block.
+
+        With c the roots of the bias corrections it is `p (1 - lr w) - lr c2/c1^2 m / (sqrt(v) + eps c2)`, so that
+        everything but p, m and v is a scalar of the graph around the block.
+        """
+        op, (beta1, beta2) = self.accessor.add_node, self._betas
+        rate, eps = LEARNING_RATE, self.number(self._eps)
+        if self._bias_correction:
+            root = op("Sqrt", [self._correction(beta2)])
+            rate = op("Div", [op("Mul", [LEARNING_RATE, root]), self._correction(beta1)])
+            eps = op("Mul", [eps, root])
+        first, second = self.number(1 - beta1), self.number(1 - beta2)
+        scale = self.gradient_scale()
+        if scale is not None:
+            first, second = op("Mul", [first, scale]), op("Mul", [second, op("Mul", [scale, scale])])
+        kept = parameters
+        if self._weight_decay:
+            decay = op("Mul", [LEARNING_RATE, self.number(self._weight_decay)])
+            kept = body.op("Mul", parameters, op("Sub", [self.number(1.0), decay]))
+        mean = body.op(
+            "Add",
+            body.op("Mul", moments[0], self.number(beta1)),
+            body.op("Mul", gradients, first),
+            to=updated_name(moments[0]),
+        )
+        square = body.op(
+            "Add",
+            body.op("Mul", moments[1], self.number(beta2)),
+            body.op("Mul", body.op("Mul", gradients, gradients), second),
+            to=updated_name(moments[1]),
+        )
+        step = body.op("Div", body.op("Mul", mean, rate), body.op("Add", body.op("Sqrt", square), eps))
+        body.op("Sub", kept, step, to=updated_name(parameters))
+
+    def _correction(self, beta: float) -> str:
+        """Return `1 - beta ** step`."""
+        from onnx import TensorProto
+
+        op = self.accessor.add_node
+        # In double precision: 1 - 0.999 ** 1 loses four digits in float32.
+        step = op("Cast", [STEP], to=TensorProto.DOUBLE)
+        power = op("Pow", [self._double(beta), step])
+        return op("Cast", [op("Sub", [self._double(1.0), power])], to=TensorProto.FLOAT)
+
+    def _double(self, value: float) -> str:
+        import numpy as np
+
+        return self.accessor.add_constant(np.array([value], np.float64))
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, as torch.optim.SGD computes it.
+
+    Args:
+        clip_grad: scales the gradients down before the step.
+        momentum: how much of the last step is added; with it there are first moments.
+        weight_decay: how much of a parameter is added to its gradient.
+    """
+
+    def __init__(
+        self, clip_grad: ClipGradNorm | None = None, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(clip_grad)
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self.moments = (FIRST_MOMENTS,) if momentum else ()
+
+    def update(self, body: _Body, parameters: str, gradients: str, moments: Sequence[str]) -> None:
+        """Add the formula for one block."""
+        rate, scale = LEARNING_RATE, self.gradient_scale()
+        if scale is not None and not self.moments and not self._weight_decay:
+            rate = self.accessor.add_node("Mul", [rate, scale])
+        elif scale is not None:
+            gradients = body.op("Mul", gradients, scale)
+        if self._weight_decay:
+            decay = body.op("Mul", parameters, self.number(self._weight_decay))
+            gradients = body.op("Add", gradients, decay)
+        if moments:
+            kept = body.op("Mul", moments[0], self.number(self._momentum))
+            gradients = body.op("Add", kept, gradients, to=updated_name(moments[0]))
+        body.op("Sub", parameters, body.op("Mul", gradients, rate), to=updated_name(parameters))

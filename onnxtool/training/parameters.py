@@ -1,0 +1,102 @@
+"""Which initializers of a model are parameters, and which of them a list of names and patterns means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnxtool.training.training_graph import Choice
+
+
+def choose(model: onnx.ModelProto, trained: Sequence[str] | None, frozen: Sequence[str] | None) -> Choice:
+    """Resolve names and patterns to a choice of parameters.
+
+    A pattern (`*.bias`, as fnmatch knows them) means the float initializers with an axis; among those that patterns of
+    both lists mean, frozen ones stay frozen, and an exact name goes before any pattern.
+
+    Raises:
+        ArtifactError: a name is in both lists or in no model, or a pattern means nothing.
+    """
+    from onnxtool.training.training_graph import Choice
+
+    trained, frozen = _listed(trained), _listed(frozen)
+    both = sorted(set(trained) & set(frozen))
+    if both:
+        raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
+    names = [tensor.name for tensor in model.graph.initializer]
+    floats = [tensor.name for tensor in model.graph.initializer if _is_float(tensor) and tensor.dims]
+    wanted, kept = (_Resolved(entries, names, floats, what) for entries, what in ((trained, "train"), (frozen, "freeze")))
+    loser = kept.by_pattern - wanted.exact
+    return Choice(
+        tuple(name for name in names if name in wanted.exact | (wanted.by_pattern - kept.exact - loser)),
+        tuple(name for name in names if name in kept.exact | loser),
+        frozenset(wanted.by_pattern - wanted.exact),
+    )
+
+
+def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable[str]) -> None:
+    """Refuse names that no parameter has, and trained parameters that are not float32.
+
+    Raises:
+        ArtifactError: with the nearest names.
+    """
+    from onnx import TensorProto
+
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name in (*trained, *frozen):
+        if name not in tensors:
+            raise _unknown(name, list(tensors))
+    for name in trained:
+        if tensors[name].data_type != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(tensors[name].data_type).lower()
+            raise ArtifactError(
+                f"the parameter {name} is {kind}, and those that are trained are float32",
+                "freeze it, or export the model in float32",
+            )
+
+
+class _Resolved:
+    """What a list means: names given as they are, and names that a pattern means."""
+
+    def __init__(self, entries: Sequence[str], names: Sequence[str], floats: Sequence[str], verb: str) -> None:
+        known = set(names)
+        self.exact = {entry for entry in entries if entry in known}
+        self.by_pattern: set[str] = set()
+        for entry in entries:
+            if entry in known:
+                continue
+            if not any(sign in entry for sign in "*?["):
+                raise _unknown(entry, names)
+            found = {name for name in floats if fnmatchcase(name, entry)}
+            if not found:
+                raise ArtifactError(
+                    f"the pattern {entry!r} of parameters to {verb} fits none of the {len(floats)} of the model",
+                    f"they are called {', '.join(floats[:5])}, …",
+                )
+            self.by_pattern |= found
+        self.by_pattern -= self.exact
+
+
+def _listed(entries: Sequence[str] | None) -> Sequence[str]:
+    if isinstance(entries, str):  # a string is a sequence of strings, too
+        raise TypeError(f"a list of names is expected, not the string {entries!r}")
+    return entries or ()
+
+
+def _is_float(tensor: onnx.TensorProto) -> bool:
+    from onnx import TensorProto
+
+    return tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+
+
+def _unknown(name: str, names: Sequence[str]) -> ArtifactError:
+    close = get_close_matches(name, names, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(names[:5]) or 'no parameters'}, …"
+    return ArtifactError(f"the model has no parameter called {name!r}", hint)

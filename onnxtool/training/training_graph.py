@@ -1,0 +1,225 @@
+"""Make the training and the eval graph of a model that ends in a loss.
+
+Inputs of both: those of the user, then the parameters, in the order in which the model holds them. The training graph
+takes after them a buffer for each gradient and `lazy_reset_grad`, and gives after the outputs of the user the new
+content of each buffer and the running statistics of batch normalizations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ArtifactError
+from onnxtool.training.names import LAZY_RESET, accumulated_name, buffer_name, gradient_name, updated_name
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which parameters are trained and which are frozen, by exact name.
+
+    Attributes:
+        optional: those to train only where the loss depends on them; else they are frozen.
+    """
+
+    trained: tuple[str, ...]
+    frozen: tuple[str, ...] = ()
+    optional: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A training and an eval model, and the parameters that are their inputs."""
+
+    training: onnx.ModelProto
+    evaluation: onnx.ModelProto
+    trainable: list[onnx.TensorProto]
+    frozen: list[onnx.TensorProto]
+
+
+def build_graphs(model: onnx.ModelProto, choice: Choice, loss: str, path: Path | None = None) -> Graphs:
+    """Differentiate `loss` with respect to the trained parameters.
+
+    Args:
+        model: of opset 18 or later; its outputs are the loss and what else both graphs shall give.
+        choice: of parameters.
+        loss: name of a float output of one element.
+        path: where the model was read from, beside which its external data lies.
+
+    Raises:
+        ArtifactError: a parameter is not in the model, nothing is trained, or the loss is none.
+        GradientError: operators between parameters and loss have no gradient.
+    """
+    import onnx_ir as ir
+
+    choice = _checked(model, choice)
+    _check_loss(model, loss)
+    training, evaluation = _read(model, path), _read(model, path)
+    statistics, trained = _train(training, choice, loss)
+    buffers = [name for name in statistics if name not in choice.frozen]
+    promoted = {*choice.trained, *choice.frozen, *buffers}
+    _evaluate(evaluation, promoted)
+    tensors = [tensor for tensor in model.graph.initializer if tensor.name in promoted]
+    return Graphs(
+        ir.to_proto(training),
+        ir.to_proto(evaluation),
+        [tensor for tensor in tensors if tensor.name in trained],
+        [tensor for tensor in tensors if tensor.name not in trained],
+    )
+
+
+def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
+    import onnx_ir as ir
+    import onnx_ir.passes.common as common
+
+    read = ir.from_proto(model)
+    if path is not None:
+        ir.external_data.set_base_dir(read.graph, path.parent)
+    # Dropout and its like have their settings in constants.
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(read)
+    return read
+
+
+def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.Value], list[str]]:
+    """Make a training graph of `model`; return the running statistics' new values and who is trained."""
+    from onnxtool.training.autodiff import differentiate
+    from onnxtool.training.autodiff.inference import infer_types
+    from onnxtool.training.cross_entropy import decompose_losses
+    from onnxtool.training.label_rows import drop_ignored_rows
+    from onnxtool.training.lowering import lower
+    from onnxtool.training.modes import decompose, running_statistics, start_training
+
+    graph = model.graph
+    normalizations = start_training(graph, choice.trained)
+    _promote(graph, {*choice.trained, *choice.frozen, *running_statistics(normalizations)})
+    infer_types(model)
+    drop_ignored_rows(graph)
+    gradients = differentiate(model, loss, choice.trained)
+    trained = _trained(choice, gradients)
+    decompose_losses(graph)
+    statistics = decompose(graph, normalizations)
+    _accumulate(graph, {name: gradients[name] for name in trained})
+    for name, value in statistics.items():
+        _rename_output(graph, value, updated_name(name))
+    _tidy(model)
+    lower(model)
+    return statistics, trained
+
+
+def _evaluate(model: ir.Model, promoted: set[str]) -> None:
+    from onnxtool.training.autodiff.inference import infer_types
+    from onnxtool.training.cross_entropy import decompose_losses
+    from onnxtool.training.lowering import lower
+    from onnxtool.training.modes import stop_training
+
+    _promote(model.graph, promoted)
+    stop_training(model.graph)
+    infer_types(model)
+    decompose_losses(model.graph)
+    _tidy(model)
+    lower(model)
+
+
+def _promote(graph: ir.Graph, names: set[str]) -> None:
+    """Make inputs of initializers, in their order; their values go to the checkpoint."""
+    import onnx_ir as ir
+
+    inputs = {value.name for value in graph.inputs}
+    for name in [name for name in graph.initializers if name in names]:
+        value = graph.initializers.pop(name)
+        if value.const_value is not None:
+            value.shape = ir.Shape(value.const_value.shape)
+            value.type = ir.TensorType(value.const_value.dtype)
+        value.const_value = None
+        if name not in inputs:
+            graph.inputs.append(value)
+
+
+def _trained(choice: Choice, gradients: Mapping[str, ir.Value]) -> list[str]:
+    """Return who has a gradient; all of them must, but the optional ones."""
+    missing = [name for name in choice.trained if name not in gradients and name not in choice.optional]
+    if missing:
+        raise ArtifactError(
+            f"the loss does not depend on {', '.join(missing[:5])}", "freeze them, or take another output for the loss"
+        )
+    if not gradients:
+        raise ArtifactError("the loss depends on none of the parameters", "take another output for the loss")
+    return [name for name in choice.trained if name in gradients]
+
+
+def _accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
+    """Add each gradient to its buffer, or replace the buffer by it where `lazy_reset_grad` is true."""
+    import onnx_ir as ir
+
+    reset = ir.Input(LAZY_RESET, ir.Shape([1]), ir.TensorType(ir.DataType.BOOL))
+    outputs = []
+    for parameter in [value for value in graph.inputs if value.name in gradients]:
+        name, gradient = str(parameter.name), gradients[str(parameter.name)]
+        buffer = ir.Input(buffer_name(name), parameter.shape, parameter.type)
+        graph.inputs.append(buffer)
+        added = ir.node("Add", [buffer, gradient], name=f"{gradient_name(name)}/add")
+        added.outputs[0].name = f"{gradient_name(name)}/added"
+        chosen = ir.node("Where", [reset, gradient, added.outputs[0]], name=f"{gradient_name(name)}/accumulate")
+        result = chosen.outputs[0]
+        result.name, result.shape, result.type = accumulated_name(name), parameter.shape, parameter.type
+        graph.extend([added, chosen])
+        outputs.append(result)
+    graph.inputs.append(reset)
+    graph.outputs.extend(outputs)
+
+
+def _rename_output(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    value.name = name
+    graph.outputs.append(value)
+
+
+def _tidy(model: ir.Model) -> None:
+    import onnx_ir.passes.common as common
+
+    model.graph.sort()
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    model.graph.sort()
+
+
+def _checked(model: onnx.ModelProto, choice: Choice) -> Choice:
+    """Refuse names that are no float parameters of the model."""
+    from onnxtool.training.parameters import check_names
+
+    both = sorted(set(choice.trained) & set(choice.frozen))
+    if both:
+        raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
+    if not choice.trained:
+        raise ArtifactError("no parameter is to be trained", "name them, or give a pattern such as *.weight")
+    check_names(model, choice.trained, choice.frozen)
+    return choice
+
+
+def _check_loss(model: onnx.ModelProto, loss: str) -> None:
+    """Refuse what is no float of one element."""
+    from onnx import TensorProto
+
+    value = next((value for value in model.graph.output if value.name == loss), None)
+    if value is None:
+        raise ArtifactError(f"the loss {loss!r} is no output of the model", "return its name from build")
+    kind = value.type.tensor_type
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    if kind.elem_type and kind.elem_type not in floats:
+        raise ArtifactError(
+            f"the loss {loss!r} is {TensorProto.DataType.Name(kind.elem_type).lower()}, and only a float has a gradient",
+            "take another output of the model, or a loss on top of it",
+        )
+    sizes: Sequence[object] = [getattr(dim, dim.WhichOneof("value") or "", None) for dim in kind.shape.dim]
+    if kind.HasField("shape") and any(size != 1 for size in sizes):
+        raise ArtifactError(
+            f"the loss {loss!r} has the shape {sizes}, and a loss has one element",
+            "reduce it to its mean or sum; with loss=None the first output of the model is the loss",
+        )
