@@ -183,10 +183,12 @@ def _tidy(model: ir.Model) -> None:
     import onnx_ir.passes.common as common
 
     model.graph.sort()
+    common.DeduplicateInitializersPass(size_limit=1024)(model)  # several builders have made equal constants
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+    common.NameFixPass()(model)
     model.graph.sort()
 
 

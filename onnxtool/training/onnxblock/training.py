@@ -12,6 +12,8 @@ from onnxtool.training.onnxblock.forward import declare_outputs, output_names
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
+    from onnxtool.training.training_graph import Choice
+
 
 class TrainingBlock(Block):
     """A block on top of a model that ends in a loss, and the gradients of parameters with respect to it.
@@ -28,7 +30,7 @@ class TrainingBlock(Block):
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
         """Let a parameter be trained, or with `value` False be frozen: an input of the models without a gradient."""
-        self._choice()[argument_name] = value
+        self._chosen()[argument_name] = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Add the block and the gradients.
@@ -37,17 +39,12 @@ class TrainingBlock(Block):
             ArtifactError: a parameter is not in the model, or the loss is none.
             GradientError: operators on the way have no gradient.
         """
-        from onnxtool.training.training_graph import Choice, build_graphs
+        from onnxtool.training.training_graph import build_graphs
 
         output = self.build(*args, **kwargs)
         names = output_names(output)
         declare_outputs(self, names)
-        chosen = self._choice()
-        choice = Choice(
-            tuple(name for name, trained in chosen.items() if trained),
-            tuple(name for name, trained in chosen.items() if not trained),
-        )
-        graphs = build_graphs(self.base, choice, names[0], self.accessor.path)
+        graphs = build_graphs(self.base, self.choice, names[0], self.accessor.path)
         self._models = (graphs.training, graphs.evaluation)
         self._parameters = (graphs.trainable, graphs.frozen)
         self.accessor.eval_model = graphs.evaluation
@@ -74,10 +71,28 @@ class TrainingBlock(Block):
             raise _not_built()
         return self._models
 
-    def _choice(self) -> dict[str, bool]:
+    @property
+    def choice(self) -> Choice:
+        """Which parameters are trained and which are frozen."""
+        from onnxtool.training.training_graph import Choice
+
+        chosen = self._chosen()
+        trained = tuple(name for name, value in chosen.items() if value)
+        optional: frozenset[str] = self.__dict__.get("_optional", frozenset())
+        return Choice(trained, tuple(name for name, value in chosen.items() if not value), optional)
+
+    def choose(self, choice: Choice) -> None:
+        """Take over a whole choice; its optional parameters are frozen where the loss does not depend on them."""
+        for name in choice.trained:
+            self.requires_grad(name)
+        for name in choice.frozen:
+            self.requires_grad(name, False)
+        self.__dict__["_optional"] = choice.optional
+
+    def _chosen(self) -> dict[str, bool]:
         # A subclass may define __init__ without calling this one's.
-        choice: dict[str, bool] = self.__dict__.setdefault("_chosen", {})
-        return choice
+        chosen: dict[str, bool] = self.__dict__.setdefault("_choice", {})
+        return chosen
 
 
 def _not_built() -> ArtifactError:
