@@ -44,7 +44,7 @@ ONLY_IN = {
     "onnxscript": {"export", "optimize", "training"},
     "tokenizers": {"texts"},
     "pyarrow": {"infer"},
-    "onnxruntime": {"runtime", "optimize"},
+    "onnxruntime": {"runtime", "optimize", "training"},
     "onnx": {"export", "optimize", "runtime", "stats", "training", "weights"},
     "onnx_ir": {"export", "optimize", "model_file", "training", "weights"},
 }

@@ -163,7 +163,8 @@ def _tensor(table: _Table, nominal: bool) -> tuple[str, NDArray[np.generic]]:
 
     name = table.text(0)
     dims = np.frombuffer(table.content(2, 8), "<i8").tolist()
-    dtype = _dtype(table.integer(3, "<i", 0), name)
+    number = table.integer(3, "<i", 0)
+    dtype = np.dtype(np.float32) if nominal and not number else _dtype(number, name)
     if len(dims) > MAX_RANK or any(size < 0 for size in dims):
         raise _Damaged(f"{name} has the shape {dims[:8]}")
     content = table.content(4, 1)

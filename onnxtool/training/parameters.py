@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def choose(model: onnx.ModelProto, trained: Sequence[str] | None, frozen: Sequence[str] | None) -> Choice:
     """Resolve names and patterns to a choice of parameters.
 
-    A pattern (`*.bias`, as fnmatch knows them) means the float initializers with an axis; among those that patterns of
-    both lists mean, frozen ones stay frozen, and an exact name goes before any pattern.
+    A pattern (`*.bias`, as fnmatch knows them) means the float initializers with an axis, but for running statistics;
+    what patterns of both lists mean is frozen, and an exact name goes before any pattern.
 
     Raises:
         ArtifactError: a name is in both lists or in no model, or a pattern means nothing.
@@ -31,7 +31,12 @@ def choose(model: onnx.ModelProto, trained: Sequence[str] | None, frozen: Sequen
     if both:
         raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
     names = [tensor.name for tensor in model.graph.initializer]
-    floats = [tensor.name for tensor in model.graph.initializer if _is_float(tensor) and tensor.dims]
+    statistics = {name for node in model.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
+    floats = [
+        tensor.name
+        for tensor in model.graph.initializer
+        if _is_float(tensor) and tensor.dims and tensor.name not in statistics
+    ]
     wanted, kept = (_Resolved(entries, names, floats, what) for entries, what in ((trained, "train"), (frozen, "freeze")))
     loser = kept.by_pattern - wanted.exact
     return Choice(

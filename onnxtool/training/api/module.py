@@ -1,0 +1,293 @@
+"""Training and evaluation of a model with its artifacts: gradients and parameters stay on the device, in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.errors import ArtifactError, InputError
+from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
+from onnxtool.training.api.session import Runner
+from onnxtool.training.api.state import CheckpointState
+from onnxtool.training.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Module:
+    """A model that can be trained.
+
+    Called, it runs a step of training, which adds to the gradients, or of evaluation.
+
+    Args:
+        train_model_uri: the training model.
+        state: the checkpoint; from now on the values are those of this module.
+        eval_model_uri: the eval model, for `eval` and for exports.
+        device: cpu, cuda or cuda:1.
+        session_options: onnxruntime's.
+
+    Attributes:
+        training: whether a call trains.
+        state: the checkpoint.
+        device: where everything is.
+        session_options: for the optimizer's session as well.
+        values: the trained parameters.
+        gradients: theirs.
+        moment_buffers: the state of the optimizer, by its name in the checkpoint.
+
+    Raises:
+        ArtifactError: the checkpoint does not fit the model.
+        ModelFileError: a model file is missing or damaged.
+        SessionError: onnxruntime cannot load a model.
+    """
+
+    def __init__(
+        self,
+        train_model_uri: str | os.PathLike[str],
+        state: CheckpointState,
+        eval_model_uri: str | os.PathLike[str] | None = None,
+        device: str = "cpu",
+        session_options: Any = None,
+    ) -> None:
+        self.training = True
+        self.state = state
+        self.device = Device.parse(device)
+        self.session_options = session_options
+        self._train = Runner(Path(train_model_uri), self.device, session_options)
+        self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
+        self._eval = None if self._eval_path is None else Runner(self._eval_path, self.device, session_options)
+        trained = [name for name in self._train.input_names if buffer_name(name) in self._train.input_names]
+        self._check(trained)
+        layout = Layout({name: self._shape(name) for name in trained}, self.device)
+        self.values, self.gradients = Buffer(layout, self.device), Buffer(layout, self.device)
+        self.moment_buffers: dict[str, Buffer] = {}
+        self._frozen = {name: self._place(name) for name in state.checkpoint.frozen}
+        if not state.checkpoint.is_nominal:
+            self.values.write(state.checkpoint.trainable)
+        self._reset = True
+        self._has_gradients = False
+        self._bind()
+        state.memory = self
+
+    def __call__(self, *user_inputs: Any) -> Any:
+        """Run a step on arrays, or OrtValues, in the order of `input_names`.
+
+        Returns:
+            The output, or a tuple of them where there are several: arrays, or OrtValues where no input is an array.
+
+        Raises:
+            InputError: an input is missing, or of another dtype or rank.
+            ArtifactError: there is no eval model, or the checkpoint is nominal and has no values yet.
+        """
+        import numpy as np
+
+        self.check_complete()
+        runner, names = self._runner(), self.input_names()
+        if len(user_inputs) != len(names):
+            raise InputError(f"{runner.path} takes {', '.join(names)}, and {len(user_inputs)} are given", "give these")
+        for name, tensor in zip(names, user_inputs, strict=True):
+            runner.feed(name, tensor)
+        if self.training:
+            runner.feed(LAZY_RESET, np.array([self._reset]))
+        arrays = any(isinstance(tensor, np.ndarray) for tensor in user_inputs)
+        outputs = (runner.run if arrays else runner.run_values)(self.output_names())
+        if self.training:
+            self._reset, self._has_gradients = False, True
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def train(self, mode: bool = True) -> Module:
+        """Let calls train, or evaluate."""
+        self.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Let calls evaluate."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next step of training begin with new gradients."""
+        self._reset = True
+
+    def input_names(self) -> list[str]:
+        """Return the inputs of a call, in order."""
+        runner = self._runner()
+        hidden = {LAZY_RESET, *self.state.names(), *(buffer_name(name) for name in self.values.layout.shapes)}
+        return [name for name in runner.input_names if name not in hidden]
+
+    def output_names(self) -> list[str]:
+        """Return the outputs of a call, in order, the loss first."""
+        runner, layout = self._runner(), self.values.layout
+        hidden = {accumulated_name(name) for name in layout.shapes} | {updated_name(name) for name in self._frozen}
+        return [name for name in runner.output_names if name not in hidden]
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """Return the number of elements of the parameters."""
+        return self.values.layout.size + (0 if trainable_only else sum(self._frozen_sizes()))
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
+        """Return an OrtValue with a copy of the parameters, float32 [get_parameters_size], in the order of the state.
+
+        Raises:
+            ArtifactError: a frozen parameter is not float32.
+        """
+        import numpy as np
+        import onnxruntime as ort
+
+        arrays = [array for _, array in self.values.read_all()]
+        if not trainable_only:
+            arrays += [self._float32(name) for name in self._frozen]
+        flat = np.concatenate([array.reshape(-1) for array in arrays])
+        return ort.OrtValue.ortvalue_from_numpy(flat, self.device.kind, self.device.number)
+
+    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
+        """Set the parameters from an OrtValue as `get_contiguous_parameters` gives it; a nominal state is then complete.
+
+        Raises:
+            ArtifactError: it has another size.
+        """
+        flat = buffer.numpy().reshape(-1)
+        if flat.size != (size := self.get_parameters_size(trainable_only)):
+            raise ArtifactError(f"the buffer has {flat.size} elements, and the parameters {size}", "check trainable_only")
+        shapes = dict(self.values.layout.shapes)
+        if not trainable_only:
+            shapes |= {name: tuple(value.shape()) for name, value in self._frozen.items()}
+        start, arrays = 0, {}
+        for name, shape in shapes.items():
+            count = _count(shape)
+            arrays[name] = flat[start : start + count].reshape(shape)
+            start += count
+        self.values.write({name: arrays[name] for name in self.values.layout.shapes})
+        for name in set(arrays) - set(self.values.layout.shapes):
+            self._frozen[name].update_inplace(arrays[name])
+        self.state.checkpoint.is_nominal = False
+
+    def export_model_for_inferencing(
+        self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
+    ) -> None:
+        """Write the forward model with the parameters as they are now, giving these values of the eval model.
+
+        Raises:
+            ArtifactError: there is no eval model, or it has no such value.
+            OutputWriteError: it cannot be written.
+        """
+        from onnxtool.training.inference_model import export_inference_model
+
+        if self._eval_path is None:
+            raise ArtifactError("an export is made of the eval model, and there is none", "pass eval_model_uri")
+        self.check_complete()
+        parameters = {name: self.read(name) for name in self.state.names()}
+        export_inference_model(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
+
+    def check_complete(self) -> None:
+        """Refuse to go on without values.
+
+        Raises:
+            ArtifactError: the checkpoint is nominal.
+        """
+        if self.state.checkpoint.is_nominal:
+            raise ArtifactError("the checkpoint is nominal and has no values", "call copy_buffer_to_parameters first")
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a copy of a parameter."""
+        if name in self.values.layout.shapes:
+            return self.values.read(name)
+        array: NDArray[Any] = self._frozen[name].numpy()
+        return array.copy()
+
+    def write(self, name: str, array: NDArray[Any]) -> None:
+        """Set a parameter."""
+        if name in self.values.layout.shapes:
+            self.values.write({name: array})
+        else:
+            self._frozen[name].update_inplace(array)
+
+    def gradient(self, name: str) -> NDArray[np.float32] | None:
+        """Return a copy of the gradient of a parameter; None before the first step."""
+        return self.gradients.read(name) if self._has_gradients else None
+
+    def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return copies of the state of the optimizer."""
+        return {moment: dict(buffer.read_all()) for moment, buffer in sorted(self.moment_buffers.items())}
+
+    def _runner(self) -> Runner:
+        if self.training:
+            return self._train
+        if self._eval is None:
+            raise ArtifactError("there is no eval model", "pass eval_model_uri")
+        return self._eval
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(size) for size in self._train.shape_of(name) if size is not None)
+
+    def _check(self, trained: Sequence[str]) -> None:
+        """Refuse a checkpoint of another model."""
+        checkpoint = self.state.checkpoint
+        saved = {**checkpoint.trainable, **checkpoint.frozen}
+        path = self._train.path
+        missing = [name for name in trained if name not in checkpoint.trainable]
+        other = [name for name in checkpoint.trainable if name not in trained]
+        other += [name for name in checkpoint.frozen if name not in self._train.input_names or name in trained]
+        if missing or other or not trained:
+            raise ArtifactError(
+                f"the checkpoint does not fit {path}: " + _listing({"missing": missing, "unknown to it": other}),
+                "take the checkpoint and the training model of the same artifacts",
+            )
+        for name, array in saved.items():
+            if not checkpoint.is_nominal and array.shape != self._shape(name):
+                raise ArtifactError(
+                    f"the checkpoint does not fit {path}: {name} is {list(array.shape)}, not {list(self._shape(name))}",
+                    "take the checkpoint and the training model of the same artifacts",
+                )
+
+    def _place(self, name: str) -> Any:
+        """Return an OrtValue on the device with a frozen parameter."""
+        import onnxruntime as ort
+
+        if self.state.checkpoint.is_nominal:
+            return allocate(self._shape(name), self.device)
+        array = self.state.checkpoint.frozen[name]
+        value = ort.OrtValue.ortvalue_from_shape_and_type(
+            list(array.shape), array.dtype.type, self.device.kind, self.device.number
+        )
+        value.update_inplace(array.copy())
+        return value
+
+    def _bind(self) -> None:
+        layout = self.values.layout
+        for name, shape in layout.shapes.items():
+            self._train.bind_input(name, shape, self.values.pointer_of(name))
+            self._train.bind_input(buffer_name(name), shape, self.gradients.pointer_of(name))
+            self._train.bind_output(accumulated_name(name), shape, self.gradients.pointer_of(name))
+            if self._eval is not None and name in self._eval.input_names:
+                self._eval.bind_input(name, shape, self.values.pointer_of(name))
+        for name, value in self._frozen.items():
+            for runner in (self._train, self._eval):
+                if runner is not None and name in runner.input_names:
+                    runner.bind_value(name, value)
+            if updated_name(name) in self._train.output_names:
+                self._train.bind_output(updated_name(name), tuple(value.shape()), int(value.data_ptr()))
+
+    def _frozen_sizes(self) -> list[int]:
+        return [_count(tuple(value.shape())) for value in self._frozen.values()]
+
+    def _float32(self, name: str) -> NDArray[np.float32]:
+        array: NDArray[Any] = self._frozen[name].numpy()
+        if array.dtype.name != "float32":
+            raise ArtifactError(f"the frozen parameter {name} is {array.dtype.name}", "pass trainable_only=True")
+        return array
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _listing(groups: dict[str, list[str]]) -> str:
+    parts = [f"{label} {', '.join(names[:5])}" for label, names in groups.items() if names]
+    return "; ".join(parts) or "nothing is trained"

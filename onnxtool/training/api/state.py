@@ -1,0 +1,211 @@
+"""The state of a training: what a checkpoint holds, and, once a Module has it, what is on the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onnxtool.errors import ArtifactError
+from onnxtool.training.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Memory(Protocol):
+    """Where a Module keeps the tensors."""
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a copy of a parameter."""
+
+    def write(self, name: str, array: NDArray[Any]) -> None:
+        """Set a parameter."""
+
+    def gradient(self, name: str) -> NDArray[Any] | None:
+        """Return a copy of its gradient; None before there is any."""
+
+    def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return copies of the state of the optimizer."""
+
+
+class Parameter:
+    """A parameter of the model."""
+
+    def __init__(self, name: str, state: CheckpointState) -> None:
+        self._name = name
+        self._state = state
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        return self._name
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """A copy of its values; assigned, they are set."""
+        return self._state.read(self._name)
+
+    @data.setter
+    def data(self, value: NDArray[Any]) -> None:
+        self._state.write(self._name, value)
+
+    @property
+    def grad(self) -> NDArray[Any] | None:
+        """A copy of its gradient; None for a frozen one, and before the first step."""
+        memory = self._state.memory
+        return memory.gradient(self._name) if self.requires_grad and memory is not None else None
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained."""
+        return self._name in self._state.checkpoint.trainable
+
+    def __repr__(self) -> str:
+        return f"Parameter(name={self.name}, requires_grad={self.requires_grad})"
+
+
+class Parameters:
+    """All parameters by name; a further name of a tied one works as well."""
+
+    def __init__(self, state: CheckpointState) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Parameter:
+        if name not in self:
+            raise KeyError(name)
+        return Parameter(self._state.resolved(name), self._state)
+
+    def __setitem__(self, name: str, value: NDArray[Any]) -> None:
+        self[name].data = value
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._state.resolved(name) in self._state.names()
+
+    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
+        for name in self._state.names():
+            yield name, Parameter(name, self._state)
+
+    def __len__(self) -> int:
+        return len(self._state.names())
+
+    def __repr__(self) -> str:
+        return repr(self._state.names())
+
+
+class Properties:
+    """Numbers and texts that the user keeps with the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._properties = checkpoint.properties
+
+    def __getitem__(self, name: str) -> Property:
+        return self._properties[name]
+
+    def __setitem__(self, name: str, value: Property) -> None:
+        if not isinstance(value, int | float | str):
+            raise TypeError(f"the property {name} is {type(value).__name__}, and only int, float and str are kept")
+        self._properties[name] = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._properties
+
+    def __iter__(self) -> Iterator[tuple[str, Property]]:
+        return iter(self._properties.items())
+
+    def __len__(self) -> int:
+        return len(self._properties)
+
+    def __repr__(self) -> str:
+        return repr(list(self._properties))
+
+
+class CheckpointState:
+    """What a checkpoint holds, made by `load_checkpoint`.
+
+    Attributes:
+        checkpoint: as it was read; step and learning rate are kept up to date.
+        memory: where the values are once a Module was made.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"a CheckpointState is made of a Checkpoint, not of {type(checkpoint).__name__}")
+        self.checkpoint = checkpoint
+        self.memory: Memory | None = None
+        self.parameters = Parameters(self)
+        self.properties = Properties(checkpoint)
+
+    @classmethod
+    def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
+        """Read a checkpoint, complete or nominal, of onnxtool or onnxruntime-training.
+
+        Raises:
+            CheckpointError: it is missing, truncated, or none.
+        """
+        return cls(load_checkpoint(Path(checkpoint_uri)))
+
+    @classmethod
+    def save_checkpoint(
+        cls,
+        state: CheckpointState,
+        checkpoint_uri: str | os.PathLike[str],
+        include_optimizer_state: bool = False,
+        format_name: Format = "safetensors",
+    ) -> None:
+        """Write the state; the optimizer's, with step and learning rate, where asked for.
+
+        Raises:
+            ArtifactError: the state is nominal and has no values.
+            OutputWriteError: it cannot be written.
+        """
+        old = state.checkpoint
+        if old.is_nominal:
+            raise ArtifactError("a nominal checkpoint has no values to save", "call copy_buffer_to_parameters first")
+        new = Checkpoint(
+            trainable={name: state.read(name) for name in old.trainable},
+            frozen={name: state.read(name) for name in old.frozen},
+            properties=dict(old.properties),
+            aliases=dict(old.aliases),
+        )
+        if include_optimizer_state:
+            new.step, new.learning_rate = old.step, old.learning_rate
+            new.moments = old.moments if state.memory is None else state.memory.moments() or old.moments
+        save_checkpoint(new, Path(checkpoint_uri), format_name=format_name)
+
+    def names(self) -> list[str]:
+        """Return the names of all parameters, those that are trained first."""
+        return [*self.checkpoint.trainable, *self.checkpoint.frozen]
+
+    def resolved(self, name: str) -> str:
+        """Return the name under which a tied parameter is in the model."""
+        return self.checkpoint.aliases.get(name, name)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a copy of a parameter."""
+        if self.memory is not None:
+            return self.memory.read(name)
+        return self._group(name)[name].copy()
+
+    def write(self, name: str, value: NDArray[Any]) -> None:
+        """Set a parameter.
+
+        Raises:
+            ArtifactError: the shape is another.
+        """
+        import numpy as np
+
+        group = self._group(name)
+        array = np.asarray(value, group[name].dtype)
+        if array.shape != group[name].shape:
+            raise ArtifactError(
+                f"{name} is {list(group[name].shape)}, and the new value {list(array.shape)}", "give it the same shape"
+            )
+        if self.memory is None:
+            group[name] = array.copy()
+        else:
+            self.memory.write(name, array)
+
+    def _group(self, name: str) -> dict[str, NDArray[Any]]:
+        return self.checkpoint.trainable if name in self.checkpoint.trainable else self.checkpoint.frozen
