@@ -73,6 +73,7 @@ class ArtifactOptions:
         nominal_checkpoint: write a checkpoint without values as well.
         loss_input_names: values that the loss is built on; else all outputs of the model.
         aliases: further names of tied parameters, for the checkpoint.
+        parameters: what patterns may mean; None for all float initializers of more than one element.
         force: replace files that are there.
     """
 
@@ -88,6 +89,7 @@ class ArtifactOptions:
     nominal_checkpoint: bool = False
     loss_input_names: Sequence[str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    parameters: Sequence[str] | None = None
     force: bool = False
 
 
@@ -182,7 +184,7 @@ def make_artifacts(options: ArtifactOptions, on_progress: Callable[[str], None] 
     clock.start("reading")
     model, path = _load(options.model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
-    choice = choose(model, options.requires_grad, options.frozen_params)
+    choice = choose(model, options.requires_grad, options.frozen_params, options.parameters)
     clock.start("differentiating")
     block = _Training(loss, options)
     with onnxblock.base(model, path):

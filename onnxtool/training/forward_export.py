@@ -85,6 +85,7 @@ def export_forward(
         opset=None,
         hint="export a forward model yourself, and pass it with --model_path",
     )
+    _name_axes(graph, signature.inputs, signature.outputs)
     path = save_model(graph, Staging(folder, folder / "forward.onnx", folder))
     names, aliases = _parameters(model, graph)
     outputs = sorted(signature.outputs, key=lambda name: name != "logits")
@@ -126,6 +127,24 @@ def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], out
         if name.startswith("model."):
             graph.graph.initializers[name].name = name.removeprefix("model.")
     return graph
+
+
+def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    """Give dynamic axes the names of the signature, wherever they appear."""
+    import onnx_ir as ir
+
+    names: dict[str | None, str] = {}
+    shapes = {**inputs, **outputs}
+    for value in (*graph.graph.inputs, *graph.graph.outputs):
+        for old, new in zip(value.shape or (), shapes.get(str(value.name), ()), strict=False):
+            if isinstance(new, str) and not isinstance(old, int):
+                names.setdefault(old.value, new)
+    values = [value for node in graph.graph.all_nodes() for value in node.outputs]
+    for value in (*graph.graph.inputs, *values):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [size if isinstance(size, int) else names.get(size.value, size.value) for size in value.shape]
+            )
 
 
 def _parameters(model: Any, graph: ir.Model) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from onnxtool.training.training_graph import Choice
 
 
-def choose(model: onnx.ModelProto, trained: Sequence[str] | None, frozen: Sequence[str] | None) -> Choice:
+def choose(
+    model: onnx.ModelProto,
+    trained: Sequence[str] | None,
+    frozen: Sequence[str] | None,
+    parameters: Sequence[str] | None = None,
+) -> Choice:
     """Resolve names and patterns to a choice of parameters.
 
-    A pattern (`*.bias`, as fnmatch knows them) means the float initializers with an axis, but for running statistics;
-    what patterns of both lists mean is frozen, and an exact name goes before any pattern.
+    A pattern (`*.bias`, as fnmatch knows them) means some of `parameters`, without which these are the float
+    initializers of more than one element, but for running statistics. What patterns of both lists mean is frozen, and
+    an exact name goes before any pattern.
 
     Raises:
         ArtifactError: a name is in both lists or in no model, or a pattern means nothing.
@@ -35,7 +41,7 @@ def choose(model: onnx.ModelProto, trained: Sequence[str] | None, frozen: Sequen
     floats = [
         tensor.name
         for tensor in model.graph.initializer
-        if _is_float(tensor) and tensor.dims and tensor.name not in statistics
+        if (_has_numbers(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters)
     ]
     wanted, kept = (_Resolved(entries, names, floats, what) for entries, what in ((trained, "train"), (frozen, "freeze")))
     loser = kept.by_pattern - wanted.exact
@@ -95,10 +101,12 @@ def _listed(entries: Sequence[str] | None) -> Sequence[str]:
     return entries or ()
 
 
-def _is_float(tensor: onnx.TensorProto) -> bool:
+def _has_numbers(tensor: onnx.TensorProto) -> bool:
+    """Return whether it holds several floats; a single one is mostly a constant of a formula."""
     from onnx import TensorProto
 
-    return tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+    several = any(size > 1 for size in tensor.dims)
+    return several and tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
 def _unknown(name: str, names: Sequence[str]) -> ArtifactError:

@@ -1,0 +1,281 @@
+"""Time a step of training of one BERT: onnxtool's artifacts on stock onnxruntime, PyTorch, and onnxruntime-training.
+
+`python scripts/bench_training.py` prints a table as Markdown: median milliseconds of a step (gradients and AdamW), of
+the gradients alone and of the optimizer alone, the ratio to each peer, and the peak of memory above what the libraries
+take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each, so that what
+else the machine does falls on all alike. Dropout is off everywhere, and all labels count.
+onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Letters: B batch, S sequence, V vocabulary.
+SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+VOCABULARY, BATCH, SEQUENCE = 8000, 8, 128
+
+# What a worker does: `setup()` gives gradients() and update(); then it waits for a number of steps, and answers.
+_LOOP = """
+import json, os, resource, sys, time
+os.environ["OMP_NUM_THREADS"] = "1"
+import numpy as np
+folder = sys.argv[1]
+draw = np.random.default_rng(0)
+ids = draw.integers(0, {vocabulary}, ({batch}, {sequence}))
+labels = draw.integers(0, {vocabulary}, ({batch}, {sequence}))
+{setup}
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+before = resident()
+gradients, update = setup()
+for line in sys.stdin:
+    answer = []
+    for _ in range(int(line)):
+        start = time.perf_counter()
+        loss = gradients()
+        middle = time.perf_counter()
+        update()
+        answer.append([middle - start, time.perf_counter() - middle, float(loss)])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps([answer, peak - before]), flush=True)
+"""
+
+_TORCH = """
+import torch, transformers
+torch.set_num_threads(1)
+def setup():
+    model = transformers.BertForMaskedLM.from_pretrained(folder + "/model").train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.0)
+    x, y = torch.from_numpy(ids), torch.from_numpy(labels)
+    mask = torch.ones_like(x)
+    def gradients():
+        optimizer.zero_grad()
+        logits = model(input_ids=x, attention_mask=mask).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        return loss.item()
+    return gradients, optimizer.step
+"""
+
+_ONNXTOOL = """
+import onnxruntime
+from onnxtool.training.api import CheckpointState, Module, Optimizer
+def setup():
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    art = folder + "/onnxtool/"
+    state = CheckpointState.load_checkpoint(art + "checkpoint")
+    module = Module(art + "training_model.onnx", state, session_options=options)
+    optimizer = Optimizer(art + "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(1e-4)
+    known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    known["labels"] = labels
+    feeds = [known[name] for name in module.input_names()]
+    def gradients():
+        module.lazy_reset_grad()
+        return module(*feeds)
+    return gradients, optimizer.step
+"""
+
+_REFERENCE = """
+import onnx, onnxruntime
+from onnxruntime.training import artifacts, onnxblock
+from onnxruntime.training.api import CheckpointState, Module, Optimizer
+def setup():
+    art = folder + "/reference/"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    state = CheckpointState.load_checkpoint(art + "checkpoint")
+    module = Module(art + "training_model.onnx", state, session_options=options)
+    optimizer = Optimizer(art + "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(1e-4)
+    known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels.reshape(-1)}
+    feeds = [known[name] for name in ("input_ids", "attention_mask", "labels")]
+    def gradients():
+        loss = module(*feeds)
+        return loss
+    def update():
+        optimizer.step()
+        module.lazy_reset_grad()
+    return gradients, update
+"""
+
+_REFERENCE_ARTIFACTS = """
+import sys, onnx
+from pathlib import Path
+from onnxruntime.training import artifacts
+folder = sys.argv[1]
+Path(folder + "/reference").mkdir()
+model = onnx.load(folder + "/flat.onnx")
+names = [tensor.name for tensor in model.graph.initializer if "." in tensor.name]
+artifacts.generate_artifacts(model, requires_grad=names, loss=artifacts.LossType.CrossEntropyLoss,
+    optimizer=artifacts.OptimType.AdamW, artifact_directory=folder + "/reference")
+"""
+
+
+@dataclass
+class Worker:
+    """A tool in a process of its own.
+
+    Attributes:
+        steps: seconds of the gradients and of the optimizer, and the loss, of each step.
+        peak_bytes: of memory, above what the libraries take.
+    """
+
+    name: str
+    process: subprocess.Popen[str]
+    steps: list[list[float]]
+    peak_bytes: int = 0
+
+    @classmethod
+    def start(cls, name: str, python: Path, setup: str, folder: Path) -> Worker:
+        """Start the process; it waits for `run`."""
+        code = _LOOP.format(setup=setup, vocabulary=VOCABULARY, batch=BATCH, sequence=SEQUENCE)
+        process = subprocess.Popen(
+            [str(python), "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
+        )
+        return cls(name, process, [])
+
+    def run(self, steps: int, *, keep: bool = True) -> None:
+        """Make some steps."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("the worker has no pipes")
+        print(steps, file=stdin, flush=True)
+        line = stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} failed")
+        answer, self.peak_bytes = json.loads(line)
+        self.steps += answer if keep else []
+
+    def median_ms(self, part: int | None = None) -> float:
+        """Return the median of a part of a step, or of the whole."""
+        return 1e3 * statistics.median(sum(step[:2]) if part is None else step[part] for step in self.steps)
+
+
+def make_model(folder: Path) -> Any:
+    """Write a BERT with random weights and without dropout, and return it."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=SEQUENCE,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **SIZES,
+    )
+    model = transformers.BertForMaskedLM(config)
+    model.save_pretrained(folder / "model")
+    return model
+
+
+def make_artifacts(folder: Path) -> None:
+    """Make onnxtool's artifacts of the same model."""
+    import onnx
+
+    from onnxtool.training import artifacts, onnxblock
+
+    path = folder / "forward.onnx"
+    names = [tensor.name for tensor in onnx.load(path, load_external_data=False).graph.initializer]
+    artifacts.generate_artifacts(
+        path,
+        requires_grad=[name for name in names if name.endswith(("weight", "bias"))],
+        loss=onnxblock.loss.CrossEntropyLoss(axis=-1),
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder / "onnxtool",
+    )
+
+
+def export(model: Any, folder: Path, *, reference: bool) -> None:
+    """Export the forward model as each tool wants it."""
+    import torch
+
+    class Logits(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
+        def __init__(self, *, flat: bool) -> None:
+            super().__init__()
+            self.model = model
+            self.flat = flat
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+            return logits.flatten(0, 1) if self.flat else logits
+
+    ids = torch.zeros((BATCH, SEQUENCE), dtype=torch.int64)
+    arguments = (ids, torch.ones_like(ids))
+    names = {"input_names": ["input_ids", "attention_mask"], "output_names": ["logits"]}
+    model.config._attn_implementation = "eager"  # noqa: SLF001  the same graph for both exporters
+    torch.onnx.export(
+        Logits(flat=False).train(), arguments, str(folder / "forward.onnx"), dynamo=True, optimize=False,
+        opset_version=20, external_data=False, verbose=False, **names,
+    )  # fmt: skip
+    if reference:
+        # LayerNormalization of opset 17 crashes the reference.
+        torch.onnx.export(
+            Logits(flat=True).train(), arguments, str(folder / "flat.onnx"), dynamo=False, opset_version=15,
+            do_constant_folding=False, training=torch.onnx.TrainingMode.TRAINING, **names,
+        )  # fmt: skip
+
+
+def main() -> int:
+    """Run the workers in turns and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", type=Path, help="a virtual environment with onnxruntime-training 1.19.2")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=3, help="of each tool in a round")
+    parser.add_argument("--keep", type=Path, help="work in this folder, and use what is there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.keep or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "forward.onnx").exists():
+            export(make_model(folder), folder, reference=options.reference is not None)
+        make_artifacts(folder)
+        python = Path(sys.executable)
+        workers = [("onnxtool", python, _ONNXTOOL), ("PyTorch eager", python, _TORCH)]
+        if options.reference is not None:
+            reference = options.reference / "bin" / "python"
+            if not (folder / "reference").exists():
+                command = [str(reference), "-c", _REFERENCE_ARTIFACTS, str(folder)]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            workers.append(("onnxruntime-training 1.19.2", reference, _REFERENCE))
+        started = [Worker.start(name, path, setup, folder) for name, path, setup in workers]
+        for round_number in range(options.rounds + 1):
+            for worker in started:
+                worker.run(options.steps, keep=round_number > 0)
+        report(started)
+        for worker in started:
+            worker.process.kill()
+    return 0
+
+
+def report(workers: list[Worker]) -> None:
+    """Print the table."""
+    first = workers[0]
+    print("| tool | step, ms | gradients, ms | optimizer, ms | onnxtool is x of it | peak memory, MB | last loss |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for worker in workers:
+        cells = [f"{worker.median_ms():.1f}", f"{worker.median_ms(0):.1f}", f"{worker.median_ms(1):.1f}"]
+        ratio = first.median_ms() / worker.median_ms()
+        cells += [f"{ratio:.2f}", f"{worker.peak_bytes / 1e6:.0f}", f"{worker.steps[-1][2]:.4f}"]
+        print(f"| {worker.name} | {' | '.join(cells)} |")
+    print(f"\nLoad of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}; one thread a tool.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
