@@ -157,11 +157,11 @@ def _accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
     """Add each gradient to its buffer, or replace the buffer by it where `lazy_reset_grad` is true."""
     import onnx_ir as ir
 
-    reset = ir.Input(LAZY_RESET, ir.Shape([1]), ir.TensorType(ir.DataType.BOOL))
+    reset = ir.val(LAZY_RESET, ir.DataType.BOOL, [1])
     outputs = []
     for parameter in [value for value in graph.inputs if value.name in gradients]:
         name, gradient = str(parameter.name), gradients[str(parameter.name)]
-        buffer = ir.Input(buffer_name(name), parameter.shape, parameter.type)
+        buffer = ir.val(buffer_name(name), parameter.dtype, parameter.shape)
         graph.inputs.append(buffer)
         added = ir.node("Add", [buffer, gradient], name=f"{gradient_name(name)}/add")
         added.outputs[0].name = f"{gradient_name(name)}/added"

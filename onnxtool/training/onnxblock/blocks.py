@@ -182,25 +182,43 @@ class LabelEncoder(Block):
     """Replaced numbers or strings by a table, an operator of the domain ai.onnx.ml.
 
     Args:
-        default_value: what is given for a key that the table does not have.
-        keys: integers, floats or strings.
-        values: of one kind, as many as keys.
+        default_float: what a key gives that the table does not have, where values are floats.
+        default_int64: the same where they are integers.
+        default_string: the same where they are strings.
+        keys_floats: the keys; one of the three kinds.
+        keys_int64s: the same.
+        keys_strings: the same.
+        values_floats: the values, as many; one of the three kinds.
+        values_int64s: the same.
+        values_strings: the same.
     """
 
     def __init__(
         self,
-        default_value: float | int | str,
-        keys: Sequence[int] | Sequence[float] | Sequence[str],
-        values: Sequence[int] | Sequence[float] | Sequence[str],
+        default_float: float = 0.0,
+        default_int64: int = -1,
+        default_string: str = "_Unused",
+        keys_floats: Sequence[float] | None = None,
+        keys_int64s: Sequence[int] | None = None,
+        keys_strings: Sequence[str] | None = None,
+        values_floats: Sequence[float] | None = None,
+        values_int64s: Sequence[int] | None = None,
+        values_strings: Sequence[str] | None = None,
     ) -> None:
-        if len(keys) != len(values) or not keys:
-            raise ArtifactError(f"{len(keys)} keys for {len(values)} values", "give each key its value")
-        kinds = {int: "int64s", float: "floats", str: "strings"}
-        single = {int: "int64", float: "float", str: "string"}
-        self._attributes = {
-            f"keys_{kinds[type(keys[0])]}": keys,
-            f"values_{kinds[type(values[0])]}": values,
-            f"default_{single[type(values[0])]}": default_value,
+        keys = {"keys_floats": keys_floats, "keys_int64s": keys_int64s, "keys_strings": keys_strings}
+        values = {"values_floats": values_floats, "values_int64s": values_int64s, "values_strings": values_strings}
+        given = [{name: entry for name, entry in kinds.items() if entry is not None} for kinds in (keys, values)]
+        if any(len(kinds) != 1 for kinds in given):
+            raise ArtifactError("a table has keys of one kind and values of one kind", "give one list of each")
+        counts = [len(entry) for kinds in given for entry in kinds.values()]
+        if counts[0] != counts[1]:
+            raise ArtifactError(f"{counts[0]} keys for {counts[1]} values", "give each key its value")
+        self._attributes: dict[str, object] = {
+            "default_float": default_float,
+            "default_int64": default_int64,
+            "default_string": default_string,
+            **given[0],
+            **given[1],
         }
 
     def build(self, name: str) -> str:
