@@ -1,4 +1,4 @@
-"""The cross entropy as operators that onnxruntime has kernels for, once its gradient is built.
+"""The cross entropy as operators that onnxruntime has kernels for, where no gradient went through it.
 
 Letters: N samples, C classes, D* further axes of a sample.
 """
@@ -14,22 +14,10 @@ if TYPE_CHECKING:
 
 
 def decompose_losses(graph: ir.Graph) -> None:
-    """Replace each `SoftmaxCrossEntropyLoss(x, labels, weight)` by LogSoftmax and GatherElements.
-
-    Where no label counts, the mean is zero and not 0/0.
-    """
-    import onnx_ir as ir
-
-    for node in [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and node.domain == ""]:
-        build = Builder(graph)
-        results = _loss(build, node)
-        build.finish()
-        for old, new in zip(node.outputs, results, strict=False):
-            new.value.shape, new.value.dtype = old.shape, old.dtype or new.value.dtype
-            name = old.name
-            ir.convenience.replace_all_uses_with(old, new.value, replace_graph_outputs=True)
-            old.name, new.value.name = f"{name}/replaced", name
-        graph.remove(node, safe=True)
+    """Replace each `SoftmaxCrossEntropyLoss(x, labels, weight)` by LogSoftmax and GatherElements."""
+    build = Builder(graph)
+    nodes = [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and node.domain == ""]
+    build.finish({node: _loss(build, node)[: len(node.outputs)] for node in nodes})
 
 
 def _loss(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor]:
@@ -58,5 +46,5 @@ def _loss(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor]:
         size = build.op("Size", labels)
         size.value.dtype = ir.DataType.INT64
         count = size.cast(x.dtype) if share is None else build.op("ReduceSum", share, keepdims=0)
-        total = total / build.where(count.equals(0.0), 1.0, count)
+        total = total / count
     return total, log_probability

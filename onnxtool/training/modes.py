@@ -13,17 +13,12 @@ if TYPE_CHECKING:
 
 def stop_training(graph: ir.Graph) -> None:
     """Remove dropout, and let batch normalizations use the running statistics."""
-    import onnx_ir as ir
-
     for node in list(graph):
         if node.op_type == "Dropout" and node.domain == "":
             _keep_everything(graph, node)
         elif node.op_type == "BatchNormalization" and node.domain == "":
-            for output, running in zip(node.outputs[1:], node.inputs[3:5], strict=False):
-                if running is not None:
-                    ir.convenience.replace_all_uses_with(output, running, replace_graph_outputs=True)
             node.attributes.pop("training_mode", None)
-            node.resize_outputs(1)
+            _read_running(node)
 
 
 def start_training(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
@@ -33,7 +28,7 @@ def start_training(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
     the mode of inference whatever the model was in.
 
     Returns:
-        Those batch normalizations, each with three outputs.
+        Those batch normalizations; nothing reads their running statistics.
     """
     import onnx_ir as ir
 
@@ -46,7 +41,10 @@ def start_training(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
             names = {value.name for value in node.inputs[1:3] if value is not None}
             if (mode is not None and mode.as_int()) or not names.isdisjoint(trained):
                 node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-                _name_outputs(node, 3)
+                _read_running(node)
+                node.resize_outputs(3)  # in this mode type inference wants all of them
+                for place in (1, 2):
+                    node.outputs[place].name = f"{node.outputs[0].name}/unread_{place}"
                 normalizations.append(node)
     return normalizations
 
@@ -57,49 +55,58 @@ def running_statistics(normalizations: Sequence[ir.Node]) -> list[str]:
     return [str(value.name) for value in values if value is not None and value.is_initializer()]
 
 
-def decompose(graph: ir.Graph, normalizations: Sequence[ir.Node]) -> dict[str, ir.Value]:
-    """Replace batch normalizations that train by simpler operators: stock onnxruntime has no kernel for them.
+def update_statistics(graph: ir.Graph, normalizations: Sequence[ir.Node]) -> dict[str, ir.Value]:
+    """Add what the running statistics are after this batch; the shapes of the graph are known.
 
-    The variance of the batch that goes into the running one is the unbiased one, as PyTorch's.
+    The variance of the batch that goes in is the unbiased one, as PyTorch's; that of ONNX would differ from it in
+    small batches, and so would the results of the trained model.
 
     Returns:
         For the name of each running statistic its new value.
     """
-    import onnx_ir as ir
-
     updated: dict[str, ir.Value] = {}
+    build = Builder(graph)
     for node in normalizations:
-        build = Builder(graph)
-        normalized, mean, variance = _normalize(build, node)
-        build.finish()
-        for old, new in zip(node.outputs, (normalized, mean, variance), strict=True):
-            new.value.shape = old.shape
-            ir.convenience.replace_all_uses_with(old, new.value, replace_graph_outputs=True)
-        updated |= {
-            str(running.name): new.value
-            for running, new in zip(node.inputs[3:5], (mean, variance), strict=True)
-            if running is not None
-        }
-        graph.remove(node, safe=True)
+        x, scale, _, *running = (build.tensor(value) for value in node.inputs if value is not None)
+        average, spread = _moments(x, _axes(node))
+        count = build.op("Size", x).cast(x.dtype) / build.op("Size", scale).cast(x.dtype)
+        unbiased = spread.reshape([-1]) * (count / build.op("Max", count - 1.0, build.constant(1.0, x.dtype)))
+        momentum = node.attributes.get_float("momentum", 0.9) or 0.0
+        for old, new in zip(running, (average.reshape([-1]), unbiased), strict=True):
+            updated[str(old.value.name)] = (old * momentum + new * (1.0 - momentum)).value
+    build.finish()
     return updated
 
 
-def _normalize(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normalized input, and the running mean and variance after this batch."""
-    x, scale, bias, mean, variance = (build.tensor(value) for value in node.inputs if value is not None)
-    rank = len(node.inputs[0].shape or ())  # type: ignore[union-attr]
-    axes, channels = [0, *range(2, rank)], [-1, *[1] * (rank - 2)]
-    epsilon = node.attributes.get_float("epsilon", 1e-5) or 0.0
-    momentum = node.attributes.get_float("momentum", 0.9) or 0.0
+def decompose(graph: ir.Graph) -> None:
+    """Replace batch normalizations that train by simpler operators: stock onnxruntime has no kernel for them."""
+    build = Builder(graph)
+    replaced: dict[ir.Node, list[Tensor]] = {}
+    for node in graph:
+        mode = node.attributes.get("training_mode")
+        if node.op_type != "BatchNormalization" or node.domain != "" or mode is None or not mode.as_int():
+            continue
+        x, scale, bias = (build.tensor(value) for value in node.inputs[:3] if value is not None)
+        average, spread = _moments(x, _axes(node))
+        epsilon = node.attributes.get_float("epsilon", 1e-5) or 0.0
+        deviation = build.op("Reciprocal", build.op("Sqrt", spread + epsilon))
+        channels = [-1, *[1] * (len(_axes(node)) - 1)]
+        normalized = ((x - average) * deviation) * scale.reshape(channels) + bias.reshape(channels)
+        replaced[node] = [normalized, scale, scale][: len(node.outputs)]
+    build.finish(replaced)
+
+
+def _moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return mean and variance over some axes, which stay with the size 1."""
     average = x.mean(axes)
     centred = x - average
-    spread = (centred * centred).mean(axes)
-    deviation = build.op("Reciprocal", build.op("Sqrt", spread + epsilon))
-    result = (centred * deviation) * scale.reshape(channels) + bias.reshape(channels)
-    count = (build.op("Size", x).cast(x.dtype)) / build.op("Size", scale).cast(x.dtype)
-    unbiased = spread.reshape([-1]) * (count / (build.op("Max", count - 1.0, build.constant(1.0, x.dtype))))
-    kept = 1.0 - momentum
-    return result, mean * momentum + average.reshape([-1]) * kept, variance * momentum + unbiased * kept
+    return average, (centred * centred).mean(axes)
+
+
+def _axes(node: ir.Node) -> list[int]:
+    """Return the axes that a batch normalization averages over: all but that of the channels."""
+    x = node.inputs[0]
+    return [0, *range(2, len(x.shape))] if x is not None and x.shape is not None else [0]
 
 
 def _keep_everything(graph: ir.Graph, node: ir.Node) -> None:
@@ -134,9 +141,11 @@ def _drop(graph: ir.Graph, node: ir.Node) -> None:
     node.replace_input_with(2, training.value)
 
 
-def _name_outputs(node: ir.Node, count: int) -> None:
-    if len(node.outputs) < count:
-        node.resize_outputs(count)
-    for place, output in enumerate(node.outputs):
-        if not output.name:
-            output.name = f"{node.outputs[0].name}/output_{place}"
+def _read_running(node: ir.Node) -> None:
+    """Leave a batch normalization its first output alone; who reads the others reads what the running ones were."""
+    import onnx_ir as ir
+
+    for output, running in zip(node.outputs[1:], node.inputs[3:5], strict=False):
+        if running is not None:
+            ir.convenience.replace_all_uses_with(output, running, replace_graph_outputs=True)
+    node.resize_outputs(1)

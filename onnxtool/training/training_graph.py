@@ -93,17 +93,18 @@ def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.
     from onnxtool.training.cross_entropy import decompose_losses
     from onnxtool.training.label_rows import drop_ignored_rows
     from onnxtool.training.lowering import lower
-    from onnxtool.training.modes import decompose, running_statistics, start_training
+    from onnxtool.training.modes import decompose, running_statistics, start_training, update_statistics
 
     graph = model.graph
     normalizations = start_training(graph, choice.trained)
     _promote(graph, {*choice.trained, *choice.frozen, *running_statistics(normalizations)})
     infer_types(model)
+    statistics = update_statistics(graph, normalizations)
     drop_ignored_rows(graph)
     gradients = differentiate(model, loss, choice.trained)
     trained = _trained(choice, gradients)
     decompose_losses(graph)
-    statistics = decompose(graph, normalizations)
+    decompose(graph)
     _accumulate(graph, {name: gradients[name] for name in trained})
     for name, value in statistics.items():
         _rename_output(graph, value, updated_name(name))

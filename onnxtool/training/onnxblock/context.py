@@ -99,7 +99,7 @@ class ModelAccessor:
                 return helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
         inferred = shape_inference.infer_shapes(without_weights(self._model), data_prop=True).graph
         for value in (*inferred.value_info, *inferred.output):
-            if value.name == name and value.type.tensor_type.elem_type:
+            if value.name == name and (value.type.tensor_type.elem_type or value.type.HasField("sequence_type")):
                 return value
         raise ArtifactError(f"dtype and shape of {name!r} cannot be inferred", "declare them as an output of the model")
 

@@ -157,7 +157,29 @@ class CrossEntropyLoss(Block):
         if self._weight is not None:
             inputs.append(self.accessor.add_constant(_float32(self._weight), "class_weight"))
         ignored = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
-        return self.accessor.add_node("SoftmaxCrossEntropyLoss", inputs, reduction=self._reduction, **ignored)
+        # The operator divides by what counts, which may be nothing.
+        divided = self._reduction == "mean" and len(inputs) + len(ignored) > 2
+        reduction = "sum" if divided else self._reduction
+        loss = self.accessor.add_node("SoftmaxCrossEntropyLoss", inputs, reduction=reduction, **ignored)
+        return self.accessor.add_node("Div", [loss, self._count(*inputs[1:])]) if divided else loss
+
+    def _count(self, labels: str, weight: str | None = None) -> str:
+        """Return the sum of the weights of the labels that count, or 1 where it is zero."""
+        import numpy as np
+        from onnx import TensorProto
+
+        op, constant = self.accessor.add_node, self.accessor.add_constant
+        kept = None
+        if self._ignore_index is not None:
+            kept = op("Not", [op("Equal", [labels, constant(np.array(self._ignore_index, np.int64))])])
+            labels = op("Where", [kept, labels, constant(np.array(0, np.int64))])
+        share = op("Cast", [kept or labels], to=TensorProto.FLOAT)
+        if weight is not None:
+            each = op("Gather", [weight, labels])
+            share = each if kept is None else op("Mul", [share, each])
+        count = op("ReduceSum", [share], keepdims=0)
+        is_zero = op("Equal", [count, constant(np.array(0, np.float32))])
+        return op("Where", [is_zero, constant(np.array(1, np.float32)), count])
 
     def _add_labels(self, name: str, scores: list[int | str | None]) -> None:
         from onnx import TensorProto, helper
