@@ -77,6 +77,7 @@ def setup():
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    options.enable_mem_pattern = False  # as in the sessions that onnxtool opens itself
     art = folder + "/onnxtool/"
     state = CheckpointState.load_checkpoint(art + "checkpoint")
     module = Module(art + "training_model.onnx", state, session_options=options)

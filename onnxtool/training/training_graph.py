@@ -155,24 +155,40 @@ def _trained(choice: Choice, gradients: Mapping[str, ir.Value]) -> list[str]:
 
 
 def _accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
-    """Add each gradient to its buffer, or replace the buffer by it where `lazy_reset_grad` is true."""
+    """Add each gradient to its buffer, or replace the buffer by it where `lazy_reset_grad` is true.
+
+    One If chooses for all: of Where, onnxruntime would compute both sides for each.
+    """
     import onnx_ir as ir
 
+    parameters = [value for value in graph.inputs if value.name in gradients]
     reset = ir.val(LAZY_RESET, ir.DataType.BOOL, [1])
-    outputs = []
-    for parameter in [value for value in graph.inputs if value.name in gradients]:
-        name, gradient = str(parameter.name), gradients[str(parameter.name)]
-        buffer = ir.val(buffer_name(name), parameter.dtype, parameter.shape)
-        graph.inputs.append(buffer)
-        added = ir.node("Add", [buffer, gradient], name=f"{gradient_name(name)}/add")
-        added.outputs[0].name = f"{gradient_name(name)}/added"
-        chosen = ir.node("Where", [reset, gradient, added.outputs[0]], name=f"{gradient_name(name)}/accumulate")
-        result = chosen.outputs[0]
-        result.name, result.shape, result.type = accumulated_name(name), parameter.shape, parameter.type
-        graph.extend([added, chosen])
-        outputs.append(result)
-    graph.inputs.append(reset)
-    graph.outputs.extend(outputs)
+    buffers = [ir.val(buffer_name(str(value.name)), value.dtype, value.shape) for value in parameters]
+    arriving = [gradients[str(value.name)] for value in parameters]
+    replaced = [ir.node("Identity", [gradient]) for gradient in arriving]
+    added = [ir.node("Add", pair) for pair in zip(buffers, arriving, strict=True)]
+    branches = {
+        "then_branch": _branch("replace", replaced, parameters),
+        "else_branch": _branch("add", added, parameters),
+    }
+    chosen = ir.node("If", [reset], branches, num_outputs=len(parameters), name="gradient/accumulate")
+    for result, parameter in zip(chosen.outputs, parameters, strict=True):
+        result.name = accumulated_name(str(parameter.name))
+        result.shape, result.type = parameter.shape, parameter.type
+    graph.append(chosen)
+    graph.inputs.extend([*buffers, reset])
+    graph.outputs.extend(chosen.outputs)
+
+
+def _branch(name: str, nodes: Sequence[ir.Node], parameters: Sequence[ir.Value]) -> ir.Graph:
+    """Return a graph of these nodes, whose outputs are like the parameters."""
+    import onnx_ir as ir
+
+    for node, parameter in zip(nodes, parameters, strict=True):
+        result = node.outputs[0]
+        node.name = result.name = f"{gradient_name(str(parameter.name))}/{name}"
+        result.shape, result.type = parameter.shape, parameter.type
+    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name=f"gradient/{name}")
 
 
 def _rename_output(graph: ir.Graph, value: ir.Value, name: str) -> None:

@@ -64,8 +64,12 @@ def make(folder: Path, model: onnx.ModelProto | Path, **arguments: Any) -> artif
 
 def load(folder: Path, checkpoint: str = "checkpoint") -> tuple[CheckpointState, Module, Optimizer]:
     """Load artifacts."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # several tests run at once
     state = CheckpointState.load_checkpoint(folder / checkpoint)
-    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", session_options=options)
     return state, module, Optimizer(folder / "optimizer_model.onnx", module)
 
 

@@ -71,7 +71,7 @@ class Module:
         self._reset = True
         self._has_gradients = False
         self._bind()
-        state.memory = self
+        state.hand_over(self)
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Run a step on arrays, or OrtValues, in the order of `input_names`.

@@ -39,6 +39,8 @@ class Runner:
         if options is None:
             options = ort.SessionOptions()
             options.log_severity_level = 3
+            # The plan of a run's memory is made in the second run, beside what the first one took.
+            options.enable_mem_pattern = False
         provider: Any = PROVIDERS[device.kind]
         if device.kind != "cpu":
             provider = (provider, {"device_id": device.number})

@@ -174,6 +174,17 @@ class CheckpointState:
             new.moments = old.moments if state.memory is None else state.memory.moments() or old.moments
         save_checkpoint(new, Path(checkpoint_uri), format_name=format_name)
 
+    def hand_over(self, memory: Memory) -> None:
+        """Let the values be kept elsewhere from now on; of the arrays that were read, dtype and shape remain."""
+        import numpy as np
+
+        self.memory = memory
+        for group in (self.checkpoint.trainable, self.checkpoint.frozen):
+            for name, array in group.items():
+                # A nominal checkpoint of onnxruntime-training does not know the shapes.
+                shape = memory.read(name).shape if self.checkpoint.is_nominal else array.shape
+                group[name] = np.broadcast_to(np.zeros((), array.dtype), shape)
+
     def names(self) -> list[str]:
         """Return the names of all parameters, those that are trained first."""
         return [*self.checkpoint.trainable, *self.checkpoint.frozen]
