@@ -82,7 +82,9 @@ from onnxtool.training.preparing import LOSS_NAMES, OPTIMIZER_NAMES, Preparation
     metavar="X",
     help="Scale gradients down to this norm, all together.",
 )
-@click.option("--additional_output", multiple=True, metavar="NAME", help="A value to give besides the loss; repeatable.")
+@click.option(
+    "--additional_output", multiple=True, metavar="NAME", help="A value to give besides the loss; repeatable."
+)
 @click.option("--prefix", default="", help="Before the name of each file.")
 @click.option("--nominal_checkpoint", is_flag=True, help="Write a checkpoint without values as well.")
 @click.option("--ort_format", is_flag=True, help="Write .ort files as well.")

@@ -52,7 +52,9 @@ def write_artifacts(
     first = directory / f"{prefix}{next(iter(artifacts.models))}.onnx"
     names = [f"{prefix}{name}.onnx" for name in artifacts.models] + [f"{prefix}checkpoint"]
     if not force and (there := [name for name in names if (directory / name).exists()]):
-        raise OutputExistsError(f"{directory / there[0]} exists already", "pass --force to replace it, or another --output")
+        raise OutputExistsError(
+            f"{directory / there[0]} exists already", "pass --force to replace it, or another --output"
+        )
     with staged(first, force=force) as staging:
         written = [_write_model(proto, staging, prefix + name, artifacts) for name, proto in artifacts.models.items()]
         written.append(staging.folder / f"{prefix}checkpoint")
@@ -62,8 +64,7 @@ def write_artifacts(
             bare = Checkpoint(artifacts.checkpoint.trainable, artifacts.checkpoint.frozen, is_nominal=True)
             write_checkpoint(bare, written[-1])
         if ort_format:
-            for path in written[: len(artifacts.models)]:
-                written.append(_to_ort_format(path))
+            written += [_to_ort_format(path) for path in written[: len(artifacts.models)]]
         sizes = {path.name: _size_of(path) for path in written}
     return tuple(ArtifactFile(str(directory / name), size) for name, size in sizes.items())
 
@@ -96,7 +97,9 @@ def _to_ort_format(path: Path) -> Path:
             f"this onnxruntime cannot write .ort files: {error}", "leave ort_format out, or install a wheel that can"
         ) from error
     except Exception as error:  # onnxruntime has no error of its own
-        raise ArtifactError(f"onnxruntime cannot convert {path.name}: {str(error)[:300]}", "leave ort_format out") from error
+        raise ArtifactError(
+            f"onnxruntime cannot convert {path.name}: {str(error)[:300]}", "leave ort_format out"
+        ) from error
     return path.with_suffix(".ort")
 
 

@@ -23,7 +23,6 @@ from onnxtool.training.onnxblock.checkpoints import checkpoint_of
 if TYPE_CHECKING:
     import onnx
 
-    from onnxtool.training.training_graph import Choice
 
 MAX_MODEL_BYTES = 2**31 - 2**20
 
@@ -171,7 +170,9 @@ def generate_artifacts(
     )
 
 
-def make_artifacts(options: ArtifactOptions, on_progress: Callable[[str], None] = lambda _stage: None) -> ArtifactReport:
+def make_artifacts(
+    options: ArtifactOptions, on_progress: Callable[[str], None] = lambda _stage: None
+) -> ArtifactReport:
     """Write the artifacts as `options` say; the folder holds the old files or the new ones, never some of both.
 
     Raises:
@@ -340,6 +341,5 @@ class _Clock:
     def stop(self) -> dict[str, float]:
         times = [*self._starts.values(), time.perf_counter()]
         return {
-            stage: (end - start) * 1e3
-            for stage, start, end in zip(self._starts, times[:-1], times[1:], strict=True)
+            stage: (end - start) * 1e3 for stage, start, end in zip(self._starts, times[:-1], times[1:], strict=True)
         }

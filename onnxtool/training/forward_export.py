@@ -60,9 +60,7 @@ def export_forward(
     from onnxtool.export.tracing import guarded, operators_apart
     from onnxtool.model_file import Staging, save_model
 
-    source = Source.find(
-        options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code
-    )
+    source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     on_progress(f"loading {options.model_name}")
     # The attention that transformers writes out is the one whose operators have gradients, and whose dropout shows.
@@ -94,7 +92,6 @@ def export_forward(
 
 def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], outputs: tuple[str, ...]) -> ir.Model:
     """Trace without torch's optimizer, which renames parameters and merges equal ones, as all zero biases are."""
-    import onnx_ir as ir
     import torch
     from torch.export import Dim
 
@@ -158,6 +155,8 @@ def _parameters(model: Any, graph: ir.Model) -> tuple[tuple[str, ...], dict[str,
     if not names:
         raise ExportError("the traced graph has none of the parameters under their names", "pass --model_path")
     aliases = {
-        name: names[id(parameter)] for name, parameter in pairs if id(parameter) in names and names[id(parameter)] != name
+        name: names[id(parameter)]
+        for name, parameter in pairs
+        if id(parameter) in names and names[id(parameter)] != name
     }
     return tuple(names.values()), aliases

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _ELEMENTWISE = frozenset(
-    ("Abs", "Add", "Cast", "Div", "Dropout", "Elu", "Erf", "Exp", "Gelu", "Identity", "LeakyRelu", "Mul", "Neg", "Pow")
-    + ("Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh")
+    (
+        *("Abs", "Add", "Cast", "Div", "Dropout", "Elu", "Erf", "Exp", "Gelu", "Identity", "LeakyRelu", "Mul", "Neg"),
+        *("Pow", "Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh"),
+    )
 )
 
 

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.training.autodiff.builder import Builder, Tensor
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
+
+
+def untie_statistics(model: onnx.ModelProto) -> None:
+    """Give each batch normalization running statistics of its own.
+
+    Exporters merge equal initializers: at first a mean is as zero as a bias, and a variance as one as a scale.
+    """
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    copies = {node.output[0]: node for node in graph.node if node.op_type == "Identity"}
+    readers = Counter(name for node in graph.node for name in node.input)
+    for node in [node for node in graph.node if node.op_type == "BatchNormalization" and not node.domain]:
+        for place, kind in ((3, "running_mean"), (4, "running_var")):
+            name = source = node.input[place]
+            if name in copies and copies[name].input[0] in tensors:  # it kept its name, and lost its values
+                source = copies[name].input[0]
+                graph.node.remove(copies.pop(name))
+            elif name in tensors and readers[name] > 1:
+                name = f"{node.input[1].removesuffix('.weight')}.{kind}"
+            if name not in tensors and source in tensors:
+                graph.initializer.append(tensors[source])
+                graph.initializer[-1].name = node.input[place] = name
+                tensors[name] = graph.initializer[-1]
 
 
 def stop_training(graph: ir.Graph) -> None:

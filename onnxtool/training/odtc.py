@@ -24,7 +24,7 @@ MAX_NAME_BYTES = 4096
 MAX_RANK = 64
 
 
-class _Damaged(Exception):
+class _DamageError(Exception):
     """Something points out of the file, or is not what the schema says."""
 
 
@@ -40,7 +40,7 @@ def from_odtc(path: Path) -> Checkpoint:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}", "check the path") from error
     try:
         return _read(data, path)
-    except (_Damaged, struct.error, UnicodeDecodeError) as error:
+    except (_DamageError, struct.error, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"the checkpoint {path} is truncated or damaged: {error}", "copy it again, or make the artifacts again"
         ) from error
@@ -68,7 +68,7 @@ class _Table:
         """Return a string, empty where there is none."""
         content = self.content(field, 1)
         if len(content) > MAX_NAME_BYTES:
-            raise _Damaged(f"a name of {len(content)} bytes")
+            raise _DamageError(f"a name of {len(content)} bytes")
         return bytes(content).decode()
 
     def content(self, field: int, item_bytes: int) -> memoryview:
@@ -80,7 +80,7 @@ class _Table:
         count = self._number("<I", start)
         end = start + 4 + count * item_bytes
         if end > len(self._data):
-            raise _Damaged(f"a vector ends at byte {end} of {len(self._data)}")
+            raise _DamageError(f"a vector ends at byte {end} of {len(self._data)}")
         return memoryview(self._data)[start + 4 : end]
 
     def table(self, field: int) -> _Table | None:
@@ -106,17 +106,17 @@ class _Table:
         return self._position + offset if offset else None
 
     def _follow(self, place: int) -> int:
-        return place + self._number("<I", place)
+        return place + int(self._number("<I", place))
 
     def _number(self, form: str, place: int) -> Any:
         if place < 0 or place + struct.calcsize(form) > len(self._data):
-            raise _Damaged(f"an offset to byte {place} of {len(self._data)}")
+            raise _DamageError(f"an offset to byte {place} of {len(self._data)}")
         return struct.unpack_from(form, self._data, place)[0]
 
 
 def _read(data: bytes, path: Path) -> Checkpoint:
     if len(data) < 8 or data[4:8] != IDENTIFIER:
-        raise _Damaged("it does not begin as one")
+        raise _DamageError("it does not begin as one")
     root = _Table(data, struct.unpack_from("<I", data)[0])
     version = root.integer(0, "<i", 0)
     if version not in VERSIONS:
@@ -166,7 +166,7 @@ def _tensor(table: _Table, nominal: bool) -> tuple[str, NDArray[np.generic]]:
     number = table.integer(3, "<i", 0)
     dtype = np.dtype(np.float32) if nominal and not number else _dtype(number, name)
     if len(dims) > MAX_RANK or any(size < 0 for size in dims):
-        raise _Damaged(f"{name} has the shape {dims[:8]}")
+        raise _DamageError(f"{name} has the shape {dims[:8]}")
     content = table.content(4, 1)
     if nominal and not len(content):
         return name, np.broadcast_to(np.zeros((), dtype), dims if _is_sane(dims) else ())
@@ -174,7 +174,7 @@ def _tensor(table: _Table, nominal: bool) -> tuple[str, NDArray[np.generic]]:
     for size in dims:
         count *= size
     if count * dtype.itemsize != len(content):
-        raise _Damaged(f"{name} has {len(content)} bytes for the shape {dims[:8]}")
+        raise _DamageError(f"{name} has {len(content)} bytes for the shape {dims[:8]}")
     return name, np.frombuffer(content, dtype).reshape(dims)
 
 
@@ -192,7 +192,7 @@ def _dtype(number: int, name: str) -> np.dtype[np.generic]:
     try:
         kind = ir.DataType(number)
         if kind in (ir.DataType.UNDEFINED, ir.DataType.STRING) or kind.bitwidth < 8:
-            raise _Damaged(f"{name} is of the kind {kind.name.lower()}")
+            raise _DamageError(f"{name} is of the kind {kind.name.lower()}")
         return kind.numpy()
     except (ValueError, TypeError) as error:
-        raise _Damaged(f"{name} is of the unknown kind {number}") from error
+        raise _DamageError(f"{name} is of the unknown kind {number}") from error

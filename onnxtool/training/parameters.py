@@ -43,7 +43,9 @@ def choose(
         for tensor in model.graph.initializer
         if (_has_numbers(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters)
     ]
-    wanted, kept = (_Resolved(entries, names, floats, what) for entries, what in ((trained, "train"), (frozen, "freeze")))
+    wanted, kept = (
+        _Resolved(entries, names, floats, what) for entries, what in ((trained, "train"), (frozen, "freeze"))
+    )
     loser = kept.by_pattern - wanted.exact
     return Choice(
         tuple(name for name in names if name in wanted.exact | (wanted.by_pattern - kept.exact - loser)),
@@ -106,7 +108,12 @@ def _has_numbers(tensor: onnx.TensorProto) -> bool:
     from onnx import TensorProto
 
     several = any(size > 1 for size in tensor.dims)
-    return several and tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+    return several and tensor.data_type in (
+        TensorProto.FLOAT,
+        TensorProto.FLOAT16,
+        TensorProto.BFLOAT16,
+        TensorProto.DOUBLE,
+    )
 
 
 def _unknown(name: str, names: Sequence[str]) -> ArtifactError:

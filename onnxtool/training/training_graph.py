@@ -58,6 +58,9 @@ def build_graphs(model: onnx.ModelProto, choice: Choice, loss: str, path: Path |
     """
     import onnx_ir as ir
 
+    from onnxtool.training.modes import untie_statistics
+
+    untie_statistics(model)
     choice = _checked(model, choice)
     _check_loss(model, loss)
     training, evaluation = _read(model, path), _read(model, path)
@@ -78,7 +81,7 @@ def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
     import onnx_ir as ir
     import onnx_ir.passes.common as common
 
-    read = ir.from_proto(model)
+    read: ir.Model = ir.from_proto(model)
     if path is not None:
         ir.external_data.set_base_dir(read.graph, path.parent)
     # Dropout and its like have their settings in constants.
@@ -135,7 +138,7 @@ def _promote(graph: ir.Graph, names: set[str]) -> None:
     for name in [name for name in graph.initializers if name in names]:
         value = graph.initializers.pop(name)
         if value.const_value is not None:
-            value.shape = ir.Shape(value.const_value.shape)
+            value.shape = ir.Shape(value.const_value.shape.numpy())
             value.type = ir.TensorType(value.const_value.dtype)
         value.const_value = None
         if name not in inputs:
@@ -203,7 +206,7 @@ def _tidy(model: ir.Model) -> None:
     common.DeduplicateInitializersPass(size_limit=1024)(model)  # several builders have made equal constants
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     common.RemoveUnusedOpsetsPass()(model)
     common.NameFixPass()(model)
     model.graph.sort()
@@ -233,7 +236,7 @@ def _check_loss(model: onnx.ModelProto, loss: str) -> None:
     floats = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
     if kind.elem_type and kind.elem_type not in floats:
         raise ArtifactError(
-            f"the loss {loss!r} is {TensorProto.DataType.Name(kind.elem_type).lower()}, and only a float has a gradient",
+            f"the loss {loss!r} is {TensorProto.DataType.Name(kind.elem_type).lower()}, and only floats have gradients",
             "take another output of the model, or a loss on top of it",
         )
     sizes: Sequence[object] = [getattr(dim, dim.WhichOneof("value") or "", None) for dim in kind.shape.dim]

@@ -37,10 +37,16 @@ def perceptron(*, outputs: int = 1, dropout: float | None = None) -> onnx.ModelP
     results = []
     for place, name in enumerate(_layers(outputs)):
         output = "y" if outputs == 1 else f"y{place + 1}"
-        nodes.append(helper.make_node("Gemm", [hidden, f"{name}.weight", f"{name}.bias"], [output], transB=1, name=name))
+        nodes.append(
+            helper.make_node("Gemm", [hidden, f"{name}.weight", f"{name}.bias"], [output], transB=1, name=name)
+        )
         results.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", CLASSES]))
     graph = helper.make_graph(
-        nodes, "perceptron", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", FEATURES])], results, initializers
+        nodes,
+        "perceptron",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", FEATURES])],
+        results,
+        initializers,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 

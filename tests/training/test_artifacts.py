@@ -172,9 +172,10 @@ def test_a_loss_of_ones_own_is_a_few_lines(tmp_path: Path) -> None:
     wanted.backward()
     assert module(x, *targets) == pytest.approx(wanted.item(), rel=1e-5)
     for name in trained:
-        gradient = weights[name].grad
+        gradient, found = weights[name].grad, state.parameters[name].grad
         assert gradient is not None
-        np.testing.assert_allclose(state.parameters[name].grad, gradient.numpy(), rtol=1e-4, atol=1e-6)
+        assert found is not None
+        np.testing.assert_allclose(found, gradient.numpy(), rtol=1e-4, atol=1e-6)
     assert state.parameters["fc3.weight"].grad is None
 
 

@@ -23,7 +23,7 @@ FORMATS: tuple[Format, ...] = ("safetensors", "odtc")
 def example() -> Checkpoint:
     draw = np.random.default_rng(0)
     weights = {"w": draw.standard_normal((3, 4)).astype(np.float32), "b": draw.standard_normal(3).astype(np.float32)}
-    frozen = {"running": draw.standard_normal(3).astype(np.float32), "ids": np.arange(5)}
+    frozen: dict[str, Any] = {"running": draw.standard_normal(3).astype(np.float32), "ids": np.arange(5)}
     moments = {name: {key: array * factor for key, array in weights.items()} for name, factor in MOMENTS.items()}
     properties: dict[str, Any] = {"epoch": 3, "loss": 0.25, "name": "größer"}
     return Checkpoint(weights, frozen, moments, step=7, learning_rate=0.5, properties=properties)
@@ -113,7 +113,11 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint of a training"):
         load_checkpoint(path)
     key = "onnxtool_checkpoint"
-    for document, message in (({"version": 99}, "version 99"), ({"version": 1, "trainable": 3}, "damaged"), ([], "None")):
+    for document, message in (
+        ({"version": 99}, "version 99"),
+        ({"version": 1, "trainable": 3}, "damaged"),
+        ([], "None"),
+    ):
         save_file({"w": np.zeros(3, np.float32)}, path, {key: json.dumps(document)})
         with pytest.raises(CheckpointError, match=message):
             load_checkpoint(path)

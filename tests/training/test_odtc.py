@@ -66,7 +66,12 @@ def test_a_trained_checkpoint_is_read(tmp_path: Path) -> None:
     assert sums == pytest.approx(SUMS, rel=1e-6)
 
 
-SUMS = {'0.bias': 1.733429193496704, '0.weight': 7.716547966003418, '2.bias': 0.331242173910141, '2.weight': 4.153656482696533}
+SUMS = {
+    "0.bias": 1.733429193496704,
+    "0.weight": 7.716547966003418,
+    "2.bias": 0.331242173910141,
+    "2.weight": 4.153656482696533,
+}
 
 
 def test_a_nominal_checkpoint_is_read(tmp_path: Path) -> None:

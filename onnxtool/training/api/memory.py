@@ -84,7 +84,7 @@ class Buffer:
 
     def pointer_of(self, name: str) -> int:
         """Return the address of a tensor."""
-        return self.pointer + 4 * self.layout.place(name).start
+        return self.pointer + 4 * int(self.layout.place(name).start)
 
     def read(self, name: str) -> Float32:
         """Return a copy of a tensor."""

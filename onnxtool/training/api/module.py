@@ -144,14 +144,16 @@ class Module:
         return ort.OrtValue.ortvalue_from_numpy(flat, self.device.kind, self.device.number)
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        """Set the parameters from an OrtValue as `get_contiguous_parameters` gives it; a nominal state is then complete.
+        """Set the parameters from what `get_contiguous_parameters` gives; a nominal state is complete then.
 
         Raises:
             ArtifactError: it has another size.
         """
         flat = buffer.numpy().reshape(-1)
         if flat.size != (size := self.get_parameters_size(trainable_only)):
-            raise ArtifactError(f"the buffer has {flat.size} elements, and the parameters {size}", "check trainable_only")
+            raise ArtifactError(
+                f"the buffer has {flat.size} elements, and the parameters {size}", "check trainable_only"
+            )
         shapes = dict(self.values.layout.shapes)
         if not trainable_only:
             shapes |= {name: tuple(value.shape()) for name, value in self._frozen.items()}

@@ -33,7 +33,8 @@ class Optimizer:
         missing = {LEARNING_RATE, STEP, PARAMETERS, GRADIENTS} - set(self._runner.input_names)
         if missing:
             raise ArtifactError(
-                f"{optimizer_uri} has no input {', '.join(sorted(missing))}", "pass the optimizer model of the artifacts"
+                f"{optimizer_uri} has no input {', '.join(sorted(missing))}",
+                "pass the optimizer model of the artifacts",
             )
         self._bind()
 

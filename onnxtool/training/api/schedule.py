@@ -18,9 +18,7 @@ class LinearLRScheduler:
         initial_lr: the rate at the end of the warm-up.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
         if not 0 <= warmup_step_count <= total_step_count:
             raise ArtifactError(
                 f"{warmup_step_count} steps of warm-up of {total_step_count} in all", "give fewer than all"

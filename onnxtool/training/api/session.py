@@ -104,7 +104,8 @@ class Runner:
             raise InputError(f"the input {name} of {self.path} is {declared.type}, not {kind}", "convert it")
         if len(tensor.shape) != len(declared.shape) and declared.shape:
             raise InputError(
-                f"the input {name} of {self.path} has the shape {declared.shape}, not {list(tensor.shape)}", "reshape it"
+                f"the input {name} of {self.path} has the shape {declared.shape}, not {list(tensor.shape)}",
+                "reshape it",
             )
         array = np.ascontiguousarray(tensor).reshape(tensor.shape)
         self._fed[name] = array  # onnxruntime does not keep what it reads

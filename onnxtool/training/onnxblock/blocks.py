@@ -13,24 +13,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class _Operator(Block):
-    """One standard operator on any values, of the name of the class."""
+class _Binary(Block):
+    """The standard operator of the name of the class, on two values."""
 
-    def build(self, *names: str) -> str:
-        """Apply the operator."""
-        return self.accessor.add_node(type(self).__name__, names)
-
-
-class _Binary(_Operator):
     def build(self, left: str, right: str) -> str:
         """Apply the operator to two values."""
-        return super().build(left, right)
+        return self.accessor.add_node(type(self).__name__, [left, right])
 
 
-class _Unary(_Operator):
+class _Unary(Block):
+    """The standard operator of the name of the class, on one value."""
+
     def build(self, name: str) -> str:
         """Apply the operator to one value."""
-        return super().build(name)
+        return self.accessor.add_node(type(self).__name__, [name])
 
 
 class Add(_Binary):
@@ -117,8 +113,12 @@ class Constant(Block):
         return self.accessor.add_constant(array)
 
 
-class SequenceConstruct(_Operator):
+class SequenceConstruct(Block):
     """A sequence of tensors."""
+
+    def build(self, *names: str) -> str:
+        """Put the values into a sequence."""
+        return self.accessor.add_node("SequenceConstruct", names)
 
 
 class ReduceAllL2(Block):
@@ -175,7 +175,7 @@ class InputLike(Block):
         if self.accessor.has_value(value.name):
             raise ArtifactError(f"the model has a value called {value.name!r} already", "give the input another name")
         self.base.graph.input.append(value)
-        return value.name
+        return str(value.name)
 
 
 class LabelEncoder(Block):
@@ -230,9 +230,7 @@ class LabelEncoder(Block):
             model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
         node_name = self.accessor.new_name("LabelEncoder")
         model.graph.node.append(
-            helper.make_node(
-                "LabelEncoder", [name], [output], name=node_name, domain="ai.onnx.ml", **self._attributes
-            )
+            helper.make_node("LabelEncoder", [name], [output], name=node_name, domain="ai.onnx.ml", **self._attributes)
         )
         return output
 

@@ -50,8 +50,9 @@ def output_names(output: object) -> list[str]:
     Raises:
         ArtifactError: it returned no names.
     """
-    names = list(output) if isinstance(output, Sequence) and not isinstance(output, str) else [output]
-    if not names or not all(isinstance(name, str) for name in names):
+    several = list(output) if isinstance(output, Sequence) and not isinstance(output, str) else [output]
+    names = [name for name in several if isinstance(name, str)]
+    if not names or len(names) < len(several):
         raise ArtifactError(f"the block returned {output!r}", "build returns the name of a value, or several")
     return names
 

@@ -146,7 +146,7 @@ class Optimizer(ForwardBlock):
 
 
 class AdamW(Optimizer):
-    """Adam with the weight decay apart from the gradient (Loshchilov and Hutter 2019), as torch.optim.AdamW computes it.
+    """Adam with the weight decay apart from the gradient (Loshchilov and Hutter 2019), as torch.optim.AdamW has it.
 
     The reference decays after the step and adds `eps` before the bias is corrected; its results differ by less than
     the learning rate times either.
@@ -235,9 +235,7 @@ class SGD(Optimizer):
         weight_decay: how much of a parameter is added to its gradient.
     """
 
-    def __init__(
-        self, clip_grad: ClipGradNorm | None = None, momentum: float = 0.0, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, clip_grad: ClipGradNorm | None = None, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(clip_grad)
         self._momentum = momentum
         self._weight_decay = weight_decay
