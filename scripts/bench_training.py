@@ -2,8 +2,9 @@
 
 `python scripts/bench_training.py` prints a table as Markdown: median milliseconds of a step (gradients and AdamW), of
 the gradients alone and of the optimizer alone, the ratio to each peer, and the peak of memory above what the libraries
-take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each, so that what
-else the machine does falls on all alike. Dropout is off everywhere, and all labels count.
+take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each. The time is
+that of the processor: with one thread it is the wall time of a machine that does nothing else. Dropout is off
+everywhere, and all labels count.
 onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
 """
 
@@ -44,11 +45,11 @@ gradients, update = setup()
 for line in sys.stdin:
     answer = []
     for _ in range(int(line)):
-        start = time.perf_counter()
+        start = time.process_time()
         loss = gradients()
-        middle = time.perf_counter()
+        middle = time.process_time()
         update()
-        answer.append([middle - start, time.perf_counter() - middle, float(loss)])
+        answer.append([middle - start, time.process_time() - middle, float(loss)])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps([answer, peak - before]), flush=True)
 """
@@ -133,7 +134,7 @@ class Worker:
     """A tool in a process of its own.
 
     Attributes:
-        steps: seconds of the gradients and of the optimizer, and the loss, of each step.
+        steps: processor seconds of the gradients and of the optimizer, and the loss, of each step.
         peak_bytes: of memory, above what the libraries take.
     """
 

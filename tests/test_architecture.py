@@ -38,7 +38,7 @@ ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
     "matplotlib": {"cli"},
-    "torch": {"export", "infer/benchmark/eager.py"},
+    "torch": {"export", "infer/benchmark/eager.py", "training"},
     "transformers": {"export", "infer/benchmark/eager.py"},
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"export", "optimize", "training"},

@@ -214,6 +214,7 @@ def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     """Return a copy that gradients can be built on."""
     import onnx_ir as ir
 
+    from onnxtool.runtime.quiet import quiet
     from onnxtool.training.autodiff import LOWEST_OPSET, prepare
     from onnxtool.training.autodiff.preparation import opset_of
 
@@ -221,7 +222,8 @@ def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     if path is not None:
         ir.external_data.set_base_dir(prepared.graph, path.parent)
     if model.functions or opset_of(prepared) < LOWEST_OPSET:
-        prepare(prepared)
+        with quiet():  # the converter logs which of its two ways it takes
+            prepare(prepared)
         return ir.to_proto(prepared)
     copy = type(model)()
     copy.CopyFrom(model)
