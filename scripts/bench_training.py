@@ -29,7 +29,7 @@ VOCABULARY, BATCH, SEQUENCE = 8000, 8, 128
 
 # What a worker does: `setup()` gives gradients() and update(); then it waits for a number of steps, and answers.
 _LOOP = """
-import json, os, resource, sys, time
+import json, os, sys, time
 os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 folder = sys.argv[1]
@@ -37,10 +37,11 @@ draw = np.random.default_rng(0)
 ids = draw.integers(0, {vocabulary}, ({batch}, {sequence}))
 labels = draw.integers(0, {vocabulary}, ({batch}, {sequence}))
 {setup}
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-before = resident()
+def memory(kind):
+    # Linux alone; getrusage of a process begins with the peak of the one that started it.
+    with open("/proc/self/status") as file:
+        return 1024 * int(next(line for line in file if line.startswith(kind)).split()[1])
+before = memory("VmRSS")
 gradients, update = setup()
 for line in sys.stdin:
     answer = []
@@ -50,8 +51,7 @@ for line in sys.stdin:
         middle = time.process_time()
         update()
         answer.append([middle - start, time.process_time() - middle, float(loss)])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps([answer, peak - before]), flush=True)
+    print(json.dumps([answer, memory("VmHWM") - before]), flush=True)
 """
 
 _TORCH = """

@@ -9,7 +9,7 @@ import click
 from onnxtool.cli.options import NameChoice, PathType, output_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
 from onnxtool.export.tasks import TASK_NAMES
-from onnxtool.training.artifacts import ArtifactReport
+from onnxtool.training.artifact_report import ArtifactReport
 from onnxtool.training.forward_export import ForwardOptions
 from onnxtool.training.preparing import LOSS_NAMES, OPTIMIZER_NAMES, PreparationOptions, prepare_training
 

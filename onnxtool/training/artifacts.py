@@ -7,17 +7,18 @@ onnxruntime asks for something else, docs/training_artifacts.md says so.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from onnxtool.errors import ArtifactError
-from onnxtool.figures import TensorInfo
+from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
-from onnxtool.training.artifact_files import ArtifactFile, Artifacts, write_artifacts
+from onnxtool.training.artifact_files import Artifacts, write_artifacts
+from onnxtool.training.artifact_report import ArtifactFiles, describe
+from onnxtool.training.artifact_report import ArtifactReport as ArtifactReport
 from onnxtool.training.onnxblock.checkpoints import checkpoint_of
 
 if TYPE_CHECKING:
@@ -92,38 +93,6 @@ class ArtifactOptions:
     force: bool = False
 
 
-@dataclass(frozen=True)
-class ArtifactReport:
-    """What `make_artifacts` wrote.
-
-    Attributes:
-        directory: where the files are.
-        files: what was written, the training model first.
-        trained: names of the parameters with a gradient, in the order of the inputs.
-        frozen: names of the other parameters, running statistics among them.
-        num_trained: elements of those with a gradient.
-        num_frozen: elements of the others.
-        inputs: of the training model, those of the user: without parameters and buffers.
-        outputs: of the training model, those before the gradients.
-        notes: what a user should know.
-        duration_ms: wall time by stage.
-    """
-
-    directory: str
-    files: tuple[ArtifactFile, ...]
-    loss: str
-    optimizer: str
-    trained: tuple[str, ...]
-    frozen: tuple[str, ...]
-    num_trained: int
-    num_frozen: int
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    opset: int
-    notes: tuple[str, ...]
-    duration_ms: dict[str, float]
-
-
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Sequence[str] | None = None,
@@ -181,12 +150,13 @@ def make_artifacts(
     """
     from onnxtool.training.parameters import choose
 
-    clock = _Clock(on_progress)
-    clock.start("reading")
+    stopwatch = Stopwatch()
+    on_progress("reading the model")
     model, path = _load(options.model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
     choice = choose(model, options.requires_grad, options.frozen_params, options.parameters)
-    clock.start("differentiating")
+    stopwatch.lap("read")
+    on_progress("differentiating")
     block = _Training(loss, options)
     with onnxblock.base(model, path):
         block.choose(choice)
@@ -194,12 +164,12 @@ def make_artifacts(
     training, evaluation = block.to_model_proto()
     trained, frozen = block.parameters()
     models = {"training_model": training, "eval_model": evaluation}
+    stopwatch.lap("differentiate")
     if optimizer is not None:
-        clock.start("optimizer")
         with onnxblock.empty_base():
             optimizer((trained, frozen))
         models["optimizer_model"] = optimizer.to_model_proto()
-    clock.start("writing")
+    on_progress("writing")
     checkpoint = checkpoint_of(trained, frozen, folder=None if path is None else path.parent)
     checkpoint.aliases = dict(options.aliases)
     files = write_artifacts(
@@ -210,7 +180,14 @@ def make_artifacts(
         nominal=options.nominal_checkpoint,
         force=options.force,
     )
-    return _report(options, block, files, clock.stop())
+    stopwatch.lap("write")
+    return describe(
+        block,
+        ArtifactFiles(str(options.artifact_directory), files),
+        loss=_name_of(options.loss) or "the first output",
+        optimizer=_name_of(options.optimizer),
+        duration_ms=stopwatch.laps_ms,
+    )
 
 
 class _Training(onnxblock.TrainingBlock):
@@ -274,72 +251,7 @@ def _refuse_library(path: str | os.PathLike[str]) -> NoReturn:
     onnxblock.custom_op_library(os.fspath(path))
 
 
-def _report(
-    options: ArtifactOptions,
-    block: _Training,
-    files: tuple[ArtifactFile, ...],
-    duration_ms: dict[str, float],
-) -> ArtifactReport:
-    from onnxtool.training.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
-
-    training = block.to_model_proto()[0]
-    trained, frozen = block.parameters()
-    parameters = {tensor.name for tensor in (*trained, *frozen)}
-    hidden = {LAZY_RESET, *parameters}
-    hidden |= {make(name) for name in parameters for make in (buffer_name, accumulated_name, updated_name)}
-    wanted = {tensor.name for tensor in trained}
-    notes = [f"the loss does not depend on {name}; it is frozen" for name in block.choice.trained if name not in wanted]
-    return ArtifactReport(
-        directory=str(options.artifact_directory),
-        files=files,
-        loss=_name_of(options.loss) or "the first output",
-        optimizer=_name_of(options.optimizer),
-        trained=tuple(tensor.name for tensor in trained),
-        frozen=tuple(tensor.name for tensor in frozen),
-        num_trained=sum(_size(tensor) for tensor in trained),
-        num_frozen=sum(_size(tensor) for tensor in frozen),
-        inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
-        outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
-        opset=next(opset.version for opset in training.opset_import if not opset.domain),
-        notes=tuple(notes),
-        duration_ms=duration_ms,
-    )
-
-
 def _name_of(thing: Enum | onnxblock.Block | None) -> str:
     if thing is None:
         return ""
     return thing.name if isinstance(thing, Enum) else type(thing).__name__
-
-
-def _size(tensor: onnx.TensorProto) -> int:
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
-    return size
-
-
-def _tensor_info(value: Any) -> TensorInfo:
-    from onnx import helper
-
-    kind = value.type.tensor_type
-    shape = tuple(getattr(dim, dim.WhichOneof("value") or "", None) for dim in kind.shape.dim)
-    return TensorInfo(value.name, helper.tensor_dtype_to_np_dtype(kind.elem_type).name, shape)
-
-
-class _Clock:
-    """Says what is being done, and how long each stage took."""
-
-    def __init__(self, on_progress: Callable[[str], None]) -> None:
-        self._on_progress = on_progress
-        self._starts: dict[str, float] = {}
-
-    def start(self, stage: str) -> None:
-        self._starts[stage] = time.perf_counter()
-        self._on_progress(stage)
-
-    def stop(self) -> dict[str, float]:
-        times = [*self._starts.values(), time.perf_counter()]
-        return {
-            stage: (end - start) * 1e3 for stage, start, end in zip(self._starts, times[:-1], times[1:], strict=True)
-        }

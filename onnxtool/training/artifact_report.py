@@ -1,0 +1,97 @@
+"""What the artifacts of a model are: parameters, inputs, outputs and files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.figures import TensorInfo
+from onnxtool.training.artifact_files import ArtifactFile
+from onnxtool.training.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
+from onnxtool.training.onnxblock import TrainingBlock
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class ArtifactFiles:
+    """What was written, and where."""
+
+    directory: str
+    written: tuple[ArtifactFile, ...]
+
+
+@dataclass(frozen=True)
+class ArtifactReport:
+    """What `make_artifacts` wrote.
+
+    Attributes:
+        directory: where the files are.
+        files: what was written, the training model first.
+        trained: names of the parameters with a gradient, in the order of the inputs.
+        frozen: names of the other parameters, running statistics among them.
+        num_trained: elements of those with a gradient.
+        num_frozen: elements of the others.
+        inputs: of the training model, those of the user: without parameters and buffers.
+        outputs: of the training model, those before the gradients.
+        notes: what a user should know.
+        duration_ms: wall time by stage.
+    """
+
+    directory: str
+    files: tuple[ArtifactFile, ...]
+    loss: str
+    optimizer: str
+    trained: tuple[str, ...]
+    frozen: tuple[str, ...]
+    num_trained: int
+    num_frozen: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    opset: int
+    notes: tuple[str, ...]
+    duration_ms: dict[str, float]
+
+
+def describe(
+    block: TrainingBlock, files: ArtifactFiles, *, loss: str, optimizer: str, duration_ms: dict[str, float]
+) -> ArtifactReport:
+    """Say what a training block and the files that were written of it hold."""
+    training = block.to_model_proto()[0]
+    trained, frozen = block.parameters()
+    parameters = {tensor.name for tensor in (*trained, *frozen)}
+    hidden = {LAZY_RESET, *parameters}
+    hidden |= {make(name) for name in parameters for make in (buffer_name, accumulated_name, updated_name)}
+    wanted = {tensor.name for tensor in trained}
+    notes = [f"the loss does not depend on {name}; it is frozen" for name in block.choice.trained if name not in wanted]
+    return ArtifactReport(
+        directory=files.directory,
+        files=files.written,
+        loss=loss,
+        optimizer=optimizer,
+        trained=tuple(tensor.name for tensor in trained),
+        frozen=tuple(tensor.name for tensor in frozen),
+        num_trained=sum(_size(tensor) for tensor in trained),
+        num_frozen=sum(_size(tensor) for tensor in frozen),
+        inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
+        outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
+        opset=next(opset.version for opset in training.opset_import if not opset.domain),
+        notes=tuple(notes),
+        duration_ms=duration_ms,
+    )
+
+
+def _size(tensor: onnx.TensorProto) -> int:
+    size = 1
+    for dim in tensor.dims:
+        size *= dim
+    return size
+
+
+def _tensor_info(value: Any) -> TensorInfo:
+    from onnx import helper
+
+    kind = value.type.tensor_type
+    shape = tuple(getattr(dim, dim.WhichOneof("value") or "", None) for dim in kind.shape.dim)
+    return TensorInfo(value.name, helper.tensor_dtype_to_np_dtype(kind.elem_type).name, shape)
