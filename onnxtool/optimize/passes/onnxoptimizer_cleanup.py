@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Those of onnxoptimizer that need no weights. Left out: fuse_qkv, fuse_bn_into_conv and fuse_add_bias_into_conv
-# compute with weights; eliminate_duplicate_initializer compares them; rewrite_where changes the graph for TensorRT.
+# compute with weights; eliminate_duplicate_initializer compares them; rewrite_where changes the graph for TensorRT;
+# eliminate_consecutive_idempotent_ops joins two Reshape also where the second copies a size, which is another one then.
 _NAMES = (
     "extract_constant_to_initializer",
     "eliminate_identity",
@@ -25,7 +26,6 @@ _NAMES = (
     "eliminate_nop_split",
     "eliminate_nop_transpose",
     "eliminate_nop_with_unit",
-    "eliminate_consecutive_idempotent_ops",
     "eliminate_if_with_const_cond",
     "eliminate_shape_gather",
     "eliminate_slice_after_shape",

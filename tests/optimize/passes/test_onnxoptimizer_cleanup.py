@@ -6,7 +6,16 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.optimize.passes.onnxoptimizer_cleanup import onnxoptimizer_cleanup
-from tests.optimize.passes.builders import CONTEXT, apply, assert_same_numbers, build, count, operators, ragged_feeds
+from tests.optimize.passes.builders import (
+    CONTEXT,
+    apply,
+    assert_left_alone,
+    assert_same_numbers,
+    build,
+    count,
+    operators,
+    ragged_feeds,
+)
 from tests.workshop import Workshop
 
 
@@ -33,6 +42,15 @@ def test_what_nothing_reads_is_dropped() -> None:
     assert outcome.num_changes > 0
     assert operators(outcome.model) == ["Neg"]
     assert apply(onnxoptimizer_cleanup, outcome.model).num_changes == 0
+
+
+def test_a_reshape_that_copies_sizes_of_another_stays_behind_it() -> None:
+    """A 0 means the size that stands there, which the input of the first Reshape does not have."""
+    model = build(
+        "g (float[6, 16] x) => (float[2, 3, 16] y) <int64[4] heads = {2, 3, 2, 8}, int64[3] flat = {0, 0, -1}> "
+        "{ r = Reshape(x, heads) y = Reshape(r, flat) }"
+    )
+    assert_left_alone(onnxoptimizer_cleanup, model)
 
 
 def test_model_local_functions_are_not_lost() -> None:
