@@ -81,6 +81,10 @@ class GateError(OnnxtoolError):
     """A gate expression cannot be understood, or names a figure that is not there."""
 
 
+class CompilationError(OnnxtoolError):
+    """A graph of PyTorch cannot be compiled for onnxruntime as asked, or its answers are not PyTorch's."""
+
+
 class VerificationError(OnnxtoolError):
     """The result differs from what went in by more than the tolerance; the output was not kept.
 

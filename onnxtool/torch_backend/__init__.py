@@ -1,0 +1,22 @@
+"""`torch.compile` through onnxruntime: forward and backward graphs become sessions, PyTorch keeps the rest."""
+
+from __future__ import annotations
+
+from onnxtool.torch_backend.backend import OrtBackend, onnxtool_backend, register
+from onnxtool.torch_backend.dumps import dump_onnx
+from onnxtool.torch_backend.experiments import explain, make_aot_ort, train_loop
+from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.reports import Explanation
+
+__all__ = [
+    "Explanation",
+    "OrtBackend",
+    "OrtBackendOptions",
+    "dump_onnx",
+    "explain",
+    "make_aot_ort",
+    "onnxtool_backend",
+    "train_loop",
+]
+
+register()

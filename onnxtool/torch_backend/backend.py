@@ -1,0 +1,127 @@
+"""The backend that TorchDynamo calls with each graph it captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
+from onnxtool.torch_backend.decompositions import decompositions
+from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.reports import Explanation
+
+NAME = "onnxtool"
+_MOST_INSTANCES = 8
+
+
+class OrtBackend:
+    """Compiles what it is called with, and remembers what it compiled."""
+
+    _instances: list[OrtBackend] = []  # noqa: RUF012 - one list for all, on purpose
+
+    def __init__(self, options: OrtBackendOptions | None = None) -> None:
+        self.options = options or OrtBackendOptions()
+        self.graphs: list[CompiledGraph] = []
+
+    @classmethod
+    def with_options(cls, options: OrtBackendOptions) -> OrtBackend:
+        """Return the backend that already has these options, else a new one; the last eight are kept."""
+        for instance in cls._instances:
+            if instance.options == options:
+                return instance
+        instance = cls(options)
+        cls._instances = [*cls._instances, instance][-_MOST_INSTANCES:]
+        return instance
+
+    @classmethod
+    def clear_instances(cls) -> None:
+        """Forget all instances; graphs that they compiled go on working."""
+        cls._instances = []
+
+    @property
+    def execution_count(self) -> int:
+        """How often a session of this backend has run."""
+        return sum(session.num_calls for graph in self.graphs for session in graph.sessions)
+
+    def explain(self) -> Explanation:
+        """Say what became of all graphs so far."""
+        return Explanation(tuple(graph.report for graph in self.graphs))
+
+    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph of TorchDynamo, or one of ATen operators where `use_aot_autograd` is off.
+
+        Raises:
+            CompilationError: the graph is not of that kind.
+        """
+        if not self.options.use_aot_autograd:
+            return self.compile(graph_module, "graph")
+        from functorch.compile import min_cut_rematerialization_partition
+        from torch._dynamo.backends.common import aot_autograd
+
+        autograd = aot_autograd(
+            fw_compiler=self._compiler("forward"),
+            bw_compiler=self._compiler("backward"),
+            inference_compiler=self._compiler("inference"),
+            partition_fn=self.options.partition_fn or min_cut_rematerialization_partition,
+            decompositions=decompositions(),
+        )
+        # The other implementations of attention are one operator each, which has no translation.
+        with sdpa_kernel(SDPBackend.MATH):
+            return autograd(graph_module, example_inputs)  # type: ignore[no-any-return]
+
+    def compile(self, graph_module: torch.fx.GraphModule, kind: str) -> Callable[..., Any]:
+        """Compile a functional graph of ATen operators whose nodes have fake values.
+
+        Raises:
+            CompilationError: a value of the graph is unknown.
+        """
+        for node in graph_module.graph.nodes:
+            if node.op == "placeholder" and "val" not in node.meta:
+                raise CompilationError(
+                    f"nothing is known of the input {node.name}",
+                    "without AOTAutograd the backend takes graphs that make_fx or AOTAutograd traced",
+                )
+        graph = compile_graph(graph_module, kind, self.options)
+        self.graphs.append(graph)
+        return graph.call
+
+    def _compiler(self, kind: str) -> Callable[..., Callable[..., Any]]:
+        from functorch.compile import make_boxed_func
+
+        def compile_traced(graph_module: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return make_boxed_func(self.compile(graph_module, kind))  # type: ignore[no-any-return]
+
+        return compile_traced
+
+
+def onnxtool_backend(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | OrtBackendOptions | None = None,
+) -> Callable[..., Any]:
+    """Serve `torch.compile(model, backend="onnxtool", options=...)`.
+
+    Raises:
+        CompilationError: there is no option of that name.
+    """
+    if not isinstance(options, OrtBackendOptions):
+        options = OrtBackendOptions.from_mapping(options or {})
+    return OrtBackend.with_options(options)(graph_module, example_inputs)
+
+
+def register() -> None:
+    """Make the backend known under its name where this package was not installed, but only found.
+
+    Installed, it has an entry point, and PyTorch registers what that loads by itself.
+    """
+    from importlib.metadata import entry_points
+
+    from torch._dynamo.backends import registry
+
+    if NAME not in entry_points(group="torch_dynamo_backends").names and NAME not in registry._COMPILER_FNS:
+        registry.register_backend(onnxtool_backend, name=NAME)

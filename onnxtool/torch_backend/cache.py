@@ -1,0 +1,128 @@
+"""Keeps translated graphs on disk: ONNX models and reasons as JSON, nothing that is executed when it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from onnxtool.errors import OutputWriteError
+
+_SYMBOL = re.compile(r"\b[suz]+\d+\b")
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def fingerprint(module: torch.fx.GraphModule, salt: str) -> str:
+    """Return the SHA-256 of a graph: operators, arguments, types, shapes, strides and devices, and what compiles it.
+
+    Names of nodes and of symbolic sizes do not count.
+    """
+    lines = [salt, _versions()]
+    number = {node: _Reference(index) for index, node in enumerate(module.graph.nodes)}
+    for node in module.graph.nodes:
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), number.__getitem__)
+        target = "" if node.op == "placeholder" else str(node.target)
+        lines.append(f"{node.op} {target} {arguments!r} {_description(node.meta.get('val'))}")
+    symbols: dict[str, str] = {}
+    text = _SYMBOL.sub(lambda match: symbols.setdefault(match[0], f"size{len(symbols)}"), "\n".join(lines))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Reference:
+    """Stands for a node by its place in the graph."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"%{self._index}"
+
+
+def _description(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
+    if isinstance(value, tuple | list):
+        return " ".join(map(_description, value))
+    return f"{type(value).__name__} {value}"
+
+
+@functools.cache
+def _versions() -> str:
+    from importlib.metadata import version
+
+    import onnxruntime
+
+    import onnxtool
+
+    libraries = [f"{name} {version(name)}" for name in ("onnx-ir", "onnxscript", "onnx")]
+    return (
+        f"onnxtool {onnxtool.__version__} torch {torch.__version__} onnxruntime {onnxruntime.__version__} {libraries}"
+    )
+
+
+class Cache:
+    """A folder of models by fingerprint; without a folder it is always empty."""
+
+    def __init__(self, folder: Path | str | None) -> None:
+        self.folder = Path(folder) if folder else None
+
+    def read(self, key: str) -> bytes:
+        """Return the model of that fingerprint, or nothing."""
+        return self._read(key, ".onnx")
+
+    def write(self, key: str, model: bytes) -> None:
+        """Keep a model.
+
+        Raises:
+            OutputWriteError: the folder cannot be written to.
+        """
+        self._write(key, ".onnx", model)
+
+    def read_reasons(self, key: str) -> dict[int, str]:
+        """Return which nodes of the graph of that fingerprint stay in PyTorch; nothing where the file is damaged."""
+        try:
+            found = json.loads(self._read(key, ".json") or b"{}")
+            return {int(index): str(reason) for index, reason in found.items()}
+        except (ValueError, AttributeError, RecursionError):
+            return {}
+
+    def write_reasons(self, key: str, reasons: Mapping[int, str]) -> None:
+        """Keep which nodes of a graph stay in PyTorch.
+
+        Raises:
+            OutputWriteError: the folder cannot be written to.
+        """
+        self._write(key, ".json", json.dumps(dict(reasons)).encode())
+
+    def _read(self, key: str, suffix: str) -> bytes:
+        if self.folder is None or not _KEY.fullmatch(key):
+            return b""
+        try:
+            return (self.folder / f"{key}{suffix}").read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def _write(self, key: str, suffix: str, data: bytes) -> None:
+        if self.folder is None or not key:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{key[:8]}-")
+        except OSError as error:
+            raise OutputWriteError(f"cannot write to {self.folder}: {error.strerror}", "pass another folder") from error
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(temporary).replace(self.folder / f"{key}{suffix}")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise OutputWriteError(f"cannot write to {self.folder}: {error.strerror}", "pass another folder") from error

@@ -1,0 +1,115 @@
+"""Compiles a graph of ATen operators: what onnxruntime can run becomes sessions, the rest stays as it is."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onnxtool.torch_backend.baseline import compared
+from onnxtool.torch_backend.execution import SessionCall
+from onnxtool.torch_backend.partitioning import Stage, cut
+from onnxtool.torch_backend.pieces import Piece, extract, value_of
+from onnxtool.torch_backend.reports import EagerNode, GraphReport, PieceReport
+from onnxtool.torch_backend.sessions import select_providers
+from onnxtool.torch_backend.support import reasons_to_stay
+from onnxtool.torch_backend.translation import PieceError, Translated, Translator
+
+if TYPE_CHECKING:
+    from onnxtool.torch_backend.options import OrtBackendOptions
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A graph ready to be called.
+
+    Attributes:
+        call: takes the graph's inputs and returns its outputs.
+        report: what went where and why.
+        sessions: the calls into onnxruntime, in their order.
+    """
+
+    call: Compiled
+    report: GraphReport
+    sessions: tuple[SessionCall, ...]
+
+
+def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOptions) -> CompiledGraph:
+    """Compile a functional graph of ATen operators whose nodes have their fake values as `meta["val"]`.
+
+    `kind` is what the report calls the graph: forward, backward or inference. What turns out not to compile stays in
+    PyTorch, and the graph is cut anew.
+    """
+    start = time.perf_counter()
+    translator = Translator(options)
+    rejected: dict[str, str] = translator.rejected_before(owner)
+    while True:
+        stay = reasons_to_stay(owner.graph, rejected)
+        stages = cut(owner.graph, stay)
+        pieces = [extract(owner, stage.piece) if stage.piece else None for stage in stages]
+        try:
+            calls = [_call(owner, piece, index, translator) if piece else None for index, piece in enumerate(pieces)]
+        except PieceError as error:
+            rejected |= error.nodes
+            continue
+        break
+    translator.remember(owner, rejected)
+    call: Compiled = _assemble(owner, stages, pieces, [made and made[1] for made in calls])
+    if options.assert_close_to_baseline:
+        call = compared(call, owner, options)
+    report = GraphReport(
+        kind=kind,
+        pieces=tuple(made[0] for made in calls if made),
+        eager=tuple(EagerNode(node.name, str(node.target), why) for node, why in stay.items() if _computes(node)),
+        duration_ms=(time.perf_counter() - start) * 1e3,
+    )
+    return CompiledGraph(call, report, tuple(made[1] for made in calls if made))
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    """Whether the node is an operator, and not only one of the results of another."""
+    return node.op not in ("placeholder", "get_attr", "output") and node.target is not operator.getitem
+
+
+def _call(
+    owner: torch.fx.GraphModule, piece: Piece, index: int, translator: Translator
+) -> tuple[PieceReport, SessionCall]:
+    inputs = [value_of(owner, node) for node in piece.inputs]
+    outputs = [node.meta["val"] for node in piece.outputs]
+    num_nodes = sum(map(_computes, piece.module.graph.nodes))
+    providers = select_providers(translator.options, inputs, outputs)
+    translated: Translated = translator.translate(piece, providers)
+    call = SessionCall(f"onnxruntime_{index}", translated.session, translated.used, inputs, outputs)
+    if translator.options.preallocate_output:
+        call.preallocate()
+    return PieceReport(num_nodes, translated.num_onnx_nodes, tuple(translated.session.get_providers())), call
+
+
+def _assemble(
+    owner: torch.fx.GraphModule,
+    stages: Sequence[Stage],
+    pieces: Sequence[Piece | None],
+    calls: Sequence[SessionCall | None],
+) -> torch.fx.GraphModule:
+    """Write the graph anew: each piece is one call of a session."""
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in owner.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    for stage, piece, call in zip(stages, pieces, calls, strict=True):
+        if piece is not None and call is not None:
+            results = graph.call_function(call, tuple(copies[node] for node in piece.inputs))
+            for index, node in enumerate(piece.outputs):
+                copies[node] = graph.call_function(operator.getitem, (results, index))
+        for node in stage.eager:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    (output,) = owner.graph.find_nodes(op="output")
+    graph.node_copy(output, copies.__getitem__)
+    return torch.fx.GraphModule(owner, graph, class_name="CompiledGraph")

@@ -1,0 +1,132 @@
+"""Translates a graph of ATen operators into an ONNX model.
+
+The only module that touches `torch.onnx._internal`, which PyTorch may change in any release. Tested with 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from onnxtool.torch_backend.known_wrong import WRONG_TRANSLATIONS
+
+TESTED_TORCH = ("2.13",)
+_LOGGERS = ("_registration", "_core", "_ir_passes")
+_IR_VERSION = 10
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+class ConversionFailedError(Exception):
+    """A node of the graph has no translation.
+
+    Attributes:
+        node_name: the node's name in the graph; empty where the failure names none.
+    """
+
+    def __init__(self, message: str, node_name: str = "") -> None:
+        super().__init__(message)
+        self.node_name = node_name
+
+
+@functools.cache
+def _registry() -> Any:
+    """Return torch.onnx's table of translations without those that hold for inference only."""
+    with _quiet():
+        from torch.onnx._internal.exporter import _registration
+
+        registry = _registration.ONNXRegistry.from_torchlib()
+    for overload in WRONG_TRANSLATIONS:
+        registry.functions.pop(overload.name(), None)
+    return registry
+
+
+def has_translation(node: torch.fx.Node) -> bool:
+    """Whether there is a translation of the node's operator for its types."""
+    from torch.onnx._internal.exporter import _dispatching
+
+    if not _registry().is_registered(node.target):
+        return False
+    return _dispatching.dispatch(node, _registry())[0] is not None
+
+
+@functools.cache
+def translated_decompositions() -> Decompositions:
+    """Return PyTorch's decompositions of all operators that have no translation."""
+    from torch.onnx._internal.exporter import _decomp
+
+    overloads = set(_decomp.get_onnx_implemented_overloads(_registry()))
+    table: Decompositions = _decomp.create_onnx_friendly_decomposition_table(overloads)
+    return table
+
+
+def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
+    """Translate a graph whose nodes have their fake values as `meta["val"]`.
+
+    The names of the model's nodes begin with that of the FX node they were made for, and a colon.
+
+    Raises:
+        ConversionFailedError: a node cannot be translated.
+    """
+    from torch.onnx._internal.exporter import _core, _errors, _fx_passes, _ir_passes
+
+    model = ir.Model(ir.Graph([], [], nodes=[], name="main_graph"), ir_version=_IR_VERSION, producer_name="onnxtool")
+    with _quiet():
+        try:
+            _fx_passes.insert_type_promotion_nodes(graph_module)
+        except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            raise ConversionFailedError(f"types cannot be promoted: {error}") from error
+        with unset_fake_temporarily():
+            try:
+                _core._translate_fx_graph(
+                    graph_module.graph,
+                    model,
+                    graph_like=model.graph,
+                    owned_graphs={},
+                    lower="at_conversion",
+                    registry=_registry(),
+                )
+            except _errors.ConversionError as error:
+                raise ConversionFailedError(_cause(error), _node_name(error, graph_module.graph)) from error
+            _ir_passes.add_opset_imports(model)
+    for number, node in enumerate(model.graph):
+        if "node" in node.meta:
+            node.name = f"{node.meta['node'].name}:{number}"
+    return model
+
+
+def _node_name(error: Exception, graph: torch.fx.Graph) -> str:
+    """Return which node the error is about: its message holds the node as PyTorch prints it."""
+    message = str(error)
+    return next((node.name for node in graph.nodes if f"node {node.format_node()}." in message), "")
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first line of what is at the bottom of a chain of errors."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks about itself out of the user's log."""
+    loggers = [logging.getLogger(f"torch.onnx._internal.exporter.{name}") for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

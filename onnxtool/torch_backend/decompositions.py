@@ -1,0 +1,64 @@
+"""Which operators AOTAutograd takes apart before a graph is cut and translated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+
+from onnxtool.torch_backend.conversion import Decompositions, translated_decompositions
+
+aten = torch.ops.aten
+
+# They mean nothing to a compiled graph, and their decompositions are themselves.
+_KEPT = (aten.lift_fresh.default, aten.lift.default, aten.embedding_dense_backward.default)
+
+
+@functools.cache
+def decompositions() -> Decompositions:
+    """Return the table for AOTAutograd."""
+    table = {op: function for op, function in translated_decompositions().items() if op not in _KEPT}
+    table[aten.native_dropout.default] = _native_dropout
+    table[aten.rand_like.default] = functools.partial(_noise_like, aten.rand.default)
+    table[aten.randn_like.default] = functools.partial(_noise_like, aten.randn.default)
+    return table
+
+
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the mask as eager PyTorch does on the CPU, from the same numbers, and apply it."""
+    if not train:
+        return x, torch.ones_like(x, dtype=torch.bool)
+    if p >= 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    mask = _drawn(x, lambda shape: aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=x.device), 1 - p))
+    return x * mask.to(x.dtype) * (1.0 / (1.0 - p)), mask
+
+
+def _noise_like(
+    draw: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """Draw numbers of the shape of `x` without its values, so that they need not wait for them."""
+    if memory_format not in (None, torch.preserve_format) or layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented  # type: ignore[no-any-return]  # what the decomposition protocol asks for
+    return _drawn(x, lambda shape: draw(shape, dtype=dtype or x.dtype, device=device or x.device))
+
+
+def _drawn(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+    """Return what `draw` makes for the memory of `x`, in the layout of `x`.
+
+    Generators fill memory in its order: the layout decides which element gets which number.
+    """
+    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
+    numbers = draw([x.shape[dim] for dim in order])
+    if list(order) == list(range(x.dim())):
+        return numbers
+    return numbers.permute([order.index(dim) for dim in range(x.dim())])

@@ -1,0 +1,69 @@
+"""Writes every compiled graph as an ONNX file with the FX graph it was made from beside it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnxtool.errors import OutputWriteError
+
+VARIABLE = "ONNXRT_DUMP_PATH"
+
+
+def is_dumping() -> bool:
+    """Whether somebody waits for files."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def dump(model: bytes, text: str) -> None:
+    """Write `{prefix}{N}.onnx` and `.txt` where the environment variable ONNXRT_DUMP_PATH gives a prefix.
+
+    Raises:
+        OutputWriteError: the files cannot be written.
+    """
+    prefix = os.environ.get(VARIABLE, "")
+    if not prefix:
+        return
+    number = next(number for number in itertools.count() if not Path(f"{prefix}{number}.onnx").exists())
+    try:
+        Path(f"{prefix}{number}.txt").write_text(text, encoding="utf-8")
+        Path(f"{prefix}{number}.onnx").write_bytes(model)
+    except OSError as error:
+        raise OutputWriteError(
+            f"cannot dump a graph to {prefix}{number}.onnx: {error.strerror}", f"check {VARIABLE}"
+        ) from error
+
+
+@contextmanager
+def dump_onnx(prefix: str, folder: str | Path | None = None, clean: bool = False) -> Iterator[None]:
+    """Dump what is compiled inside of the block to `{folder}/{prefix}{N}.onnx` and `.txt`.
+
+    Args:
+        prefix: what all names begin with.
+        folder: where the files go, made where it is not there; the current folder where none is given.
+        clean: whether earlier dumps, `{prefix}*.onnx` and `.txt`, are removed from the folder first.
+
+    Raises:
+        OutputWriteError: the folder cannot be made or cleaned.
+    """
+    target = Path(folder or ".")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if clean:
+            for path in target.iterdir():
+                if path.name.startswith(prefix) and path.suffix in (".onnx", ".txt"):
+                    path.unlink()
+    except OSError as error:
+        raise OutputWriteError(f"cannot use {target} for dumps: {error.strerror}", "pass another folder") from error
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(target / prefix)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before

@@ -1,0 +1,47 @@
+"""What is known to be wrong or racy, each with its cause, and therefore stays in PyTorch or is decomposed."""
+
+from __future__ import annotations
+
+import torch
+
+aten = torch.ops.aten
+
+WRONG_TRANSLATIONS: dict[torch._ops.OpOverload, str] = {
+    aten._native_batch_norm_legit_functional.default: "translated as if training were False",
+    aten._native_batch_norm_legit.default: "translated as if training were False",
+    aten._native_batch_norm_legit.no_stats: "translated as if training were False",
+    aten.native_batch_norm.default: "translated as if training were False",
+    aten._native_batch_norm_legit_no_training.default: "returns no statistics for the backward pass",
+    aten.nll_loss_forward.default: "the total weight that the backward pass divides by is made up",
+    aten.nll_loss2d_forward.default: "the total weight that the backward pass divides by is made up",
+    aten._scaled_dot_product_flash_attention.default: "returns no statistics for the backward pass",
+    aten._scaled_dot_product_flash_attention_for_cpu.default: "returns no statistics for the backward pass",
+    aten._scaled_dot_product_efficient_attention.default: "returns no statistics for the backward pass",
+}
+"""Translations of torch.onnx that are removed, so that PyTorch's decomposition is translated in their place."""
+
+_RACE = (
+    "ScatterND with reduction=add of onnxruntime's CPU provider loses updates where indices repeat and there are "
+    "several threads"
+)
+
+WRONG_OPERATORS: dict[torch._ops.OpOverload, str] = {
+    aten.embedding_dense_backward.default: _RACE,
+    aten.embedding_renorm.default: "changes its table in place",
+}
+"""Operators that stay in PyTorch whatever their arguments are."""
+
+_ACCUMULATING = (aten.index_put.default, aten._unsafe_index_put.default, aten._index_put_impl.default)
+
+
+def known_problem(node: torch.fx.Node) -> str:
+    """Say what is wrong with this node in onnxruntime, or return an empty string."""
+    if reason := WRONG_OPERATORS.get(node.target, ""):
+        return reason
+    if node.target in _ACCUMULATING and (node.args[3:4] == (True,) or node.kwargs.get("accumulate")):
+        return _RACE
+    return ""
+
+
+RACY_ONNX = {("", "ScatterND"): "reduction"}
+"""ONNX operators that race on the CPU where the attribute is neither absent nor `none`."""

@@ -1,0 +1,75 @@
+"""Makes onnxruntime sessions: on which provider, with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime as ort
+import torch
+
+if TYPE_CHECKING:
+    from onnxtool.torch_backend.options import OrtBackendOptions, Provider
+
+_BY_DEVICE = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_ERRORS_ONLY = 3
+LOAD_ERRORS = (
+    ort.capi.onnxruntime_pybind11_state.Fail,
+    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
+    ort.capi.onnxruntime_pybind11_state.InvalidGraph,
+    ort.capi.onnxruntime_pybind11_state.InvalidProtobuf,
+    ort.capi.onnxruntime_pybind11_state.NotImplemented,
+    ort.capi.onnxruntime_pybind11_state.RuntimeException,
+)
+
+
+def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...]) -> ort.InferenceSession:
+    """Load a model from memory.
+
+    Raises:
+        LOAD_ERRORS: onnxruntime cannot load it.
+    """
+    settings = options.ort_session_options or _session_options()
+    return ort.InferenceSession(model, settings, providers=[_with_stream(provider) for provider in providers])
+
+
+def select_providers(
+    options: OrtBackendOptions, inputs: Iterable[object], outputs: Iterable[object]
+) -> tuple[Provider, ...]:
+    """Return preferred, inferred and default providers, each once.
+
+    `inputs` and `outputs` are the fake values of a graph; outputs count where no input is a tensor.
+    """
+    inferred: list[Provider] = []
+    if options.infer_execution_providers:
+        inferred = list(dict.fromkeys(_inferred(inputs))) or list(dict.fromkeys(_inferred(outputs)))
+    chosen: dict[str, Provider] = {}
+    for provider in (*options.preferred_execution_providers, *inferred, *options.default_execution_providers):
+        chosen.setdefault(provider if isinstance(provider, str) else provider[0], provider)
+    return tuple(chosen.values()) or (_BY_DEVICE["cpu"],)
+
+
+def _inferred(values: Iterable[object]) -> Iterator[str]:
+    """Yield the provider of each device, a graphics card before the processor: sizes are always on the latter."""
+    types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    for device in ("cuda", "cpu"):
+        if device in types:
+            yield _BY_DEVICE[device]
+
+
+def _session_options() -> ort.SessionOptions:
+    settings = ort.SessionOptions()
+    settings.log_severity_level = _ERRORS_ONLY
+    settings.intra_op_num_threads = torch.get_num_threads()
+    # PyTorch's threads need the cores between two pieces. It was faster in every comparison.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return settings
+
+
+def _with_stream(provider: Provider) -> Any:
+    """Let CUDA run on PyTorch's stream, so that either waits for the other. Not tested on a device."""
+    name, settings = (provider, {}) if isinstance(provider, str) else provider
+    if name != _BY_DEVICE["cuda"] or "user_compute_stream" in settings or not torch.cuda.is_available():
+        return provider if isinstance(provider, str) else (name, dict(settings))
+    stream = torch.cuda.current_stream().cuda_stream
+    return name, {**settings, "user_compute_stream": str(stream)}

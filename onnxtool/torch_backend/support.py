@@ -1,0 +1,93 @@
+"""Which nodes of a graph onnxruntime can run, and why the others stay in PyTorch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from onnxtool.torch_backend.conversion import has_translation
+from onnxtool.torch_backend.known_wrong import known_problem
+from onnxtool.torch_backend.random import is_memory_for_random, is_random
+
+SIZE = "a size that Python computes"
+RANDOM = "random numbers come from PyTorch's generator"
+
+TENSOR_DTYPES = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+    }
+)
+
+
+def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[torch.fx.Node, str]:
+    """Return the calls of `graph` that stay in PyTorch, each with its reason.
+
+    `rejected` holds what an earlier attempt found out: names of nodes and why they cannot be compiled.
+    """
+    stay: dict[torch.fx.Node, str] = {}
+    sizes: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                sizes.add(node)
+        elif node.op == "call_function":
+            if _is_size_of_sizes(node, sizes):
+                sizes.add(node)
+                stay[node] = SIZE
+            elif reason := rejected.get(node.name) or _reason(node, stay):
+                stay[node] = reason
+        elif node.op not in ("get_attr", "output"):
+            stay[node] = f"{node.op} is no operator"
+    return stay
+
+
+def _is_size_of_sizes(node: torch.fx.Node, sizes: set[torch.fx.Node]) -> bool:
+    """Whether the node computes a number of shapes of the inputs, without reading a tensor's data."""
+    if isinstance(node.meta.get("val"), torch.Tensor | tuple | list) or "val" not in node.meta:
+        return False
+    return all(source in sizes or source.op == "placeholder" for source in node.all_input_nodes) and (
+        node.target is torch.ops.aten.sym_size.int
+        or node.target is torch.ops.aten.sym_stride.int
+        or node.target is torch.ops.aten.sym_numel.default
+        or all(source in sizes for source in node.all_input_nodes)
+    )
+
+
+def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
+    if node.target is operator.getitem:
+        return stay.get(node.all_input_nodes[0], "") or ("" if node.all_input_nodes[0].op == "call_function" else SIZE)
+    if is_random(node) or is_memory_for_random(node):
+        return RANDOM
+    if reason := known_problem(node):
+        return reason
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return "changes an argument in place"
+    if "val" not in node.meta:
+        return "its result is unknown before it runs"
+    if not has_translation(node):
+        return "no translation to ONNX"
+    return _type_problem(node)
+
+
+def _type_problem(node: torch.fx.Node) -> str:
+    for value in _values(node):
+        if isinstance(value, torch.SymFloat):
+            return "a float that Python computes has double precision"
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.dtype not in TENSOR_DTYPES:
+            return f"no {str(value.dtype).removeprefix('torch.')} in onnxruntime"
+        if value.layout is not torch.strided:
+            return f"no layout {value.layout} in onnxruntime"
+        if value.dtype is torch.bfloat16 and value.device.type == "cpu":
+            return "onnxruntime has no bfloat16 kernels for the CPU"
+    return ""
+
+
+def _values(node: torch.fx.Node) -> Iterator[object]:
+    for item in (node, *node.all_input_nodes):
+        value = item.meta.get("val")
+        yield from value if isinstance(value, tuple | list) else (value,)
