@@ -40,7 +40,7 @@ class ConversionFailedError(Exception):
 @functools.cache
 def _registry() -> Any:
     """Return torch.onnx's table of translations without those that hold for inference only."""
-    with _quiet():
+    with quiet():
         from torch.onnx._internal.exporter import _registration
 
         registry = _registration.ONNXRegistry.from_torchlib()
@@ -79,7 +79,7 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
     from torch.onnx._internal.exporter import _core, _errors, _fx_passes, _ir_passes
 
     model = ir.Model(ir.Graph([], [], nodes=[], name="main_graph"), ir_version=_IR_VERSION, producer_name="onnxtool")
-    with _quiet():
+    with quiet():
         try:
             _fx_passes.insert_type_promotion_nodes(graph_module)
         except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
@@ -117,7 +117,7 @@ def _cause(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the exporter's remarks about itself out of the user's log."""
     loggers = [logging.getLogger(f"torch.onnx._internal.exporter.{name}") for name in _LOGGERS]
     levels = [logger.level for logger in loggers]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.conversion import translate
+from onnxtool.torch_backend.exporting import export
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import Converter
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 SWITCH = "ONNXRT_CHANGE_REWRITER"
 
 
-CONVERTERS: dict[str, Converter] = {"fx": translate}
+CONVERTERS: dict[str, Converter] = {"fx": translate, "export": export}
 """The default, and the one that ONNXRT_CHANGE_REWRITER=1 takes in its place."""
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtool.torch_backend.sessions import RUN_ERRORS
 from onnxtool.torch_backend.values import CPU, dense, ort_device, unwrap, wrap
+
+if TYPE_CHECKING:
+    from onnxtool.torch_backend.pieces import Piece
+    from onnxtool.torch_backend.translation import Translated
 
 Fake = object
 """What a graph knows of a value: a fake tensor, or a (symbolic) number."""
@@ -22,12 +28,14 @@ class Expected:
     Attributes:
         dtype: the type of its elements; None where a number is expected.
         order: its dimensions from the largest stride to the smallest; None where that is their own order.
+        repeated: dimensions along which its memory holds every value once.
         shape: its shape where that is known before the call.
         device: where it is expected to be.
     """
 
     dtype: torch.dtype | None
     order: tuple[int, ...] | None
+    repeated: tuple[int, ...]
     shape: tuple[int, ...] | None
     device: torch.device
 
@@ -35,9 +43,16 @@ class Expected:
     def of(cls, value: Fake) -> Expected:
         """Read the expectation off a fake value."""
         if not isinstance(value, torch.Tensor):
-            return cls(None, None, None, torch.device("cpu"))
+            return cls(None, None, (), None, torch.device("cpu"))
         shape = tuple(value.shape) if all(isinstance(size, int) for size in value.shape) else None
-        return cls(value.dtype, _order(value), shape, value.device)
+        repeated = tuple(
+            dim for dim in range(value.dim()) if _hint(value.stride(dim)) == 0 and _hint(value.shape[dim]) > 1
+        )
+        return cls(value.dtype, _order(value), repeated, shape, value.device)
+
+    def allocate(self) -> torch.Tensor:
+        """Return memory for the result as onnxruntime lays it out; its shape has to be known."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def restored(self, tensor: torch.Tensor) -> Any:
         """Give a result of onnxruntime the type and the layout that are expected."""
@@ -48,26 +63,34 @@ class Expected:
         if self.order is None:
             return tensor
         inverse = [self.order.index(dim) for dim in range(len(self.order))]
-        return tensor.permute(self.order).contiguous().permute(inverse)
+        shape = tensor.shape
+        for dim in self.repeated:
+            tensor = tensor.narrow(dim, 0, min(1, shape[dim]))
+        return tensor.permute(self.order).contiguous().permute(inverse).expand(shape)
 
 
 class SessionCall:
     """A piece that can be called with the values it takes and returns a list of those it gives."""
 
-    def __init__(self, name: str, session: Any, used: Sequence[int], inputs: Sequence[Fake], outputs: Sequence[Fake]):
+    def __init__(
+        self, name: str, translated: Translated, piece: Piece, inputs: Sequence[Fake], preallocate: bool
+    ) -> None:
         """Prepare what does not change from call to call.
 
         Args:
             name: how tracebacks and generated code call it.
-            session: an `onnxruntime.InferenceSession`.
-            used: which of the piece's inputs the session takes, in its order.
+            translated: the session, and which of the piece's inputs it takes.
+            piece: what the session was made of.
             inputs: the fake values of all inputs of the piece.
-            outputs: the fake values of all its outputs.
+            preallocate: whether PyTorch allocates the results, where their shapes are fixed.
         """
+        session, used = translated.session, translated.used
         self.__name__ = name
         self.__qualname__ = name
         self.num_calls = 0
-        self.expected = tuple(Expected.of(value) for value in outputs)
+        self.expected = tuple(Expected.of(value) for value in (node.meta["val"] for node in piece.outputs))
+        self.failure = ""
+        self._eager = piece.module
         self._run = session._sess.run_with_ortvaluevector
         self._session = session
         self._used = tuple(used)
@@ -78,17 +101,34 @@ class SessionCall:
         ]
         self._output_devices = [ort_device(expected.device) for expected in self.expected]
         self._plain = all(item.dtype not in (None, torch.bool) and item.order is None for item in self.expected)
+        self._preallocates = preallocate and all(item.dtype and item.shape is not None for item in self.expected)
         self._numbers: dict[tuple[type, int | bool], torch.Tensor] = {}
         self._options = binding.RunOptions()
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Run the session on the piece's inputs, in their order."""
+        """Return the results of the piece for its inputs, in their order.
+
+        What onnxruntime fails to run, PyTorch runs from then on, and says so once; where it fails as well, its error
+        is the one to raise.
+        """
         self.num_calls += 1
+        if self.failure:
+            return list(self._eager(*arguments))
+        try:
+            return self._in_session(arguments)
+        except RUN_ERRORS as error:
+            results = list(self._eager(*arguments))
+            self.failure = " ".join(str(error).split())
+            _LOGGER.warning("PyTorch runs a piece of a graph, because onnxruntime fails to: %s", self.failure)
+            return results
+
+    def _in_session(self, arguments: Sequence[Any]) -> list[Any]:
         tensors = [
             dense(argument) if isinstance(argument, torch.Tensor) else self._number(argument)
             for argument in map(arguments.__getitem__, self._used)
         ]
-        results = binding.OrtValueVector()
+        outputs = [item.allocate() for item in self.expected] if self._preallocates else []
+        results = wrap(outputs, self._output_devices)
         self._run(
             self._options,
             self._input_names,
@@ -97,7 +137,7 @@ class SessionCall:
             results,
             self._output_devices,
         )
-        outputs = unwrap(results)
+        outputs = outputs or unwrap(results)
         if self._plain:
             return outputs
         return [expected.restored(output) for expected, output in zip(self.expected, outputs, strict=True)]
@@ -112,6 +152,7 @@ class SessionCall:
         return self._numbers[key]
 
 
+_LOGGER = logging.getLogger(__name__)
 _MOST_NUMBERS = 1024
 
 
@@ -127,6 +168,3 @@ def _order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 def _hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
-
-
-Runner = Callable[..., list[Any]]

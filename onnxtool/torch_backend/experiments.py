@@ -25,13 +25,13 @@ def make_aot_ort(
     Args:
         dynamic: without effect, for callers of the original: graphs of fixed and of symbolic sizes are compiled, and
             `torch.compile(dynamic=...)` says which ones there are.
-        rewrite: whether the passes of `onnxtool optimize` change each model before its session is made.
+        rewrite: whether passes of `onnxtool optimize` tidy up each model before its session is made.
         verbose: 1 or more logs, at level INFO, what became of each graph.
 
     Returns:
         What to pass as `torch.compile(backend=...)`, and the backend itself, which counts and explains.
     """
-    backend = OrtBackend(OrtBackendOptions(pre_ort_model_transforms=("cpu",) if rewrite else ()))
+    backend = OrtBackend(OrtBackendOptions(pre_ort_model_transforms=("tidy",) if rewrite else ()))
 
     def compile_captured(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         call = backend(graph_module, example_inputs)

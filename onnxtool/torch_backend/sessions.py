@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 
 _BY_DEVICE = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ERRORS_ONLY = 3
+RUN_ERRORS = (
+    ort.capi.onnxruntime_pybind11_state.Fail,
+    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
+    ort.capi.onnxruntime_pybind11_state.NotImplemented,
+    ort.capi.onnxruntime_pybind11_state.RuntimeException,
+    RuntimeError,
+)
 LOAD_ERRORS = (
     ort.capi.onnxruntime_pybind11_state.Fail,
     ort.capi.onnxruntime_pybind11_state.InvalidArgument,

@@ -12,6 +12,7 @@ from onnxtool.torch_backend.known_wrong import known_problem
 from onnxtool.torch_backend.random import is_memory_for_random, is_random
 
 SIZE = "a size that Python computes"
+MEMORY = "as_strided reads memory by place, and onnxruntime keeps values only"
 RANDOM = "random numbers come from PyTorch's generator"
 
 TENSOR_DTYPES = frozenset(
@@ -27,6 +28,8 @@ def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[
 
     `rejected` holds what an earlier attempt found out: names of nodes and why they cannot be compiled.
     """
+    if any(_reads_memory(node) for node in graph.nodes):
+        return {node: MEMORY for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")}
     stay: dict[torch.fx.Node, str] = {}
     sizes: set[torch.fx.Node] = set()
     for node in graph.nodes:
@@ -42,6 +45,14 @@ def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[
         elif node.op not in ("get_attr", "output"):
             stay[node] = f"{node.op} is no operator"
     return stay
+
+
+def _reads_memory(node: torch.fx.Node) -> bool:
+    """Whether the node reads by places in memory, of a tensor that is not simply laid out."""
+    if node.target is not torch.ops.aten.as_strided.default:
+        return False
+    source = node.all_input_nodes[0].meta.get("val")
+    return not isinstance(source, torch.Tensor) or not source.is_contiguous() or source.storage_offset() != 0
 
 
 def _is_size_of_sizes(node: torch.fx.Node, sizes: set[torch.fx.Node]) -> bool:

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from onnxtool.torch_backend.options import Transform
 
 
+PRESETS: dict[str, tuple[str, ...]] = {
+    "tidy": ("fold_constants", "common_subexpressions", "onnxoptimizer_cleanup", "deduplicate_initializers"),
+}
+"""Lists of passes that hold for any graph; the others look for layers of exported models."""
+
+
 def resolve_transforms(transforms: Sequence[Transform | str]) -> tuple[Transform, ...]:
-    """Return functions for what the user gave: functions, and names of providers' presets or of single passes.
+    """Return functions for what the user gave: functions, and names of lists in `PRESETS` or of single passes.
 
     Raises:
         CompilationError: there is no preset and no pass of that name.
@@ -24,16 +30,15 @@ def resolve_transforms(transforms: Sequence[Transform | str]) -> tuple[Transform
 
 
 def _named(name: str) -> Transform:
-    from onnxtool.optimize.presets import PRESETS
+    from onnxtool.optimize import presets
 
-    passes = {step.name: step for steps in PRESETS.values() for step in steps}
-    if name in PRESETS:
-        return passes_as_transform(PRESETS[name], name)
-    if name in passes:
-        return passes_as_transform((passes[name],), "cpu")
-    raise CompilationError(
-        f"unknown transform {name!r}", f"use one of {', '.join((*PRESETS, *passes))}, or pass a function"
-    )
+    passes = {step.name: step for steps in presets.PRESETS.values() for step in steps}
+    names = PRESETS.get(name, (name,))
+    if not set(names) <= set(passes):
+        raise CompilationError(
+            f"unknown transform {name!r}", f"use one of {', '.join((*PRESETS, *passes))}, or pass a function"
+        )
+    return passes_as_transform([passes[one] for one in names], "cpu")
 
 
 def passes_as_transform(passes: Sequence[Pass], provider: str) -> Transform:
