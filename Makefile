@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test_lowest fuzz lint bench review coverage consumers clean
+.PHONY: help setup demo test test_lowest fuzz lint bench review coverage consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -49,6 +49,9 @@ coverage: $(READY) ## Export every model type of transformers from a tiny checkp
 
 consumers: $(READY) ## Load exports for every target in their real consumers, and compare the answers with PyTorch's.
 	$(BIN)/python scripts/check_consumers.py --work_dir models/consumers
+
+audit: $(READY) ## Run PyTorch's own operator tests through the backend, and write docs/operators.md; takes half an hour.
+	$(BIN)/python scripts/audit_operators.py
 
 clean: ## Remove what the demo and the benchmarks made.
 	rm -rf models/*.onnx models/*.onnx.data models/*/

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import os
 import statistics
 import time
@@ -93,7 +94,7 @@ class ConvNet(nn.Module):
         widths = (3, 32, 64, 128, 256)
         blocks = [
             nn.Sequential(nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2))
-            for narrow, wide in zip(widths, widths[1:], strict=False)
+            for narrow, wide in itertools.pairwise(widths)
         ]
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(widths[-1], 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,24 +55,33 @@ class OrtBackend:
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph of TorchDynamo, or one of ATen operators where `use_aot_autograd` is off.
 
+        What the latter returns takes a list of inputs, as AOTAutograd calls it.
+
         Raises:
             CompilationError: the graph is not of that kind.
         """
         if not self.options.use_aot_autograd:
-            return self.compile(graph_module, "graph")
-        from functorch.compile import min_cut_rematerialization_partition
+            return self._compiler("graph")(graph_module, example_inputs)
         from torch._dynamo.backends.common import aot_autograd
 
-        autograd = aot_autograd(
-            fw_compiler=self._compiler("forward"),
-            bw_compiler=self._compiler("backward"),
-            inference_compiler=self._compiler("inference"),
-            partition_fn=self.options.partition_fn or min_cut_rematerialization_partition,
-            decompositions=decompositions(),
-        )
-        # The other implementations of attention are one operator each, which has no translation.
-        with sdpa_kernel(SDPBackend.MATH):
-            return autograd(graph_module, example_inputs)  # type: ignore[no-any-return]
+        with traceable_attention():
+            return aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)  # type: ignore[no-any-return]
+
+    def autograd_arguments(self) -> dict[str, Any]:
+        """Return what AOTAutograd has to be called with, by the names of its parameters.
+
+        They are those of `torch._dynamo.backends.common.aot_autograd` and of `functorch.compile.aot_function`, which
+        trace while `traceable_attention` holds.
+        """
+        from functorch.compile import min_cut_rematerialization_partition
+
+        return {
+            "fw_compiler": self._compiler("forward"),
+            "bw_compiler": self._compiler("backward"),
+            "inference_compiler": self._compiler("inference"),
+            "partition_fn": self.options.partition_fn or min_cut_rematerialization_partition,
+            "decompositions": decompositions(),
+        }
 
     def compile(self, graph_module: torch.fx.GraphModule, kind: str) -> Callable[..., Any]:
         """Compile a functional graph of ATen operators whose nodes have fake values.
@@ -96,6 +106,11 @@ class OrtBackend:
             return make_boxed_func(self.compile(graph_module, kind))  # type: ignore[no-any-return]
 
         return compile_traced
+
+
+def traceable_attention() -> contextlib.AbstractContextManager[None]:
+    """Let attention be traced as the products it is made of: as one operator it has no translation."""
+    return sdpa_kernel(SDPBackend.MATH)  # type: ignore[no-any-return]
 
 
 def onnxtool_backend(

@@ -92,7 +92,7 @@ class SessionCall:
         self.failure = ""
         self._eager = piece.module
         self._run = session._sess.run_with_ortvaluevector
-        self._session = session
+        self.session = session
         self._used = tuple(used)
         self._input_names = [value.name for value in session.get_inputs()]
         self._output_names = [value.name for value in session.get_outputs()]

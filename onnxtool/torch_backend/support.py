@@ -76,8 +76,8 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return reason
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return "changes an argument in place"
-    if "val" not in node.meta:
-        return "its result is unknown before it runs"
+    if any("val" not in item.meta for item in (node, *node.all_input_nodes) if item.op != "get_attr"):
+        return "its type is unknown before it runs"
     if not has_translation(node):
         return "no translation to ONNX"
     return _type_problem(node)

@@ -1,0 +1,238 @@
+"""Run PyTorch's own operator tests through the backend, and write docs/operators.md.
+
+`python scripts/audit_operators.py` takes two samples of each operator of PyTorch's OpInfo database in float32, and
+compares results, and gradients where they are defined, with eager PyTorch at two threads. It returns 1 where a result
+is wrong or a sample crashes. What was found is kept in docs/operators.json, and --resume goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+ROOT = Path(__file__).resolve().parent.parent
+BAD = ("wrong", "crashed")
+VERDICTS = ("whole", "partly", "PyTorch", *BAD, "random", "not traceable")
+# Their results are whatever was in memory.
+UNINITIALIZED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
+
+
+_INTRODUCTION = """Samples of PyTorch's OpInfo database, float32, PyTorch {torch}, onnxruntime {onnxruntime}, 2
+threads. Results and gradients are compared with eager PyTorch, within 1e-4 of the largest value.
+
+- *whole*: everything runs in onnxruntime. *partly*: some operators stay in PyTorch. *PyTorch*: all of them do.
+- *random*: numbers that are drawn differ. *not traceable*: PyTorch itself cannot compile the sample."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operator: a function of the tensors among its arguments."""
+
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    tensors: tuple[torch.Tensor, ...]
+
+
+def main() -> int:
+    """Audit what the command line names and write the table; return 1 where something is wrong."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    arguments = _parse()
+    torch.set_num_threads(arguments.threads)
+    warnings.simplefilter("ignore")
+    results: dict[str, list[dict[str, str]]] = {}
+    if arguments.resume and arguments.results.exists():
+        results = json.loads(arguments.results.read_text("utf-8"))
+    for operator in op_db:
+        name = operator.formatted_name
+        if torch.float32 not in operator.dtypes or operator.name in UNINITIALIZED or name in results:
+            continue
+        if arguments.operators and operator.name not in arguments.operators:
+            continue
+        results[name] = [_audit(sample) for sample in itertools.islice(_samples(operator), arguments.samples)]
+        arguments.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
+        for found in results[name]:
+            if found["verdict"] in BAD:
+                print(f"{name}: {found['verdict']}: {found['detail']}", flush=True)
+    if not arguments.operators:
+        arguments.output.write_text(render(results), "utf-8")
+    counts = Counter(found["verdict"] for samples in results.values() for found in samples)
+    print(", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS))
+    return int(any(counts[verdict] for verdict in BAD))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operators", nargs="*", help="names in the database; all where none is given")
+    parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "operators.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "operators.md")
+    return parser.parse_args()
+
+
+def _samples(operator: Any) -> Iterator[Sample]:
+    """Yield the calls that the database makes of the operator, with the same numbers every time."""
+    torch.manual_seed(0)
+    for sample in operator.sample_inputs("cpu", torch.float32, requires_grad=operator.supports_autograd):
+        flat, structure = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+        if places and all(flat[place].layout is torch.strided for place in places):
+            yield Sample(_function(operator, flat, structure, places), tuple(flat[place] for place in places))
+
+
+def _function(operator: Any, flat: list[Any], structure: Any, places: list[int]) -> Callable[..., Any]:
+    def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        filled = list(flat)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        first, positional, named = pytree.tree_unflatten(filled, structure)
+        results = operator.op(first, *positional, **named)
+        return tuple(leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor))
+
+    return function
+
+
+def _audit(sample: Sample) -> dict[str, str]:
+    """Return the verdict on one sample and its detail: what stayed in PyTorch, or what is wrong."""
+    from functorch.compile import aot_function
+
+    from onnxtool.torch_backend import OrtBackend
+    from onnxtool.torch_backend.backend import traceable_attention
+
+    try:
+        expected = _run(sample.function, sample.tensors)
+    except Exception as error:  # noqa: BLE001 - some samples are there to fail
+        return _finding("not traceable", error)
+    backend = OrtBackend()
+    try:
+        with traceable_attention():
+            actual = _run(aot_function(sample.function, **backend.autograd_arguments()), sample.tensors)
+    except Exception as error:  # noqa: BLE001 - what it is, is the finding
+        return _finding("crashed" if _is_traceable(sample) else "not traceable", error)
+    try:
+        _require_close(actual, expected)
+    except AssertionError as error:
+        return _finding("random" if _draws(backend) else "wrong", error)
+    return _placement(backend)
+
+
+def _finding(verdict: str, error: BaseException) -> dict[str, str]:
+    text = " ".join(str(error).split())[:300]
+    return {"verdict": verdict, "detail": f"{type(error).__name__}: {text}"}
+
+
+def _placement(backend: Any) -> dict[str, str]:
+    from onnxtool.torch_backend.support import SIZE
+
+    graphs = backend.graphs
+    stayed = {node.operator: node.reason for graph in graphs for node in graph.report.eager if node.reason != SIZE}
+    failed = [session.failure for graph in graphs for session in graph.sessions if session.failure]
+    stayed |= {"a piece": f"onnxruntime fails to run it ({failed[0]})"} if failed else {}
+    inside = any(graph.report.pieces for graph in graphs)
+    detail = "; ".join(f"{operator}: {reason}" for operator, reason in sorted(stayed.items()))
+    return {"verdict": ("partly" if inside else "PyTorch") if stayed else "whole", "detail": detail}
+
+
+def _draws(backend: Any) -> bool:
+    from onnxtool.torch_backend.support import RANDOM
+
+    return any(node.reason == RANDOM for graph in backend.graphs for node in graph.report.eager)
+
+
+def _is_traceable(sample: Sample) -> bool:
+    """Whether PyTorch itself can compile the sample, without any backend."""
+    from functorch.compile import aot_function, nop
+
+    try:
+        _run(aot_function(sample.function, fw_compiler=nop, bw_compiler=nop), sample.tensors)
+    except Exception:  # noqa: BLE001 - then it is none of the backend's doing
+        return False
+    return True
+
+
+def _run(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
+    """Return results, and the gradients of their weighted sum with respect to all inputs that have one."""
+    torch.manual_seed(3)
+    inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    outputs = function(*inputs)
+    generator = torch.Generator().manual_seed(4)
+    weighted = [
+        (output * torch.rand(output.shape, generator=generator)).sum()
+        for output in outputs
+        if output.requires_grad and output.dtype is torch.float32
+    ]
+    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    gradients = torch.autograd.grad(sum(weighted), leaves, allow_unused=True) if weighted and leaves else ()
+    return [*(output.detach() for output in outputs), *gradients]
+
+
+def _require_close(actual: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> None:
+    """Insist on equal types and shapes, and values within 1e-4 of the largest one.
+
+    A gradient that is not there is one of zeros.
+    """
+    if len(actual) != len(expected):
+        raise AssertionError(f"{len(actual)} results for {len(expected)}")
+    for ours, theirs in zip(actual, expected, strict=True):
+        if ours is None or theirs is None:
+            other = ours if theirs is None else theirs
+            if other is not None and other.any():
+                raise AssertionError("a gradient is missing")
+            continue
+        finite = theirs[theirs.isfinite()] if theirs.is_floating_point() else theirs[:0]
+        scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+        torch.testing.assert_close(ours, theirs, atol=1e-4 * scale, rtol=1e-4, equal_nan=True)
+
+
+def render(results: dict[str, list[dict[str, str]]]) -> str:
+    """Return the page for results by operator."""
+    import onnxruntime
+
+    counts = Counter(found["verdict"] for samples in results.values() for found in samples)
+    judged = sum(counts[verdict] for verdict in ("whole", "partly", "PyTorch", *BAD))
+    whole = counts["whole"] / max(1, judged)
+    lines = [
+        "# Operators of PyTorch in the backend",
+        "",
+        "Made by `make audit` (scripts/audit_operators.py); not edited by hand.",
+        "",
+        _INTRODUCTION.format(torch=torch.__version__, onnxruntime=onnxruntime.__version__),
+        "",
+        "| " + " | ".join(VERDICTS) + " |",
+        "|" + "---|" * len(VERDICTS),
+        "| " + " | ".join(str(counts[verdict]) for verdict in VERDICTS) + " |",
+        "",
+        f"{whole:.1%} of the samples that can be judged run wholly in onnxruntime.",
+        "",
+        "## What stays in PyTorch",
+        "",
+        "| operator | why | in the samples of |",
+        "|---|---|---|",
+    ]
+    stayed: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for name, samples in results.items():
+        for found in samples:
+            if found["verdict"] in ("partly", "PyTorch"):
+                for part in found["detail"].split("; "):
+                    operator, _, reason = part.partition(": ")
+                    stayed[operator, reason].add(name)
+    for (operator, reason), names in sorted(stayed.items(), key=lambda item: (-len(item[1]), item[0])):
+        listed = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        lines.append(f"| `{operator}` | {reason.replace('|', '/')} | {listed} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
