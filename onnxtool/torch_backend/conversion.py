@@ -19,7 +19,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from onnxtool.torch_backend.known_wrong import WRONG_TRANSLATIONS
 
 TESTED_TORCH = ("2.13",)
-_LOGGERS = ("_registration", "_core", "_ir_passes")
+_LOGGERS = (
+    *(f"torch.onnx._internal.exporter.{name}" for name in ("_registration", "_core", "_ir_passes")),
+    *("onnx_ir.passes.common.initializer_deduplication", "onnxscript.optimizer"),
+)
 _IR_VERSION = 10
 
 Decompositions = dict[Any, Callable[..., Any]]
@@ -119,7 +122,7 @@ def _cause(error: BaseException) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep the exporter's remarks about itself out of the user's log."""
-    loggers = [logging.getLogger(f"torch.onnx._internal.exporter.{name}") for name in _LOGGERS]
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

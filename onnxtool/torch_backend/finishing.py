@@ -6,6 +6,8 @@ import onnx_ir as ir
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.conversion import quiet
+from onnxtool.torch_backend.corrections import correct
 from onnxtool.torch_backend.known_wrong import RACY_ONNX
 
 INPUTS_KEY = "onnxtool.inputs"
@@ -42,8 +44,9 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
     if optimize:
         import onnxscript.optimizer
 
-        with unset_fake_temporarily():
+        with unset_fake_temporarily(), quiet():
             model = onnxscript.optimizer.optimize(model, onnx_shape_inference=False)
+    correct(model.graph)
     _separate_outputs(model.graph)
     inputs = list(model.graph.inputs)
     used = [index for index, value in enumerate(inputs) if value.uses()]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.torch_backend.cache import Cache, fingerprint
 from onnxtool.torch_backend.conversion import ConversionFailedError
@@ -96,7 +97,8 @@ class Translator:
                 dump(cached, text)
                 return session
         model = self._model(piece)
-        proto = ir.to_proto(model)
+        with unset_fake_temporarily():  # the weights of constants are read
+            proto = ir.to_proto(model)
         for transform in self._transforms:
             transform(proto)
         data: bytes = proto.SerializeToString()

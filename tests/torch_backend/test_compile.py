@@ -216,6 +216,11 @@ def test_embeddings_lose_no_gradient_where_indices_repeat() -> None:
         torch.testing.assert_close(table.weight.grad, expected, rtol=1e-4, atol=1e-2)  # sums of thousands
 
 
+def test_a_transposed_matrix_times_a_vector() -> None:
+    """A fusion of onnxruntime forgets to transpose."""
+    require_same(lambda a, v: (a.t().mv(v), v @ a), rows(5, 3, requires_grad=True), rows(5, requires_grad=True))
+
+
 def test_rows_that_are_added_in_place_by_repeated_indices_are_all_added() -> None:
     """`index_put_(accumulate=True)`, `index_add` and `scatter_add` count every index."""
     index = torch.randint(0, 3, (4096,))

@@ -1,0 +1,127 @@
+"""What docs/torch_backend.md shows runs, and so does the original's example with our imports."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# As it stands in the document of the original, but for the imports of the backend.
+_EXAMPLE = """
+import os
+import warnings
+import numpy as np
+import onnx
+import torch
+import torch.onnx
+from onnxtool.torch_backend import dump_onnx, make_aot_ort, train_loop
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+
+def ids_tensor(shape, vocab_size):
+    total_dims = 1
+    for dim in shape:
+        total_dims *= dim
+
+    values = []
+    for _ in range(total_dims):
+        values.append(np.random.randint(0, vocab_size - 1))
+
+    return torch.tensor(data=values, dtype=torch.long).view(shape).contiguous()
+
+
+config = LlamaConfig(
+    hidden_size=16,
+    num_hidden_layers=1,
+    vocab_size=1024,
+    intermediate_size=16,
+    max_position_embeddings=1024,
+    num_attention_heads=2,
+)
+config._attn_implementation = "eager"
+
+model = LlamaModel(config)
+
+batch, seq, vocab_size = 2, 1024, 1024
+
+input_ids = ids_tensor([batch, seq], vocab_size)
+input_mask = torch.tril(torch.ones(batch, seq, dtype=torch.float32))
+
+model(input_ids, input_mask)
+%(switch)s
+local_aot_ort, _ = make_aot_ort(
+    dynamic=True,%(rewrite)s
+    verbose=1,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    optimized_mod = torch.compile(model, backend=local_aot_ort, fullgraph=True)
+    with dump_onnx("dort-llama-ort", folder="dump_llama", clean=True):
+        train_loop(optimized_mod, input_ids, input_mask)
+
+names = [_ for _ in os.listdir("dump_llama") if _.endswith(".onnx")]
+print("------------------------------------------")
+print(f"exported model: {names}")
+for name in names:
+    print()
+    print("NODES in {name!r}")
+    onx = onnx.load(os.path.join("dump_llama", name))
+    for i, node in enumerate(onx.graph.node):
+        print(
+            f"{i+1}/{len(onx.graph.node)}: {node.op_type} {node.input} -> {node.output}"
+        )
+"""
+# Not in the document: the same step by eager PyTorch.
+_COMPARISON = """
+import copy
+eager = copy.deepcopy(model)
+with torch.no_grad():
+    ours, theirs = optimized_mod(input_ids, input_mask)[0], eager(input_ids, input_mask)[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+ours, theirs = train_loop(optimized_mod, input_ids, input_mask), train_loop(eager, input_ids, input_mask)
+torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+print("the same as eager")
+"""
+
+
+def run(code: str, folder: Path) -> str:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("converter", ["baseline", "custom"])
+def test_the_example_of_the_original_runs(tmp_path: Path, converter: str) -> None:
+    """Llama of one layer at 1024 tokens, trained for a step, both graphs dumped, the same numbers as eager."""
+    switch = 'os.environ["ONNXRT_CHANGE_REWRITER"] = "1"' if converter == "custom" else ""
+    rewrite = "" if converter == "custom" else "\n    rewrite=True,"
+    printed = run(_EXAMPLE % {"switch": switch, "rewrite": rewrite} + _COMPARISON, tmp_path)
+    assert {path.name for path in (tmp_path / "dump_llama").iterdir()} >= {
+        f"dort-llama-ort{number}.{suffix}" for number in (0, 1) for suffix in ("onnx", "txt")
+    }
+    assert "exported model: ['dort-llama-ort" in printed
+    assert "the same as eager" in printed
+
+
+@pytest.mark.slow
+def test_the_code_of_the_documentation_runs(tmp_path: Path) -> None:
+    """All blocks in their order, as one program; the loss goes down."""
+    text = (ROOT / "docs" / "torch_backend.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    printed = run("\n".join([*blocks, "assert losses[-1] < losses[0]"]), tmp_path)
+    assert "operators in 1 session of onnxruntime" in printed
+    assert "['layer0.onnx', 'layer0.txt', 'layer1.onnx', 'layer1.txt']" in printed
