@@ -86,7 +86,7 @@ def _cases() -> Iterator[Case]:
     yield Case("conv net train", ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True)
 
 
-class ConvNet(nn.Module):
+class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
     """Four blocks of convolution, normalization, rectifier and pooling, and a classifier; gives its loss."""
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ class Cache:
             return b""
         try:
             return (self.folder / f"{key}{suffix}").read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return b""
 
     def _write(self, key: str, suffix: str, data: bytes) -> None:

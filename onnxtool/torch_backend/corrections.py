@@ -20,9 +20,10 @@ def correct(graph: ir.Graph) -> None:
             continue
         if matrix.shape is not None and matrix.shape.rank() == 1:
             continue
-        last = ir.Value(name=f"{node.outputs[0].name}_last_axis", const_value=ir.tensor(np.array([-1], np.int64)))
+        minus_one = ir.tensor(np.array([-1], np.int64))
+        last = ir.Value(name=f"{node.outputs[0].name}_last_axis", const_value=minus_one)
         axis = ir.Node(
-            "", "Constant", [], [ir.AttrTensor("value", last.const_value)], outputs=[last], name=f"{node.name}_axis"
+            "", "Constant", [], [ir.AttrTensor("value", minus_one)], outputs=[last], name=f"{node.name}_axis"
         )
         column = ir.Node("", "Unsqueeze", [vector, last], name=f"{node.name}_column")
         product = ir.Node("", "MatMul", [matrix, column.outputs[0]], name=f"{node.name}_product")
@@ -30,7 +31,7 @@ def correct(graph: ir.Graph) -> None:
         row = ir.Node("", "Squeeze", [product.outputs[0], last], name=f"{node.name}_row")
         for made, part in ((column, "column"), (product, "product"), (row, "row")):
             made.outputs[0].name = f"{output.name}_{part}"
-            made.outputs[0].dtype = output.dtype
+            made.outputs[0].type = vector.type
         row.outputs[0].shape = output.shape
         ir.convenience.replace_nodes_and_values(
             graph, node, [node], [axis, column, product, row], [output], [row.outputs[0]]

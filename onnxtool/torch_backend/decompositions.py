@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
@@ -12,8 +12,19 @@ from onnxtool.torch_backend.conversion import Decompositions, translated_decompo
 
 aten = torch.ops.aten
 
-# They mean nothing to a compiled graph, and their decompositions are themselves.
-_KEPT = (aten.lift_fresh.default, aten.lift.default, aten.embedding_dense_backward.default)
+_KEPT = (
+    # They mean nothing to a compiled graph, and their decompositions are themselves.
+    *(aten.lift_fresh.default, aten.lift.default),
+    # PyTorch's own kernel is faster than what it would become, and stays where it is.
+    aten.embedding_dense_backward.default,
+    # Its decomposition changes a tensor in place, which AOTAutograd refuses.
+    aten.diagonal_scatter.default,
+    # Its decomposition makes values of another type than it says.
+    *(aten.copysign.Tensor, aten.copysign.Scalar),
+    # Their decompositions draw other numbers than they do.
+    *(aten.uniform.default, aten.normal_functional.default, aten.exponential.default, aten.geometric.default),
+    *(aten.cauchy.default, aten.log_normal.default, aten.bernoulli.default, aten.bernoulli.p),
+)
 
 
 @functools.cache
@@ -23,7 +34,18 @@ def decompositions() -> Decompositions:
     table[aten.native_dropout.default] = _native_dropout
     table[aten.rand_like.default] = functools.partial(_noise_like, aten.rand.default)
     table[aten.randn_like.default] = functools.partial(_noise_like, aten.randn.default)
+    table[aten.amax.default] = functools.partial(_over_all, aten.amax.default)
+    table[aten.amin.default] = functools.partial(_over_all, aten.amin.default)
     return table
+
+
+def _over_all(
+    reduce: Callable[..., torch.Tensor], x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
+) -> torch.Tensor:
+    """Name all dimensions where none is named: the translation has to be told."""
+    if dim or not x.dim():
+        return NotImplemented
+    return reduce(x, list(range(x.dim())), keepdim)
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +70,7 @@ def _noise_like(
 ) -> torch.Tensor:
     """Draw numbers of the shape of `x` without its values, so that they need not wait for them."""
     if memory_format not in (None, torch.preserve_format) or layout not in (None, torch.strided) or pin_memory:
-        return NotImplemented  # type: ignore[no-any-return]  # what the decomposition protocol asks for
+        return NotImplemented  # what the protocol of decompositions asks for
     return _drawn(x, lambda shape: draw(shape, dtype=dtype or x.dtype, device=device or x.device))
 
 

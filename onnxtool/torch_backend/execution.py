@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
-from onnxtool.torch_backend.sessions import RUN_ERRORS
+from onnxtool.torch_backend.sessions import RUN_ERRORS, SILENT
 from onnxtool.torch_backend.values import CPU, dense, ort_device, unwrap, wrap
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class SessionCall:
         self._preallocates = preallocate and all(item.dtype and item.shape is not None for item in self.expected)
         self._numbers: dict[tuple[type, int | bool], torch.Tensor] = {}
         self._options = binding.RunOptions()
+        self._options.log_severity_level = SILENT
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Return the results of the piece for its inputs, in their order.

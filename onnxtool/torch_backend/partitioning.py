@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from onnxtool.torch_backend.random import is_random
 
-Node = torch.fx.Node
+Node: TypeAlias = torch.fx.Node
 
 
 @dataclass(frozen=True)

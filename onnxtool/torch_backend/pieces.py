@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
-Node = torch.fx.Node
+Node: TypeAlias = torch.fx.Node
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions, Provider
 
 _BY_DEVICE = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-_ERRORS_ONLY = 3
+SILENT = 4  # errors are raised, not logged
 RUN_ERRORS = (
     ort.capi.onnxruntime_pybind11_state.Fail,
     ort.capi.onnxruntime_pybind11_state.InvalidArgument,
@@ -66,7 +66,7 @@ def _inferred(values: Iterable[object]) -> Iterator[str]:
 
 def _session_options() -> ort.SessionOptions:
     settings = ort.SessionOptions()
-    settings.log_severity_level = _ERRORS_ONLY
+    settings.log_severity_level = SILENT
     settings.intra_op_num_threads = torch.get_num_threads()
     # PyTorch's threads need the cores between two pieces. It was faster in every comparison.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from onnxtool.errors import OutputWriteError
-from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, converters
+from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, conversion, converters, translation
 from tests.torch_backend.oracle import require_same
 
 _PROGRAM = """
@@ -50,14 +50,15 @@ def translations(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
 
     def record(graph_module: torch.fx.GraphModule) -> object:
         seen.append(graph_module)
-        return converters.translate(graph_module)
+        return conversion.translate(graph_module)
 
-    monkeypatch.setitem(converters.CONVERTERS, "fx", record)  # type: ignore[arg-type]
+    monkeypatch.setitem(converters.CONVERTERS, "fx", record)
     return seen
 
 
 def compile_and_call(function: object, folder: Path, *inputs: torch.Tensor) -> OrtBackend:
     torch._dynamo.reset()
+    translation._SESSIONS.clear()  # as if this was another process
     return require_same(function, *inputs, options=OrtBackendOptions(cache_folder=folder))  # type: ignore[arg-type]
 
 

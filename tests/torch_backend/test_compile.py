@@ -13,7 +13,7 @@ from tests.torch_backend.oracle import require_same
 
 
 def rows(*shape: int, **options: object) -> torch.Tensor:
-    return torch.rand(*shape, **options) - 0.3  # type: ignore[arg-type]
+    return torch.rand(*shape, **options) - 0.3
 
 
 def mlp() -> nn.Sequential:
@@ -239,6 +239,13 @@ def test_dropout_draws_the_numbers_of_eager_pytorch() -> None:
         lambda x: (functional.dropout(x, 0.3), functional.dropout(x.T.contiguous().T, 0.5)),
         rows(6, 8, requires_grad=True),
     )
+
+
+@pytest.mark.parametrize("name", ["uniform_", "normal_", "exponential_", "cauchy_", "geometric_", "log_normal_"])
+def test_numbers_that_are_drawn_in_place_are_eagers(name: str) -> None:
+    """Decompositions of PyTorch would draw others."""
+    arguments = (0.3,) if name == "geometric_" else ()
+    require_same(lambda x: getattr(x * 2, name)(*arguments), rows(3, 4))
 
 
 def test_random_numbers_come_in_the_order_of_the_program() -> None:

