@@ -33,6 +33,9 @@ WRONG_OPERATORS: dict[torch._ops.OpOverload, str] = {
 
 _ACCUMULATING = (aten.index_put.default, aten._unsafe_index_put.default, aten._index_put_impl.default)
 
+_AVERAGE_POOLS = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+_POOL_OPTIONS = ((4, "ceil_mode"), (6, "divisor_override"))
+
 
 def known_problem(node: torch.fx.Node) -> str:
     """Say what is wrong with this node in onnxruntime, or return an empty string."""
@@ -40,6 +43,10 @@ def known_problem(node: torch.fx.Node) -> str:
         return reason
     if node.target in _ACCUMULATING and (node.args[3:4] == (True,) or node.kwargs.get("accumulate")):
         return _RACE
+    if node.target in _AVERAGE_POOLS:
+        ceil_mode, divisor = (node.args[place : place + 1] or (node.kwargs.get(name),) for place, name in _POOL_OPTIONS)
+        if ceil_mode[0] or divisor[0] is not None:
+            return "ceil_mode and divisor_override of average pooling are not translated as they are meant"
     return ""
 
 

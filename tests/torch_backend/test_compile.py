@@ -108,6 +108,13 @@ def test_a_weighted_loss_with_ignored_labels_has_eagers_gradient() -> None:
     )
 
 
+@pytest.mark.parametrize("options", [{"divisor_override": 3}, {"ceil_mode": True}, {"count_include_pad": False}, {}])
+def test_averages_of_windows(options: dict[str, int]) -> None:
+    """Options that the exporter drops stay in PyTorch."""
+    pool = functional.avg_pool2d
+    require_same(lambda x: pool(x, 3, stride=2, padding=1, **options), rows(1, 2, 6, 6, requires_grad=True))
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_attention_is_translated_forward_and_backward(is_causal: bool) -> None:
     """PyTorch's fused operators have no translation and are not traced."""
