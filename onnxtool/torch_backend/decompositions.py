@@ -9,6 +9,7 @@ import torch
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
 from onnxtool.torch_backend.conversion import Decompositions, translated_decompositions
+from onnxtool.torch_backend.scatters import diagonal_scatter, index_put
 
 aten = torch.ops.aten
 
@@ -17,8 +18,8 @@ _KEPT = (
     *(aten.lift_fresh.default, aten.lift.default),
     # PyTorch's own kernel is faster than what it would become, and stays where it is.
     aten.embedding_dense_backward.default,
-    # Its decomposition changes a tensor in place, which AOTAutograd refuses.
-    aten.diagonal_scatter.default,
+    # Their decompositions read a value, which there is none of while a graph is traced.
+    *(aten.bucketize.Tensor, aten.bucketize.Scalar),
     # Its decomposition makes values of another type than it says.
     *(aten.copysign.Tensor, aten.copysign.Scalar),
     # Their decompositions draw other numbers than they do.
@@ -34,6 +35,10 @@ def decompositions() -> Decompositions:
     table[aten.native_dropout.default] = _native_dropout
     table[aten.rand_like.default] = functools.partial(_noise_like, aten.rand.default)
     table[aten.randn_like.default] = functools.partial(_noise_like, aten.randn.default)
+    # Its own decomposition changes a tensor in place, which AOTAutograd refuses.
+    table[aten.diagonal_scatter.default] = diagonal_scatter
+    # Their translation races.
+    table[aten.index_put.default] = table[aten._unsafe_index_put.default] = index_put
     table[aten.amax.default] = functools.partial(_over_all, aten.amax.default)
     table[aten.amin.default] = functools.partial(_over_all, aten.amin.default)
     return table

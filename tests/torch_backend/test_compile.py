@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -238,6 +240,28 @@ def test_rows_that_are_added_in_place_by_repeated_indices_are_all_added() -> Non
         return put, x.index_add(0, index, values), x.scatter_add(0, index[:, None].expand(-1, 8), values)
 
     require_same(add, torch.zeros(3, 8), atol=1e-2)  # sums of thousands
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda i: (i,),
+        lambda i: (slice(None), i),
+        lambda i: (i, slice(None), -i - 1),
+        lambda i: (slice(1), i[:, None], i),
+    ],
+)
+def test_gradients_of_indexing_are_scattered(place: Callable[[torch.Tensor], object]) -> None:
+    """Leading, inner, separated and negative indices, in onnxruntime and without a race."""
+    index = torch.tensor([0, 2, 2, 1, 2])
+    backend = require_same(lambda x: x[place(index)].exp(), rows(4, 3, 3, requires_grad=True))
+    assert all(not graph.eager for graph in backend.explain().graphs)
+
+
+@pytest.mark.parametrize(("offset", "dims"), [(0, (0, 1)), (1, (2, 0)), (-2, (-1, 1))])
+def test_gradients_of_diagonals_are_scattered(offset: int, dims: tuple[int, int]) -> None:
+    """Of any two dimensions, above and below the middle."""
+    require_same(lambda x: x.diagonal(offset, *dims).exp(), rows(4, 3, 5, requires_grad=True))
 
 
 def test_dropout_draws_the_numbers_of_eager_pytorch() -> None:
