@@ -27,6 +27,8 @@ _RACE = (
 
 WRONG_OPERATORS: dict[torch._ops.OpOverload, str] = {
     aten.embedding_dense_backward.default: _RACE,
+    aten.erfc.default: "translated as 1 - Erf, which leaves no digit of a small result",
+    aten.special_erfc.default: "translated as 1 - Erf, which leaves no digit of a small result",
     aten.embedding_renorm.default: "changes its table in place",
 }
 """Operators that stay in PyTorch whatever their arguments are."""
@@ -43,6 +45,8 @@ def known_problem(node: torch.fx.Node) -> str:
         return reason
     if node.target in _ACCUMULATING and (node.args[3:4] == (True,) or node.kwargs.get("accumulate")):
         return _RACE
+    if node.target is aten.scatter_reduce.two and "mean" in (*node.args[4:5], node.kwargs.get("reduce")):
+        return "the mean of what is scattered is not translated as it is meant"
     if node.target in _AVERAGE_POOLS:
         ceil_mode, divisor = (node.args[place : place + 1] or (node.kwargs.get(name),) for place, name in _POOL_OPTIONS)
         if ceil_mode[0] or divisor[0] is not None:

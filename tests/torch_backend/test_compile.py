@@ -110,6 +110,17 @@ def test_a_weighted_loss_with_ignored_labels_has_eagers_gradient() -> None:
     )
 
 
+def test_small_probabilities_keep_their_digits() -> None:
+    """One minus the error function would be zero, and its logarithm infinite."""
+    require_same(lambda x: torch.erfc(x).log(), torch.tensor([0.5, 5.0, 8.0], requires_grad=True))
+
+
+def test_means_of_what_is_scattered() -> None:
+    """Each place counts what came to it."""
+    index = torch.tensor([[0, 0, 1], [1, 1, 0]])
+    require_same(lambda x: torch.zeros(2, 3).scatter_reduce(0, index, x, "mean"), rows(2, 3, requires_grad=True))
+
+
 @pytest.mark.parametrize("options", [{"divisor_override": 3}, {"ceil_mode": True}, {"count_include_pad": False}, {}])
 def test_averages_of_windows(options: dict[str, int]) -> None:
     """Options that the exporter drops stay in PyTorch."""
