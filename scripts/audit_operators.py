@@ -175,7 +175,7 @@ def _is_traceable(sample: Sample) -> bool:
 
 def _run(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
     """Return results, and the gradients of their weighted sum with respect to all inputs that have one."""
-    torch.manual_seed(3)
+    torch.manual_seed(42)  # samples of random operators set this one themselves, and a compiled graph does not
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     outputs = function(*inputs)
     generator = torch.Generator().manual_seed(4)

@@ -29,6 +29,7 @@ WRONG_OPERATORS: dict[torch._ops.OpOverload, str] = {
     aten.embedding_dense_backward.default: _RACE,
     aten.erfc.default: "translated as 1 - Erf, which leaves no digit of a small result",
     aten.special_erfc.default: "translated as 1 - Erf, which leaves no digit of a small result",
+    aten.special_erfcx.default: "translated by 1 - Erf, which leaves no digit of a small result",
     aten.embedding_renorm.default: "changes its table in place",
 }
 """Operators that stay in PyTorch whatever their arguments are."""
