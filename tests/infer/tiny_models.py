@@ -33,6 +33,9 @@ NAMED_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+# Of different lengths, so that they are padded, and not sorted by length, so that an order that is lost shows.
+TEXTS = ("the cat sat on the mat", "a dog", "red house", "the red dog sat on a blue mat", "cat")
+POOLED: dict[str, dict[str, Any]] = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}, "Normalize": {}}
 THREE_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from typing import Any
 
 import onnxruntime
 import pytest
@@ -12,38 +11,22 @@ import pytest
 from onnxtool.errors import ProviderError
 from onnxtool.runtime import providers
 from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem, resolve_provider
-
-
-class _Driver:
-    """What is used of libcuda.so.1."""
-
-    def __init__(self, status: int, devices: int) -> None:
-        self.status, self.devices = status, devices
-
-    def cuInit(self, _flags: int) -> int:  # noqa: N802 - NVIDIA's name
-        return self.status
-
-    def cuDeviceGetCount(self, reference: Any) -> int:  # noqa: N802 - NVIDIA's name
-        reference._obj.value = self.devices
-        return 0
+from tests.runtime.stand_in_driver import Driver, nothing_known
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    """Forget what was found out about this machine, before and after."""
-    for function in (cuda_problem, cuda_device_problem):
-        function.cache_clear()
-    yield
-    for function in (cuda_problem, cuda_device_problem):
-        function.cache_clear()
+    """Nothing of this machine is known, before and after."""
+    with nothing_known():
+        yield
 
 
-def _play(monkeypatch: pytest.MonkeyPatch, driver: _Driver | None, *, available: bool = True) -> None:
+def _play(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, *, available: bool = True) -> None:
     """Let this machine have an onnxruntime with CUDA, and this driver."""
     names = [PROVIDERS["cuda"]] * available + [PROVIDERS["cpu"]]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
 
-    def load(name: str) -> _Driver:
+    def load(name: str) -> Driver:
         if driver is None:
             raise OSError(f"{name}: cannot open shared object file")
         return driver
@@ -81,14 +64,14 @@ def test_an_unknown_provider_is_refused_with_those_that_are_known() -> None:
 @pytest.mark.parametrize(
     ("driver", "available", "reason"),
     [
-        (_Driver(0, 1), False, "was built without CUDA"),
+        (Driver(0, 1), False, "was built without CUDA"),
         (None, True, "no NVIDIA driver"),
-        (_Driver(100, 1), True, "reports no device"),
-        (_Driver(0, 0), True, "reports no device"),
+        (Driver(100, 1), True, "reports no device"),
+        (Driver(0, 0), True, "reports no device"),
     ],
 )
 def test_what_cuda_lacks_is_said(
-    monkeypatch: pytest.MonkeyPatch, driver: _Driver | None, available: bool, reason: str
+    monkeypatch: pytest.MonkeyPatch, driver: Driver | None, available: bool, reason: str
 ) -> None:
     """The wheel, the driver or the device; auto takes the CPU then, and cuda is an error."""
     _play(monkeypatch, driver, available=available)
@@ -101,7 +84,7 @@ def test_what_cuda_lacks_is_said(
 
 def test_cuda_runs_where_a_session_starts_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And auto takes it then; what onnxruntime prints on the way is not passed on."""
-    _play(monkeypatch, _Driver(0, 1))
+    _play(monkeypatch, Driver(0, 1))
     _sessions(monkeypatch, PROVIDERS["cuda"], printed="Failed to load libcufft.so")
     assert cuda_problem() == ""
     assert resolve_provider("auto") == resolve_provider("cuda") == "cuda"
@@ -123,7 +106,7 @@ def test_a_device_without_its_libraries_does_not_stop_auto(
     reason: str,
 ) -> None:
     """A session falls back in silence there (onnxruntime#23372); the library that is missing is named."""
-    _play(monkeypatch, _Driver(0, 1))
+    _play(monkeypatch, Driver(0, 1))
     _sessions(monkeypatch, started, printed)
     assert cuda_device_problem() == ""
     assert reason in cuda_problem()
