@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,7 +57,7 @@ class Layout:
         self._places: dict[str, tuple[int, int]] = {}
         end = 0
         for name, shape in self.shapes.items():
-            count = _count(shape)
+            count = math.prod(shape)
             self._places[name] = (end, count)
             end += -(-count // _ALIGNMENT) * _ALIGNMENT
         self.size = sum(count for _, count in self._places.values())
@@ -111,7 +112,7 @@ class Buffer:
 
     @cached_property
     def _view(self) -> Float32:
-        return view(self.value, _count(self.layout.blocks))
+        return view(self.value, math.prod(self.layout.blocks))
 
 
 def allocate(shape: tuple[int, ...], device: Device) -> Any:
@@ -132,10 +133,3 @@ def view(value: Any, count: int) -> Float32:
         return np.zeros(0, np.float32)
     pointer = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_float))
     return np.ctypeslib.as_array(pointer, (count,))
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

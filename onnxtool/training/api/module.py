@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -159,7 +160,7 @@ class Module:
             shapes |= {name: tuple(value.shape()) for name, value in self._frozen.items()}
         start, arrays = 0, {}
         for name, shape in shapes.items():
-            count = _count(shape)
+            count = math.prod(shape)
             arrays[name] = flat[start : start + count].reshape(shape)
             start += count
         self.values.write({name: arrays[name] for name in self.values.layout.shapes})
@@ -274,20 +275,13 @@ class Module:
                 self._train.bind_output(updated_name(name), tuple(value.shape()), int(value.data_ptr()))
 
     def _frozen_sizes(self) -> list[int]:
-        return [_count(tuple(value.shape())) for value in self._frozen.values()]
+        return [math.prod(value.shape()) for value in self._frozen.values()]
 
     def _float32(self, name: str) -> NDArray[np.float32]:
         array: NDArray[Any] = self._frozen[name].numpy()
         if array.dtype.name != "float32":
             raise ArtifactError(f"the frozen parameter {name} is {array.dtype.name}", "pass trainable_only=True")
         return array
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _listing(groups: dict[str, list[str]]) -> str:
