@@ -1,142 +1,141 @@
-"""Measure training and inference steps through torch.compile: eager, this backend and inductor, in turns.
+"""Time a step through torch.compile: eager PyTorch, this backend, inductor, and the step's products alone.
 
-`python scripts/bench_torch_backend.py` prints a table of medians as ratios to eager. Models have 4 layers of hidden
-size 256 and get 8 sequences of 128 tokens, or 8 pictures of 64 x 64; weights and inputs are random from a fixed seed.
+`python scripts/bench_torch_backend.py` prints a table as Markdown: the median wall time of a step, its ratio to eager
+PyTorch with a 95 % interval, and the same of the processor time. Each way runs in a process of its own, because
+threads of PyTorch and of onnxruntime spin after a call and would take the next one's cores; the processes take turns, a
+block of steps each, of which the first is not counted. The row `products` is what nobody can do without: the products
+of matrices and the convolutions of the step in eager PyTorch, and nothing else. The cases and sizes are those of
+scripts/torch_backend_steps.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import itertools
+import json
 import os
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import torch
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
+from torch_backend_steps import CASES, WAYS
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-BACKENDS = ("eager", "onnxtool", "inductor")
-LAYERS, HIDDEN, HEADS, BATCH, LENGTH, VOCABULARY = 4, 256, 4, 8, 128, 4096
+Floats = NDArray[np.float64]
+STEPS = Path(__file__).resolve().with_name("torch_backend_steps.py")
+RESAMPLES = 2000
 
 
-@dataclass(frozen=True)
-class Case:
-    """Something to measure: a model whose first result is a loss where it trains."""
+@dataclass
+class Worker:
+    """A way to run a case, in a process of its own.
 
-    name: str
-    model: nn.Module
-    inputs: dict[str, torch.Tensor]
-    trains: bool
+    Attributes:
+        flops: of the products of a step, from the worker that runs those; else 0.
+        blocks: wall and processor milliseconds of each counted step: float64 [steps of a block, 2] a block.
+    """
+
+    way: str
+    process: subprocess.Popen[str]
+    flops: int = 0
+    blocks: list[Floats] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, case: str, way: str, threads: int) -> Worker:
+        """Start the process and wait until it is warm."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        process = subprocess.Popen(
+            [sys.executable, str(STEPS), case, way, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        worker = cls(way, process)
+        worker.flops = json.loads(worker._answer())
+        return worker
+
+    def run(self, steps: int) -> None:
+        """Make a block of steps and keep the durations of all but the first."""
+        if self.process.stdin is None:
+            raise RuntimeError("the worker has no pipe")
+        print(steps + 1, file=self.process.stdin, flush=True)
+        self.blocks.append(np.array(json.loads(self._answer()))[1:])
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+
+    def medians(self) -> Floats:
+        """Return the median wall and processor milliseconds of all steps: [2]."""
+        return np.median(np.concatenate(self.blocks), axis=0)  # type: ignore[no-any-return]
+
+    def _answer(self) -> str:
+        line = self.process.stdout.readline() if self.process.stdout else ""
+        if not line:
+            raise RuntimeError(f"the process of {self.way} ended")
+        return line
 
 
 def main() -> None:
-    """Print a row a case."""
+    """Print the table of each case."""
     arguments = _parse()
-    torch.set_num_threads(arguments.threads)
-    print(f"threads {arguments.threads}, steps {arguments.steps}, load average {os.getloadavg()[0]:.1f} at the start")
-    print(f"{'case':<20} {'eager ms':>9} " + " ".join(f"{name:>9}" for name in arguments.backends[1:]))
-    for case in _cases():
-        if arguments.cases and case.name not in arguments.cases:
-            continue
-        times_ms = _measure(case, arguments.backends, arguments.steps)
-        medians = [statistics.median(times_ms[name]) for name in arguments.backends]
-        ratios = " ".join(f"{median / medians[0]:>9.2f}" for median in medians[1:])
-        print(f"{case.name:<20} {medians[0]:>9.1f} {ratios}")
-    print(f"load average {os.getloadavg()[0]:.1f} at the end")
+    print(f"{arguments.threads} threads, {arguments.blocks} blocks of {arguments.steps} steps\n")
+    print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
+    print("|---|---|---|---|---|---|---|")
+    for case in arguments.cases:
+        _measure(case, arguments)
+    print(f"\nload average {os.getloadavg()[0]:.1f} at the end")
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=30)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=10, help="Turns of each process.")
+    parser.add_argument("--steps", type=int, default=10, help="Counted steps of a block.")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cases", nargs="*")
-    parser.add_argument("--backends", nargs="*", default=BACKENDS)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="The first is the measure.")
     return parser.parse_args()
 
 
-def _cases() -> Iterator[Case]:
-    from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+def _measure(case: str, arguments: argparse.Namespace) -> None:
+    workers: list[Worker] = []
+    try:
+        for way in arguments.ways:
+            workers.append(Worker.start(case, way, arguments.threads))
+        for _ in range(arguments.blocks):
+            for worker in workers:
+                worker.run(arguments.steps)
+    finally:
+        for worker in workers:
+            worker.stop()
+    for worker in workers:
+        wall, processor = worker.medians()
+        ratios = [_ratio(worker, workers[0], column) if worker is not workers[0] else "1" for column in (0, 1)]
+        speed = f"{worker.flops / wall / 1e6:.0f}" if worker.flops else ""
+        print(
+            f"| {case} | {worker.way} | {wall:.1f} | {ratios[0]} | {processor:.1f} | {ratios[1]} | {speed} |",
+            flush=True,
+        )
 
-    torch.manual_seed(0)
-    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
-    tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    bert = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * HIDDEN,
+
+def _ratio(worker: Worker, measure: Worker, column: int) -> str:
+    """Return the ratio of two medians, and the interval of 95 % of those of blocks drawn anew.
+
+    Steps of a block resemble each other, so whole blocks are drawn (Künsch 1989); blocks of one turn stay together,
+    because the machine was as busy for the one as for the other.
+    """
+    ours, theirs = (np.stack([block[:, column] for block in one.blocks]) for one in (worker, measure))
+    draw = np.random.default_rng(0)
+    turns = draw.integers(0, len(ours), (RESAMPLES, len(ours)))
+    ratios = np.median(ours[turns].reshape(RESAMPLES, -1), axis=1) / np.median(
+        theirs[turns].reshape(RESAMPLES, -1), axis=1
     )
-    llama = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * HIDDEN,
-        use_cache=False,
-    )
-    yield Case("bert train", BertForMaskedLM(bert), tokens, trains=True)
-    yield Case("llama train", LlamaForCausalLM(llama), tokens, trains=True)
-    yield Case("llama inference", LlamaForCausalLM(llama), {"input_ids": ids}, trains=False)
-    yield Case("conv net train", ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True)
-
-
-class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
-    """Four blocks of convolution, normalization, rectifier and pooling, and a classifier; gives its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (3, 32, 64, 128, 256)
-        blocks = [
-            nn.Sequential(nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2))
-            for narrow, wide in itertools.pairwise(widths)
-        ]
-        self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(widths[-1], 10)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        """Return the cross entropy of `x`: float32 [N, 3, H, W], against classes 0, 1, 2, ..."""
-        logits = self.classifier(self.blocks(x).mean((2, 3)))
-        return (nn.functional.cross_entropy(logits, torch.arange(len(x)) % 10),)
-
-
-def _measure(case: Case, backends: list[str], steps: int) -> dict[str, list[float]]:
-    """Return the durations of each backend, whose steps take turns so that a busy machine is busy for all."""
-    runs = {name: _runner(case, name) for name in backends}
-    times_ms: dict[str, list[float]] = {name: [] for name in backends}
-    for run in runs.values():
-        for _ in range(3):
-            run()
-    for _ in range(steps):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times_ms[name].append((time.perf_counter() - start) * 1e3)
-    return times_ms
-
-
-def _runner(case: Case, backend: str) -> Callable[[], None]:
-    import onnxtool.torch_backend  # noqa: F401 - registers the backend where it is not installed
-
-    model = copy.deepcopy(case.model).train(case.trains)
-    call: Any = model if backend == "eager" else torch.compile(model, backend=backend, dynamic=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def train() -> None:
-        optimizer.zero_grad()
-        call(**case.inputs)[0].backward()
-        optimizer.step()
-
-    def infer() -> None:
-        with torch.no_grad():
-            call(**case.inputs)
-
-    return train if case.trains else infer
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return f"{np.median(ours) / np.median(theirs):.2f} [{low:.2f}, {high:.2f}]"
 
 
 if __name__ == "__main__":

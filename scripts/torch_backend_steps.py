@@ -1,0 +1,203 @@
+"""The steps that bench_torch_backend.py times: one way to run one case, in a process of its own.
+
+`python scripts/torch_backend_steps.py CASE WAY THREADS` reads numbers of steps from its input and answers each with
+the wall and processor milliseconds of every step as JSON. Models have 4 layers of hidden size 256 and get 8 sequences
+of 128 tokens, or 8 pictures of 64 x 64; weights and inputs are random from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+WAYS = ("eager", "onnxtool", "inductor", "products")
+LAYERS, HIDDEN, HEADS, BATCH, LENGTH, VOCABULARY = 4, 256, 4, 8, 128, 4096
+WARMUP = 3
+Step = Callable[[], Any]
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model whose first result is a loss where it trains, and what it is called with."""
+
+    model: nn.Module
+    inputs: dict[str, torch.Tensor]
+    trains: bool
+
+
+def bert_training() -> Case:
+    """Return a BERT with its masked-language loss."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return Case(BertForMaskedLM(BertConfig(**_sizes())), inputs, trains=True)
+
+
+def llama_training() -> Case:
+    """Return a Llama with its causal loss."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return Case(LlamaForCausalLM(LlamaConfig(**_sizes(), use_cache=False)), inputs, trains=True)
+
+
+def llama_inference() -> Case:
+    """Return the same Llama, which gives its logits."""
+    case = llama_training()
+    return Case(case.model, {"input_ids": case.inputs["input_ids"]}, trains=False)
+
+
+def convolution_training() -> Case:
+    """Return a small net for pictures with its loss."""
+    return Case(ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "bert-training": bert_training,
+    "llama-training": llama_training,
+    "llama-inference": llama_inference,
+    "convolution-training": convolution_training,
+}
+
+
+def _sizes() -> dict[str, int]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 4 * HIDDEN,
+    }
+
+
+class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """Four blocks of convolution, normalization, rectifier and pooling, and a classifier; gives its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 32, 64, 128, 256)
+        blocks = [
+            nn.Sequential(nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2))
+            for narrow, wide in itertools.pairwise(widths)
+        ]
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(widths[-1], 10)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        """Return the cross entropy of `x`: float32 [N, 3, H, W], against classes 0, 1, 2, ..."""
+        logits = self.classifier(self.blocks(x).mean((2, 3)))
+        return (nn.functional.cross_entropy(logits, torch.arange(len(x)) % 10),)
+
+
+def model_step(case: Case, backend: str = "") -> Step:
+    """Return a function that makes a step of the model, eager or through a backend of `torch.compile`."""
+    model = case.model.train(case.trains)
+    call: Any = torch.compile(model, backend=backend, dynamic=False) if backend else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        call(**case.inputs)[0].backward()
+        optimizer.step()
+
+    def infer() -> None:
+        with torch.no_grad():
+            call(**case.inputs)
+
+    return train if case.trains else infer
+
+
+PRODUCTS = frozenset(
+    {
+        *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default),
+        *(aten.convolution.default, aten.convolution_backward.default),
+    }
+)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # PyTorch has no types here
+    """Notes every product of matrices and every convolution, with tensors of its own in place of the step's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in PRODUCTS:
+            copies = [torch.randn_like(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            self.calls.append((func, tuple(copies)))
+        return func(*args, **(kwargs or {}))
+
+
+def products_step(case: Case) -> Step:
+    """Return a function that does nothing of a step but its products, as eager PyTorch does them.
+
+    Attention counts as the products that it is made of.
+    """
+    step = model_step(case)
+    with sdpa_kernel(SDPBackend.MATH), _Recorder() as recorder:
+        step()
+
+    def products() -> None:
+        with torch.no_grad():
+            for func, args in recorder.calls:
+                func(*args)
+
+    return products
+
+
+def count_flops(case: Case) -> int:
+    """Return the floating-point operations of the products of a step: two for each multiplication and addition."""
+    step = products_step(case)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+def make_step(case: Case, way: str) -> Step:
+    """Return one step of a case in one of `WAYS`."""
+    if way == "products":
+        return products_step(case)
+    if way == "onnxtool":
+        import onnxtool.torch_backend  # noqa: F401 - registers the backend where it is not installed
+    return model_step(case, "" if way == "eager" else way)
+
+
+def _serve(case_name: str, way: str, threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    case = CASES[case_name]()
+    flops = count_flops(case) if way == "products" else 0
+    step = make_step(case, way)
+    for _ in range(WARMUP):
+        step()
+    print(json.dumps(flops), flush=True)
+    for line in sys.stdin:
+        times = []
+        for _ in range(int(line)):
+            wall, processor = time.perf_counter(), time.process_time()
+            step()
+            times.append([1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - processor)])
+        print(json.dumps(times), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
