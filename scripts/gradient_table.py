@@ -42,7 +42,10 @@ float64, relative to the largest gradient of the network. A test allows each par
 |---|---|---|---|
 """
 _STOPS = """
-No gradient comes back through {stops}: their derivative is zero, or they take a shape, dtype or position alone.
+No gradient comes back through {stops}: their derivative is zero, or they take a shape, dtype or position alone. Nor
+does one through integers and booleans, as of `Cast`, comparisons and the positions of `TopK`. Quantized numbers are an
+exception: through QuantizeLinear and DequantizeLinear, which are fake quantization, the gradient goes straight, and all
+else that reads the integers between, as `MatMulInteger` does, is refused.
 """
 
 

@@ -20,6 +20,7 @@ _LIKE_THEIR_INPUT = frozenset(
         (MICROSOFT, "Gelu"),
         (MICROSOFT, "QuickGelu"),
         (MICROSOFT, "RotaryEmbedding"),
+        (MICROSOFT, "ScaledSum"),
         (MICROSOFT, "SkipLayerNormalization"),
         (MICROSOFT, "SkipSimplifiedLayerNormalization"),
     }
@@ -52,6 +53,13 @@ def _stand_in(node: onnx.NodeProto, model: ir.Model) -> list[onnx.NodeProto]:
     between = [f"{output}/{number}" for number in range(3)]
     if (node.domain, node.op_type) in _LIKE_THEIR_INPUT:
         return [make_node("Identity", inputs[:1], [name]) for name in node.output[::3] if name]
+    if node.op_type in ("DequantizeLinear", "QuantizeLinear"):  # as those of ONNX, but for more dtypes
+        return [make_node(node.op_type, inputs, [output], **attributes)]
+    if node.op_type == "FakeQuant":
+        return [
+            make_node(op_type, inputs[:1], [name])
+            for op_type, name in zip(("Identity", "IsNaN"), node.output, strict=False)
+        ]
     if node.op_type == "EmbedLayerNormalization":
         return [make_node("Gather", [inputs[2], inputs[0]], [output])]
     if node.op_type == "FusedMatMul" and set(attributes) == {"transB"} and attributes["transB"]:

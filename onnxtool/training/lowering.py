@@ -1,4 +1,7 @@
-"""Write a model so that the oldest onnxruntime that artifacts are for reads it: 1.17, of IR 9 and opset 20."""
+"""Write a model so that the oldest onnxruntime that artifacts are for reads it: 1.17, of IR 9 and opset 20.
+
+Operators that builds of onnxruntime for training alone have, FakeQuant and ScaledSum, become standard ones.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from onnxtool.errors import ArtifactError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from onnxtool.training.autodiff.builder import Builder, Tensor
 
 IR_VERSION = 9
 HIGHEST_OPSET = 20
@@ -22,6 +27,7 @@ def lower(model: ir.Model) -> None:
     """
     from onnxtool.training.autodiff.preparation import opset_of
 
+    _standardize(model)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "onnxtool", None
     model.metadata_props.clear()
@@ -36,6 +42,47 @@ def lower(model: ir.Model) -> None:
         )
     for graph in model.graphs():
         graph.opset_imports[""] = HIGHEST_OPSET
+
+
+def _standardize(model: ir.Model) -> None:
+    """Replace the operators that no stock onnxruntime has."""
+    import onnx_ir.passes.common as common
+
+    from onnxtool.training.autodiff.builder import Builder
+
+    build = Builder(model.graph)
+    replaced = {
+        node: _STANDARD[node.op_type](build, node)
+        for node in model.graph
+        if node.domain == "com.microsoft" and node.op_type in _STANDARD
+    }
+    if replaced:
+        build.finish(replaced)
+        common.RemoveUnusedOpsetsPass()(model)
+
+
+def _fake_quantized(build: Builder, node: ir.Node) -> list[Tensor]:
+    """Return the numbers rounded to `scale * (q - zero_point)` with q in a range, and where they were in it."""
+    x, scale, zero = (build.tensor(value) for value in node.inputs if value is not None)
+    lowest, highest = (
+        build.constant(node.attributes.get_int(name, default), x.dtype)
+        for name, default in (("quant_min", 0), ("quant_max", 255))
+    )
+    shifted = build.op("Round", x / scale) + zero
+    inside = build.op("Not", build.op("Or", shifted < lowest, shifted > highest))
+    return [(build.op("Clip", shifted, lowest, highest) - zero) * scale, inside][: len(node.outputs)]
+
+
+def _scaled_sum(build: Builder, node: ir.Node) -> list[Tensor]:
+    terms = [
+        build.tensor(value) * node.attributes.get_float(f"scale_{place}", 1.0)
+        for place, value in enumerate(node.inputs)
+        if value is not None
+    ]
+    return [build.op("Sum", *terms)]
+
+
+_STANDARD = {"FakeQuant": _fake_quantized, "ScaledSum": _scaled_sum}
 
 
 def _is_the_same(node: ir.Node, opset: int) -> bool:

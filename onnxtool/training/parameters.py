@@ -24,8 +24,8 @@ def choose(
     """Resolve names and patterns to a choice of parameters.
 
     A pattern (`*.bias`, as fnmatch knows them) means some of `parameters`, without which these are the float
-    initializers of more than one element, but for running statistics. What patterns of both lists mean is frozen, and
-    an exact name goes before any pattern.
+    initializers of more than one element, but for running statistics and scales of quantization. What patterns of both
+    lists mean is frozen, and an exact name goes before any pattern.
 
     Raises:
         ArtifactError: a name is in both lists or in no model, or a pattern means nothing.
@@ -37,11 +37,11 @@ def choose(
     if both:
         raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
     names = [tensor.name for tensor in model.graph.initializer]
-    statistics = {name for node in model.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
+    measured = {name for node in model.graph.node for name in _measured(node)}
     floats = [
         tensor.name
         for tensor in model.graph.initializer
-        if (_has_numbers(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters)
+        if (_has_numbers(tensor) and tensor.name not in measured if parameters is None else tensor.name in parameters)
     ]
     wanted, kept = (
         _Resolved(entries, names, floats, what) for entries, what in ((trained, "train"), (frozen, "freeze"))
@@ -95,6 +95,13 @@ class _Resolved:
                 )
             self.by_pattern |= found
         self.by_pattern -= self.exact
+
+
+def _measured(node: onnx.NodeProto) -> Sequence[str]:
+    """Return the inputs of a node that come from statistics: running ones, and scales."""
+    if node.op_type == "BatchNormalization":
+        return node.input[3:5]
+    return node.input[1:2] if node.op_type in ("DequantizeLinear", "QuantizeLinear") else ()
 
 
 def _listed(entries: Sequence[str] | None) -> Sequence[str]:

@@ -22,6 +22,7 @@ Operand: TypeAlias = "Tensor | float"
 
 _BOOLEAN = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or"))
 _INTEGER = frozenset(("NonZero", "Shape", "Size"))
+_DTYPE_FROM = {"OneHot": 2, "Where": 1}  # the place of the input whose dtype the output has, where it is not the first
 
 
 class Tensor:
@@ -268,4 +269,4 @@ def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, 
     if op_type == "Cast" and isinstance(to := attributes["to"], int):
         return ir.DataType(to)
     present = [tensor for tensor in inputs if tensor is not None]
-    return present[1 if op_type == "Where" else 0].dtype
+    return present[_DTYPE_FROM.get(op_type, 0)].dtype

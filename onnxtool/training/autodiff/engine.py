@@ -8,7 +8,7 @@ Derivatives, SIAM 2008, chapter 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from onnxtool.training.autodiff.expansion import expand_functions
 from onnxtool.training.autodiff.flow import Flow, reads
 from onnxtool.training.autodiff.inference import infer_types
 from onnxtool.training.autodiff.preparation import check_prepared
-from onnxtool.training.autodiff.rules import RULES
+from onnxtool.training.autodiff.rules import READERS, RULES
 from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.training.autodiff.sequences import replace_sequences
 
@@ -90,6 +90,10 @@ def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
     return added
 
 
+class _Unknown(Refusal):
+    """Type inference found nothing of a value, perhaps as an operator before it is refused."""
+
+
 class _Walk:
     """The way back through a flow, collecting gradients of values and refusals of nodes."""
 
@@ -101,14 +105,15 @@ class _Walk:
             flow.output: [one if flow.output.shape == () else one.reshape(build.tensor(flow.output).size())]
         }
         self._refusals: dict[ir.Node, Refusal] = {}
+        self._unknown: dict[ir.Node, Refusal] = {}
 
     def gradients(self) -> dict[str, ir.Value]:
         """Add the gradients of all sources to the graph; nothing is added where a node is refused."""
         replaced = {node: self._forward(node) for node in self._flow.nodes}
         for node in reversed(self._flow.nodes):
             self._pass(node)
-        if self._refusals:
-            raise _unsupported(self._refusals, self._flow)
+        if refusals := self._refusals or self._unknown:
+            raise _unsupported(refusals, self._flow)
         found = {str(source.name): self._sum(source) for source in self._flow.sources}
         self._build.finish({node: outputs for node, outputs in replaced.items() if outputs})
         return {name: gradient.value for name, gradient in found.items() if gradient is not None}
@@ -119,7 +124,10 @@ class _Walk:
         if rule is None or rule.forward is None:
             return ()
         try:
+            _check_dtypes(node.inputs)
             return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.trained[node]))
+        except _Unknown:
+            return ()
         except Refusal as refusal:
             self._refusals[node] = refusal
             return ()
@@ -137,7 +145,8 @@ class _Walk:
             try:
                 gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.trained[node]))
             except Refusal as refusal:
-                self._refusals.setdefault(node, refusal)
+                refusals = self._unknown if isinstance(refusal, _Unknown) else self._refusals
+                refusals.setdefault(node, refusal)
                 gradient = self._build.tensor(value)  # stands in for it, so that all further refusals are found too
             self._arriving.setdefault(value, []).append(gradient)
 
@@ -149,8 +158,15 @@ class _Walk:
         for place, gradient in enumerate(back.gradients):
             if gradient is not None and place not in rule.outputs:
                 raise Refusal(f"not through its output {place}")
-        gradient = rule.gradient(back.index)(back)
+        read = [
+            value for value, gradient in zip(back.node.outputs, back.gradients, strict=True) if gradient is not None
+        ]
+        _check_dtypes((*back.node.inputs, *read))
         value = back.x(back.index)
+        kind = value.value.dtype
+        if kind is not None and kind.is_integer() and (back.node.domain, back.node.op_type) not in READERS:
+            raise Refusal(f"its input {back.index} is of quantized numbers")
+        gradient = rule.gradient(back.index)(back)
         if rule.broadcasts:
             gradient = sum_to(self._build, gradient, of=back.y(), to=value)
         if gradient.value.shape is None:
@@ -164,6 +180,12 @@ class _Walk:
             total.value.shape = value.shape
             self._arriving[value] = gradients = [total]
         return gradients[0] if gradients else None
+
+
+def _check_dtypes(values: Iterable[ir.Value | None]) -> None:
+    for value in values:
+        if value is not None and value.dtype is None:
+            raise _Unknown(f"the dtype of {value.name} cannot be inferred")
 
 
 def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from onnxtool.training.autodiff.rules import STOPS
+from onnxtool.training.autodiff.rules import QUANTIZERS, STOPS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,7 +40,7 @@ class Flow:
         self.nodes = self._leading_to(self.output)
 
     def _reach(self, node: ir.Node) -> None:
-        """Note which sources a node depends on, and pass them on to its outputs of float."""
+        """Note which sources a node depends on, and pass them on to its outputs of float and of quantized numbers."""
         stopped = STOPS.get((node.domain, node.op_type), frozenset())
         reached = {
             index: self.reaching[value]
@@ -50,8 +50,9 @@ class Flow:
         if not reached:
             return
         self.trained[node] = frozenset(reached)
+        carries = _carries_integers(node, reached)
         for value in node.outputs:
-            if value.dtype is None or value.dtype.is_floating_point():
+            if value.dtype is None or value.dtype.is_floating_point() or (carries and value.dtype.is_integer()):
                 known = self.reaching.get(value, frozenset())
                 self.reaching[value] = known.union(*reached.values())
 
@@ -64,6 +65,18 @@ class Flow:
                 needed.update(read[place] for place in places)
                 nodes.append(node)
         return nodes[::-1]
+
+
+def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
+    """Return whether integers that a node makes stand for numbers, so that a gradient goes through them.
+
+    Those of most operators are positions, steps or sizes. Of an operator that ONNX does not know they may be anything.
+    """
+    if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in QUANTIZERS:
+        return True
+    read = reads(node)
+    kinds = [value.dtype for index in reached if (value := read[index]) is not None]
+    return any(kind is not None and kind.is_integer() for kind in kinds)
 
 
 def reads(node: ir.Node) -> list[ir.Value | None]:

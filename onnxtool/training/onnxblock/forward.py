@@ -61,5 +61,8 @@ def declare_outputs(block: Block, names: Sequence[str]) -> None:
     """Make the values of these names the outputs of the model that the block works on, and no others."""
     infos = [block.accessor.value_info(name) for name in dict.fromkeys(names)]
     graph = block.base.graph
+    # What an output is said to be may be all that is known of what an operator without a schema makes.
+    known = {value.name for value in (*graph.value_info, *infos)}
+    graph.value_info.extend(value for value in graph.output if value.name not in known)
     del graph.output[:]
     graph.output.extend(infos)

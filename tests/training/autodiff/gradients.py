@@ -46,6 +46,10 @@ def forward_model(case: Case, dtype: type[np.floating[Any]], *, dynamic: bool) -
             constants.append(numpy_helper.from_array(given, name_of(place)))
     outputs = [f"y{place}" for place in range(case.outputs)]
     nodes = [helper.make_node(case.op_type, names, outputs, domain=case.domain, name="node", **case.attributes)]
+    if case.dequantized:
+        read = ["y0", *names[1:]]
+        nodes.append(helper.make_node("DequantizeLinear", read, ["y"], domain=case.domain, **case.attributes))
+        outputs = ["y"]
     terms = []
     for place, (output, weight) in enumerate(zip(outputs, weights(case), strict=True)):
         if weight is not None:

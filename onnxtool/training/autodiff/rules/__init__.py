@@ -10,18 +10,20 @@ from onnxtool.training.autodiff.rules.interpolation import INTERPOLATION
 from onnxtool.training.autodiff.rules.loss import LOSS
 from onnxtool.training.autodiff.rules.math import MATH
 from onnxtool.training.autodiff.rules.nn import NN
+from onnxtool.training.autodiff.rules.quantization import QUANTIZATION, QUANTIZERS, READERS
 from onnxtool.training.autodiff.rules.recurrent import RECURRENT
 from onnxtool.training.autodiff.rules.reduce import REDUCE
 from onnxtool.training.autodiff.rules.rule import Rule
 from onnxtool.training.autodiff.rules.stops import STOPS
 from onnxtool.training.autodiff.rules.tensor import TENSOR
 
-__all__ = ["RULES", "STOPS"]
+__all__ = ["QUANTIZERS", "READERS", "RULES", "STOPS"]
 
 _STANDARD, _MICROSOFT = "", "com.microsoft"
 _TABLES = (
     *((_STANDARD, table) for table in (MATH, TENSOR, REDUCE, NN, EINSUM, CONV, INTERPOLATION, LOSS, RECURRENT)),
     *((_MICROSOFT, table) for table in (CONTRIB, ATTENTION)),
+    *((domain, QUANTIZATION) for domain in (_STANDARD, _MICROSOFT)),
 )
 
 # By domain and operator.

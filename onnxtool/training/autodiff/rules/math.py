@@ -61,6 +61,11 @@ def _leaky_relu(n: Backward) -> Tensor:
     return n.build.where(n.x(0) > 0.0, n.dy, n.dy * n.attribute("alpha", 0.01))
 
 
+def _mod_divisor(n: Backward) -> Tensor:
+    """Return minus how often the divisor went into the number, times the gradient."""
+    return -n.dy * n.build.op("Round", (n.x(0) - n.y()) / n.x(1))
+
+
 def _gelu(n: Backward) -> Tensor:
     x = n.x(0)
     slope = tanh_gelu_slope(n, x) if n.attribute("approximate", "none") == "tanh" else gelu_slope(n, x)
@@ -104,7 +109,7 @@ MATH: dict[str, Rule] = {
     "Log": rule(lambda n: n.dy / n.x(0)),
     "Max": Rule((_extremum,), variadic=True, broadcasts=True),
     "Min": Rule((_extremum,), variadic=True, broadcasts=True),
-    "Mod": broadcasting(lambda n: n.dy),
+    "Mod": broadcasting(lambda n: n.dy, _mod_divisor),
     "Mul": broadcasting(lambda n: n.dy * n.x(1), lambda n: n.dy * n.x(0)),
     "Neg": rule(lambda n: -n.dy),
     "Pow": broadcasting(_pow_base, _pow_exponent),

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 from onnxtool.training.autodiff.broadcasting import sum_to
 from onnxtool.training.autodiff.builder import Dimension, Tensor
-from onnxtool.training.autodiff.rules.rule import Backward, Rule, rule
+from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule, rule
+
+_RUNNING_MEAN = 3
 
 
 def swapped(tensor: Tensor, rank: int) -> Tensor:
@@ -201,6 +203,16 @@ def _batch_norm_bias(n: Backward) -> Tensor:
     return n.dy.sum([0, *range(2, len(n.shape()))], keepdims=False)
 
 
+def _running(n: Backward) -> Tensor:
+    """Return the gradient of a running mean or variance, which is read where the node does not train."""
+    if n.attribute("training_mode", 0):
+        raise Refusal(f"not with respect to its input {n.index}, a running statistic that it writes")
+    slope = n.dy * _channels(n, n.x(1))
+    normalized, deviation = _statistics(n)
+    each = slope * deviation if n.index == _RUNNING_MEAN else slope * normalized * deviation * deviation * 0.5
+    return -each.sum([0, *range(2, len(n.shape()))], keepdims=False)
+
+
 def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     """Normalize with the statistics of the batch, which the gradients need as well.
 
@@ -231,7 +243,9 @@ def _dropout(n: Backward) -> Tensor:
 
 
 NN: dict[str, Rule] = {
-    "BatchNormalization": Rule((_batch_norm, _batch_norm_scale, _batch_norm_bias), forward=_batch_norm_forward),
+    "BatchNormalization": Rule(
+        (_batch_norm, _batch_norm_scale, _batch_norm_bias, _running, _running), forward=_batch_norm_forward
+    ),
     "Dropout": Rule((_dropout,), num_outputs=2),
     "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
     "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),

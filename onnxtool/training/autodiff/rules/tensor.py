@@ -175,6 +175,23 @@ def _pad_value(n: Backward) -> Tensor:
     return (total - inside).reshape(n.x(2).size())
 
 
+def _one_hot_values(n: Backward) -> Tensor:
+    """Return the gradients of the number off the positions, and of that on them."""
+    off, on = (n.build.constant(number, n.dy.dtype) for number in (0.0, 1.0))
+    hits = n.build.op("OneHot", n.x(0), n.x(1), n.build.op("Concat", *(one.reshape([1]) for one in (off, on)), axis=0),
+                      axis=n.attribute("axis", -1))  # fmt: skip
+    total, hit = (n.build.op("ReduceSum", one, keepdims=0).reshape([1]) for one in (n.dy, n.dy * hits))
+    return n.build.op("Concat", total - hit, hit, axis=0)
+
+
+def _range_start(n: Backward) -> Tensor:
+    return n.build.op("ReduceSum", n.dy, keepdims=0)
+
+
+def _range_step(n: Backward) -> Tensor:
+    return n.build.op("ReduceSum", n.dy * _range(n, n.y().size()).cast(n.dy.dtype), keepdims=0)
+
+
 def _tile(n: Backward) -> Tensor:
     """Give each axis one more before it, for the copies, and sum over those."""
     rank = len(n.shape())
@@ -214,7 +231,9 @@ TENSOR: dict[str, Rule] = {
     "Gather": rule(_gather),
     "GatherElements": rule(_gather_elements),
     "GatherND": rule(_gather_nd),
+    "OneHot": rule(None, None, _one_hot_values),
     "Pad": rule(_pad, None, _pad_value),
+    "Range": rule(_range_start, None, _range_step),
     "Reshape": rule(_as_before),
     "ScatterElements": rule(_scattered_into, None, _scattered),
     "ScatterND": rule(_scattered_into, None, _scattered),

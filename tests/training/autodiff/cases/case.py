@@ -35,6 +35,7 @@ class Case:
         onnxruntime: it has the operator; if not, onnx.reference runs the gradient in float32 as well.
         constants: the places of float inputs that are initializers.
         tolerance: the relative error allowed to float32 in onnxruntime.
+        dequantized: its output goes through a DequantizeLinear with the same scale and zero point.
     """
 
     op_type: str
@@ -52,6 +53,7 @@ class Case:
     onnxruntime: bool = True
     constants: tuple[int, ...] = ()
     tolerance: float = 2e-5
+    dequantized: bool = False
 
     @property
     def name(self) -> str:

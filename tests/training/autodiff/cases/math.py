@@ -71,6 +71,13 @@ MATH = (
     Case(
         "Mod", (_away_from_zero(2, 3) * 3, np.array(1.37)), lambda a, b: torch.fmod(a, b), {"fmod": 1}, constants=(1,)
     ),
+    Case(
+        "Mod",
+        (_away_from_zero(2, 3) * 3, np.array([1.37, -0.9, 2.3])),
+        torch.fmod,
+        {"fmod": 1},
+        note="by the divisor",
+    ),
     Case("Pow", (positive(2, 3), np.array(2.0)), torch.pow, note="square", constants=(1,)),
     Case("Pow", (positive(2, 3), np.array(-1.5)), torch.pow, note="a number", constants=(1,)),
     Case("Pow", (np.array([0.0, 1.0]), np.array(0.0)), torch.pow, note="to zero", constants=(1,)),

@@ -76,6 +76,24 @@ TENSOR = (
         by=(1,),
         note="of one",
     ),
+    Case(
+        "OneHot",
+        (integers([0, 2], [-1, 5]), np.array(3), np.array([-0.5, 2.0])),
+        lambda i, _, v: torch.where((i[..., None] % 3 == torch.arange(3)) & (i[..., None] < 3), v[1], v[0]),
+    ),
+    Case(
+        "OneHot",
+        (integers([0, 2], [1, 5]), np.array(3), np.array([-0.5, 2.0])),
+        lambda i, _, v: torch.where(i[:, None] == torch.arange(3)[:, None], v[1], v[0]),
+        {"axis": 1},
+        note="in the middle",
+    ),
+    Case(
+        "Range",
+        (np.array(0.5), np.array(3.0), np.array(0.75)),
+        lambda start, _, step: start + torch.arange(4) * step,
+        by=(0, 2),
+    ),
     Case("Split", (normal(5, 2), integers(1, 4)), lambda x, _: (x[:1], x[1:]), {"axis": 0}, outputs=2),
     Case(
         "Split",
