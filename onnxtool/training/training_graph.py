@@ -97,6 +97,7 @@ def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.
     from onnxtool.training.label_rows import drop_ignored_rows
     from onnxtool.training.lowering import lower
     from onnxtool.training.modes import decompose, running_statistics, start_training, update_statistics
+    from onnxtool.training.row_factors import take_out_row_factors
 
     graph = model.graph
     normalizations = start_training(graph, choice.trained)
@@ -111,6 +112,8 @@ def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.
     _accumulate(graph, {name: gradients[name] for name in trained})
     for name, value in statistics.items():
         _rename_output(graph, value, updated_name(name))
+    infer_types(model)
+    take_out_row_factors(graph)
     _tidy(model)
     lower(model)
     return statistics, trained

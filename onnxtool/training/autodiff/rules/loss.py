@@ -1,4 +1,4 @@
-"""Gradient of the cross entropy, from the logarithms of the probabilities that the loss computes anyway.
+"""Gradient of the cross entropy, from the probabilities that the loss computes anyway.
 
 Letters: N samples, C classes, D* further axes of a sample, as of a picture.
 """
@@ -43,10 +43,23 @@ class Labels:
 def _gradient(n: Backward) -> Tensor:
     """Return `(softmax(x) - one_hot(label)) * share`, the share being what a sample adds to the loss."""
     labels = Labels.of(n)
-    share = _share(n, labels)
-    scaled = n.build.op("Exp", n.y(1)) * share
-    taken = -share.expand(labels.classes.size())
-    return n.build.op("ScatterElements", scaled, labels.classes, taken, axis=1, reduction="add")
+    return _error(n, labels) * _share(n, labels)
+
+
+def _error(n: Backward, labels: Labels) -> Tensor:
+    """Return `softmax(x) - one_hot(label)`, [N, C, D*].
+
+    Where the loss is made of the probabilities, that of the label is the exponential of the loss of the sample. Taken
+    from there and not read again, it lets the loss be done before, and the probabilities be written over.
+    """
+    build = n.build
+    if _is_flat(n):
+        probability = build.op("Softmax", n.x(0), axis=-1)
+        taken = build.op("Exp", -_losses(n, labels)) - 1.0
+        return build.op("ScatterElements", probability, labels.classes, taken, axis=1)
+    taken = build.constant(-1.0, n.x(0).dtype).expand(labels.classes.size())
+    probability = build.op("Exp", n.y(1))
+    return build.op("ScatterElements", probability, labels.classes, taken, axis=1, reduction="add")
 
 
 def _share(n: Backward, labels: Labels) -> Tensor:
@@ -61,20 +74,39 @@ def _share(n: Backward, labels: Labels) -> Tensor:
     return slope if labels.weight is None else labels.weight * slope
 
 
+def _is_flat(n: Backward) -> bool:
+    """Return whether the classes are the last axis."""
+    shape = n.x(0).shape
+    return shape is not None and len(shape) == 2
+
+
+def _losses(n: Backward, labels: Labels) -> Tensor:
+    """Return the loss of each sample of logits [N, C], [N, 1].
+
+    The largest probability is 1 over the sum of the exponentials, so its logarithm is that of a LogSoftmax; with it
+    the gradient's Softmax is the one pass over all classes that takes exponentials.
+    """
+    build, x = n.build, n.x(0)
+    largest = build.op("ReduceMax", build.op("Softmax", x, axis=-1), build.axes([1]), keepdims=1)
+    distance = build.op("ReduceMax", x, build.axes([1]), keepdims=1) - build.op(
+        "GatherElements", x, labels.classes, axis=1
+    )
+    return distance - build.op("Log", largest)
+
+
 def _forward(n: Backward) -> tuple[Tensor, ...]:
-    """Compute the loss of logits [N, C] from LogSoftmax of the last axis.
+    """Compute the loss of logits [N, C] from their Softmax along the last axis.
 
     onnxruntime takes the operator for its definition, with LogSoftmax of an axis in the middle, which takes three times
     as long.
     """
-    shape = n.x(0).shape
-    if shape is None or len(shape) != 2:
+    if not _is_flat(n):
         return ()
     build, labels = n.build, Labels.of(n)
-    logarithms = build.op("LogSoftmax", n.x(0), axis=-1)
-    each = -build.op("GatherElements", logarithms, labels.classes, axis=1)
+    each = _losses(n, labels)
     if labels.weight is not None:
         each = each * labels.weight
+    logarithms = build.op("LogSoftmax", n.x(0), axis=-1)  # dropped where nobody reads it
     reduction = n.attribute("reduction", "mean")
     if reduction == "none":
         return build.op("Squeeze", each, build.axes([1])), logarithms

@@ -1,0 +1,136 @@
+"""Take a factor of each row out of a wide gradient and multiply narrow values with it instead.
+
+The gradient of a cross entropy is the error of each sample times what the sample counts, over all classes; but all that
+becomes of it is products with matrices and a sum over the samples, before or after which the factor is a column beside
+a few hundred numbers and not beside a vocabulary.
+
+Letters: R rows, C columns of the wide gradient, H columns of a narrow value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnxtool.training.autodiff.builder import Builder, Tensor
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def take_out_row_factors(graph: ir.Graph) -> int:
+    """Change the graph so wherever all readers of such a product allow it, and return how often that was."""
+    build = Builder(graph)
+    replaced: dict[ir.Node, list[Tensor]] = {}
+    count = 0
+    for product in [found for node in graph if (found := _Product.of(node)) is not None]:
+        if not product.readers or not product.readers.keys().isdisjoint(replaced):
+            continue
+        for reader, place in product.readers.items():
+            replaced[reader] = [product.read_apart(build, reader, place)]
+        count += 1
+    build.finish(replaced)
+    return count
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A gradient [R, C] times a factor.
+
+    Attributes:
+        gradient: [R, C].
+        factor: a number, or one for each row, [R, 1].
+        width: C.
+        readers: Gemm, and ReduceSum over the rows, with the place of their input; empty where others read as well.
+    """
+
+    gradient: ir.Value
+    factor: ir.Value
+    width: int
+    readers: dict[ir.Node, int]
+
+    @classmethod
+    def of(cls, node: ir.Node) -> _Product | None:
+        """Recognize a node of a gradient; None where it is something else."""
+        if node.op_type != "Mul" or not str(node.name).startswith("gradient/"):
+            return None
+        (gradient, factor), product = node.inputs, node.outputs[0]
+        if gradient is None or factor is None or product.shape is None or len(product.shape) != 2:
+            return None
+        width = product.shape[1]
+        if not isinstance(width, int) or not _is_factor(factor):
+            return None
+        return cls(gradient, factor, width, _readers(product, width))
+
+    def read_apart(self, build: Builder, reader: ir.Node, place: int) -> Tensor:
+        """Return what `reader` computes of the product, without the product."""
+        gradient, factor = build.tensor(self.gradient), build.tensor(self.factor)
+        if reader.op_type == "ReduceSum":
+            if factor.shape == ():
+                return gradient.sum([0], keepdims=False) * factor
+            return build.op("Gemm", factor, gradient, transA=1).reshape([-1])
+        other = build.tensor(_other(reader, place))
+        if reader.attributes.get_int("transA", 0):
+            pair = (gradient, other * factor) if place == 0 else (other * factor, gradient)
+            return build.op("Gemm", *pair, transA=1)
+        return build.op("Gemm", gradient, other, transB=reader.attributes.get_int("transB", 0)) * factor
+
+
+def _is_factor(value: ir.Value) -> bool:
+    shape = value.shape
+    return shape is not None and (len(shape) == 0 or (len(shape) == 2 and shape[1] == 1))
+
+
+def _readers(value: ir.Value, width: int) -> dict[ir.Node, int]:
+    """Return who reads a value [R, C], looking through what only lays its rows out anew; nobody where one is unfit."""
+    readers: dict[ir.Node, int] = {}
+    waiting = [value]
+    while waiting:
+        here = waiting.pop()
+        for use in here.uses():
+            output = use.node.outputs[0]
+            if use.node.op_type == "Reshape" and output.shape is not None and output.shape[-1] == width:
+                waiting.append(output)
+            elif _fits(use.node, use.idx, width):
+                readers[use.node] = use.idx
+            else:
+                return {}
+        if here.is_graph_output():
+            return {}
+    return readers
+
+
+def _fits(node: ir.Node, place: int, width: int) -> bool:
+    """Return whether a factor of each row can be taken through a node, and meets fewer columns than C there."""
+    if node.op_type == "ReduceSum":
+        return _sums_rows(node)
+    if node.op_type != "Gemm" or len(node.inputs) > 2 or node.attributes.get_float("alpha", 1.0) != 1.0:
+        return False
+    transposed = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+    if transposed == [1, 0]:  # a product over the rows, with a factor that has rows as well
+        shape = node.outputs[0].shape
+    elif place == 0 and not transposed[0]:
+        shape = _other(node, place).shape
+    else:
+        return False
+    sizes = [size for size in shape or () if isinstance(size, int)]
+    return len(sizes) == 2 and min(sizes) < width
+
+
+def _sums_rows(node: ir.Node) -> bool:
+    """Return whether a node sums over all axes but the last, and leaves that alone."""
+    import onnx_ir as ir
+
+    x, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    constant = None if axes is None else ir.convenience.get_const_tensor(axes)
+    keepdims = node.attributes.get("keepdims")
+    if x is None or x.shape is None or constant is None or keepdims is None or keepdims.as_int():
+        return False
+    return sorted(axis % len(x.shape) for axis in constant.numpy().tolist()) == list(range(len(x.shape) - 1))
+
+
+def _other(node: ir.Node, place: int) -> ir.Value:
+    value = node.inputs[1 - place]
+    if value is None:
+        raise ValueError("a Gemm has two factors")
+    return value
