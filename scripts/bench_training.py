@@ -4,7 +4,8 @@
 the gradients alone and of the optimizer alone, the ratio to each peer, and the peak of memory above what the libraries
 take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each. The time is
 that of the processor: with one thread it is the wall time of a machine that does nothing else. Dropout is off
-everywhere, and all labels count.
+everywhere, and all labels count. The row of products is the roof: the products of matrices of a step and nothing else,
+in PyTorch, into memory that is there already.
 onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
 """
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Letters: B batch, S sequence, V vocabulary.
 SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 VOCABULARY, BATCH, SEQUENCE = 8000, 8, 128
+EAGER, PRODUCTS = "PyTorch eager", "products alone"
 
 # What a worker does: `setup()` gives gradients() and update(); then it waits for a number of steps, and answers.
 _LOOP = """
@@ -33,9 +35,10 @@ import json, os, sys, time
 os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 folder = sys.argv[1]
+vocabulary, batch, sequence, sizes = {vocabulary}, {batch}, {sequence}, {sizes}
 draw = np.random.default_rng(0)
-ids = draw.integers(0, {vocabulary}, ({batch}, {sequence}))
-labels = draw.integers(0, {vocabulary}, ({batch}, {sequence}))
+ids = draw.integers(0, vocabulary, (batch, sequence))
+labels = draw.integers(0, vocabulary, (batch, sequence))
 {setup}
 def memory(kind):
     # Linux alone; getrusage of a process begins with the peak of the one that started it.
@@ -93,6 +96,31 @@ def setup():
     return gradients, optimizer.step
 """
 
+# Forward y = x w^T, and backward dy w and dy^T x; of attention the two products, and two for each of them.
+_PRODUCTS = """
+import torch
+torch.set_num_threads(1)
+def setup():
+    width, layers, heads, wide = sizes.values()
+    rows, size = batch * sequence, width // heads
+    linear = layers * [(width, width)] * 4 + layers * [(width, wide), (wide, width)]
+    linear += [(width, width), (width, vocabulary)]
+    operands = []
+    for inside, outside in linear:
+        x, w, y = torch.rand(rows, inside), torch.rand(outside, inside), torch.rand(rows, outside)
+        operands += [(x, w.t(), torch.empty_like(y)), (y, w, torch.empty_like(x)), (y.t(), x, torch.empty_like(w))]
+    for _ in range(layers):
+        q, k = (torch.rand(batch * heads, sequence, size) for _ in range(2))
+        p = torch.rand(batch * heads, sequence, sequence)
+        operands += 2 * [(q, k.transpose(1, 2), torch.empty_like(p))]
+        operands += 2 * [(p, k, torch.empty_like(q)), (p.transpose(1, 2), q, torch.empty_like(k))]
+    def gradients():
+        for left, right, result in operands:
+            torch.matmul(left, right, out=result)
+        return sum(2 * left.numel() * right.shape[-1] for left, right, _ in operands) / 1e9
+    return gradients, lambda: None
+"""
+
 _REFERENCE = """
 import onnx, onnxruntime
 from onnxruntime.training import artifacts, onnxblock
@@ -146,7 +174,7 @@ class Worker:
     @classmethod
     def start(cls, name: str, python: Path, setup: str, folder: Path) -> Worker:
         """Start the process; it waits for `run`."""
-        code = _LOOP.format(setup=setup, vocabulary=VOCABULARY, batch=BATCH, sequence=SEQUENCE)
+        code = _LOOP.format(setup=setup, vocabulary=VOCABULARY, batch=BATCH, sequence=SEQUENCE, sizes=SIZES)
         process = subprocess.Popen(
             [str(python), "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
         )
@@ -249,13 +277,14 @@ def main() -> int:
             export(make_model(folder), folder, reference=options.reference is not None)
         make_artifacts(folder)
         python = Path(sys.executable)
-        workers = [("onnxtool", python, _ONNXTOOL), ("PyTorch eager", python, _TORCH)]
+        workers = [("onnxtool", python, _ONNXTOOL), (EAGER, python, _TORCH)]
         if options.reference is not None:
             reference = options.reference / "bin" / "python"
             if not (folder / "reference").exists():
                 command = [str(reference), "-c", _REFERENCE_ARTIFACTS, str(folder)]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             workers.append(("onnxruntime-training 1.19.2", reference, _REFERENCE))
+        workers.append((PRODUCTS, python, _PRODUCTS))
         started = [Worker.start(name, path, setup, folder) for name, path, setup in workers]
         for round_number in range(options.rounds + 1):
             for worker in started:
@@ -267,16 +296,21 @@ def main() -> int:
 
 
 def report(workers: list[Worker]) -> None:
-    """Print the table."""
-    first = workers[0]
+    """Print the table; the last worker makes the products alone, and its loss is their number of operations."""
+    first, *_, products = workers
     print("| tool | step, ms | gradients, ms | optimizer, ms | onnxtool is x of it | peak memory, MB | last loss |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for worker in workers:
         cells = [f"{worker.median_ms():.1f}", f"{worker.median_ms(0):.1f}", f"{worker.median_ms(1):.1f}"]
-        ratio = first.median_ms() / worker.median_ms()
-        cells += [f"{ratio:.2f}", f"{worker.peak_bytes / 1e6:.0f}", f"{worker.steps[-1][2]:.4f}"]
-        print(f"| {worker.name} | {' | '.join(cells)} |")
-    print(f"\nLoad of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}; one thread a tool.")
+        cells.append(f"{first.median_ms() / worker.median_ms():.2f}")
+        cells += [f"{worker.peak_bytes / 1e6:.0f}", f"{worker.steps[-1][2]:.4f}"]
+        print(
+            f"| {worker.name} | {' | '.join(cells if worker is not products else [*cells[:2], '', cells[3], '', ''])} |"
+        )
+    gflop, eager = products.steps[-1][2], next(worker for worker in workers if worker.name == EAGER)
+    print(f"\nThe products are {gflop:.1f} GFLOP, {1e3 * gflop / products.median_ms():.0f} GFLOP/s, and", end=" ")
+    print(f"{products.median_ms() / eager.median_ms():.2f} of {EAGER}'s step: no float32 step takes less here.")
+    print(f"Load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}; one thread a tool.")
 
 
 if __name__ == "__main__":
