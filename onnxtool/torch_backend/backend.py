@@ -28,6 +28,13 @@ class OrtBackend:
         self.options = options or OrtBackendOptions()
         self.graphs: list[CompiledGraph] = []
 
+    def __reduce__(self) -> tuple[type[OrtBackend], tuple[OrtBackendOptions]]:
+        """Copy or pickle the options only: a copy of a compiled model compiles for itself, as sessions have no copy."""
+        return OrtBackend, (self.options,)
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> OrtBackend:
+        return OrtBackend(self.options)
+
     @classmethod
     def with_options(cls, options: OrtBackendOptions) -> OrtBackend:
         """Return the backend that already has these options, else a new one; the last eight are kept."""
