@@ -14,6 +14,7 @@ WRONG_TRANSLATIONS: dict[torch._ops.OpOverload, str] = {
     aten._native_batch_norm_legit_no_training.default: "returns no statistics for the backward pass",
     aten.nll_loss_forward.default: "the total weight that the backward pass divides by is made up",
     aten.nll_loss2d_forward.default: "the total weight that the backward pass divides by is made up",
+    aten.hardtanh_backward.default: "lets the gradient through at the limits themselves",
     aten._scaled_dot_product_flash_attention.default: "returns no statistics for the backward pass",
     aten._scaled_dot_product_flash_attention_for_cpu.default: "returns no statistics for the backward pass",
     aten._scaled_dot_product_efficient_attention.default: "returns no statistics for the backward pass",
@@ -30,6 +31,7 @@ WRONG_OPERATORS: dict[torch._ops.OpOverload, str] = {
     aten.erfc.default: "translated as 1 - Erf, which leaves no digit of a small result",
     aten.special_erfc.default: "translated as 1 - Erf, which leaves no digit of a small result",
     aten.special_erfcx.default: "translated by 1 - Erf, which leaves no digit of a small result",
+    aten._embedding_bag.default: "returns none of what the backward pass needs",
     aten.embedding_renorm.default: "changes its table in place",
 }
 """Operators that stay in PyTorch whatever their arguments are."""

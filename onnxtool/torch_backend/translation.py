@@ -19,6 +19,7 @@ from onnxtool.torch_backend.dumps import dump, is_dumping
 from onnxtool.torch_backend.finishing import INPUTS_KEY, NUM_NODES_KEY, finish, racy_nodes
 from onnxtool.torch_backend.kernels import nodes_without_kernel
 from onnxtool.torch_backend.sessions import LOAD_ERRORS, open_model
+from onnxtool.torch_backend.signatures import is_of, wrong_types
 from onnxtool.torch_backend.transforms import resolve_transforms
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class Translator:
         """Return a session for `piece`.
 
         Raises:
-            PieceError: the piece cannot be translated, or onnxruntime cannot load it.
+            PieceError: the piece cannot be translated, its translation gives other types, or onnxruntime cannot load
+                it.
         """
         key = fingerprint(piece.module, self._salt) if self._salt else ""
         shared = f"{key} {providers!r} {id(self.options.ort_session_options)} {torch.get_num_threads()}"
@@ -92,10 +94,11 @@ class Translator:
             try:
                 session = open_model(cached, self.options, providers)
             except LOAD_ERRORS:
-                cached = b""  # damaged: make it again
+                pass  # damaged: make it again
             else:
-                dump(cached, text)
-                return session
+                if is_of(session, piece):
+                    dump(cached, text)
+                    return session
         model = self._model(piece)
         with unset_fake_temporarily():  # the weights of constants are read
             proto = ir.to_proto(model)
@@ -107,6 +110,8 @@ class Translator:
             session = open_model(data, self.options, providers)
         except LOAD_ERRORS as error:
             raise PieceError(_blame(piece, model, str(error))) from error
+        if wrong := wrong_types(session, piece):
+            raise PieceError({node.name: f"its translation gives {given}" for node, given in wrong.items()})
         self._cache.write(key, data)
         return session
 
