@@ -5,34 +5,68 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+_REDUCTIONS = frozenset(
+    {f"Reduce{name}" for name in ("Sum", "Mean", "Prod", "Max", "Min", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")}
+    | {"ArgMax", "ArgMin"}
+)
+
 
 def correct(graph: ir.Graph) -> None:
+    """Correct all nodes of the graph that onnxruntime (tested: 1.31.1) is known to compute wrongly."""
+    for node in list(graph):
+        if node.domain:
+            continue
+        if node.op_type == "MatMul":
+            _multiply_columns(graph, node)
+        elif node.op_type in _REDUCTIONS:
+            _count_axes_from_the_front(graph, node)
+
+
+def _multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
     """Replace `MatMul(a, v)`, with a vector v, by `Squeeze(MatMul(a, Unsqueeze(v)))`.
 
-    Where `a` is a Transpose, onnxruntime (tested: 1.31.1) fuses it into a FusedMatMul, and that multiplies the vector
-    by the matrix that was not transposed.
+    Where `a` is a Transpose, onnxruntime fuses it into a FusedMatMul, and that multiplies the vector by the matrix
+    that was not transposed.
     """
-    for node in list(graph):
-        if node.domain or node.op_type != "MatMul":
-            continue
-        matrix, vector = node.inputs
-        if matrix is None or vector is None or vector.shape is None or vector.shape.rank() != 1:
-            continue
-        if matrix.shape is not None and matrix.shape.rank() == 1:
-            continue
-        minus_one = ir.tensor(np.array([-1], np.int64))
-        last = ir.Value(name=f"{node.outputs[0].name}_last_axis", const_value=minus_one)
-        axis = ir.Node(
-            "", "Constant", [], [ir.AttrTensor("value", minus_one)], outputs=[last], name=f"{node.name}_axis"
-        )
-        column = ir.Node("", "Unsqueeze", [vector, last], name=f"{node.name}_column")
-        product = ir.Node("", "MatMul", [matrix, column.outputs[0]], name=f"{node.name}_product")
-        output = node.outputs[0]
-        row = ir.Node("", "Squeeze", [product.outputs[0], last], name=f"{node.name}_row")
-        for made, part in ((column, "column"), (product, "product"), (row, "row")):
-            made.outputs[0].name = f"{output.name}_{part}"
-            made.outputs[0].type = vector.type
-        row.outputs[0].shape = output.shape
-        ir.convenience.replace_nodes_and_values(
-            graph, node, [node], [axis, column, product, row], [output], [row.outputs[0]]
-        )
+    matrix, vector = node.inputs
+    if matrix is None or vector is None or vector.shape is None or vector.shape.rank() != 1:
+        return
+    if matrix.shape is not None and matrix.shape.rank() == 1:
+        return
+    minus_one = ir.tensor(np.array([-1], np.int64))
+    last = ir.Value(name=f"{node.outputs[0].name}_last_axis", const_value=minus_one)
+    axis = ir.Node("", "Constant", [], [ir.AttrTensor("value", minus_one)], outputs=[last], name=f"{node.name}_axis")
+    column = ir.Node("", "Unsqueeze", [vector, last], name=f"{node.name}_column")
+    product = ir.Node("", "MatMul", [matrix, column.outputs[0]], name=f"{node.name}_product")
+    output = node.outputs[0]
+    row = ir.Node("", "Squeeze", [product.outputs[0], last], name=f"{node.name}_row")
+    for made, part in ((column, "column"), (product, "product"), (row, "row")):
+        made.outputs[0].name = f"{output.name}_{part}"
+        made.outputs[0].type = vector.type
+    row.outputs[0].shape = output.shape
+    ir.convenience.replace_nodes_and_values(
+        graph, node, [node], [axis, column, product, row], [output], [row.outputs[0]]
+    )
+
+
+def _count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace the negative axes of a reduction by those they mean.
+
+    Of an empty tensor, onnxruntime reduces no negative axis: the result has the shape of the input.
+    """
+    source, attribute = node.inputs[0], node.attributes.get("axis")
+    if source is None or source.shape is None:
+        return
+    rank = source.shape.rank()
+    if attribute is not None:
+        if (axis := attribute.as_int()) < 0:
+            node.attributes["axis"] = ir.AttrInt64("axis", axis + rank)
+        return
+    constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1:] and node.inputs[1] else None
+    if constant is None or (axes := constant.numpy()).size == 0 or axes.min() >= 0:
+        return
+    counted = ir.tensor(np.where(axes < 0, axes + rank, axes))
+    value = ir.Value(name=f"{node.outputs[0].name}_axes", const_value=counted)
+    made = ir.Node("", "Constant", [], [ir.AttrTensor("value", counted)], outputs=[value], name=f"{node.name}_axes")
+    graph.insert_before(node, made)
+    node.replace_input_with(1, value)

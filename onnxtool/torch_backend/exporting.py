@@ -10,6 +10,7 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.torch_backend.conversion import ConversionFailedError, quiet
+from onnxtool.torch_backend.sizes import seen_size
 
 
 def export(graph_module: torch.fx.GraphModule) -> ir.Model:
@@ -68,7 +69,7 @@ def _examples(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Return real tensors of the sizes that were seen, of zeros: only shapes, types and layouts count."""
     examples = []
     for fake in tensors:
-        shape, strides = ([_seen(size) for size in sizes] for sizes in (fake.shape, fake.stride()))
+        shape, strides = ([seen_size(size) for size in sizes] for sizes in (fake.shape, fake.stride()))
         examples.append(torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).zero_())
     return tuple(examples)
 
@@ -80,10 +81,6 @@ def _dynamic_shapes(tensors: Sequence[torch.Tensor]) -> object:
         for fake in tensors
     ]
     return tuple(dims) if any(dims) else None
-
-
-def _seen(size: int | torch.SymInt) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _add_unused_inputs(graph: ir.Graph, values: Sequence[object]) -> None:

@@ -14,6 +14,7 @@ from onnxtool.torch_backend.random import is_memory_for_random, is_random
 SIZE = "a size that Python computes"
 MEMORY = "as_strided reads memory by place, and onnxruntime keeps values only"
 RANDOM = "random numbers come from PyTorch's generator"
+EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree about what that gives"
 
 TENSOR_DTYPES = frozenset(
     {
@@ -80,7 +81,14 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return "its type is unknown before it runs"
     if not has_translation(node):
         return "no translation to ONNX"
+    if any(isinstance(value, torch.Tensor) and _is_empty(value) for value in _values(node)):
+        return EMPTY
     return _type_problem(node)
+
+
+def _is_empty(value: torch.Tensor) -> bool:
+    """Whether the tensor has no element, whatever its symbolic sizes turn out to be."""
+    return any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
 def _type_problem(node: torch.fx.Node) -> str:
