@@ -25,6 +25,10 @@ _INTEGER = frozenset(("NonZero", "Shape", "Size"))
 _DTYPE_FROM = {"OneHot": 2, "Where": 1}  # the place of the input whose dtype the output has, where it is not the first
 
 
+class UnknownDtypeError(Exception):
+    """Type inference found nothing of a value that an expression is over."""
+
+
 class Tensor:
     """A value of a graph, on which the operators of Python add nodes. Numbers become constants of its dtype."""
 
@@ -45,10 +49,10 @@ class Tensor:
         """The type of its elements.
 
         Raises:
-            ValueError: it is not known, though type inference has gone over the graph.
+            UnknownDtypeError: it is not known, though type inference has gone over the graph.
         """
         if self.value.dtype is None:
-            raise ValueError(f"the dtype of {self.value.name} is not known")
+            raise UnknownDtypeError(f"the dtype of {self.value.name} cannot be inferred")
         return self.value.dtype
 
     def _binary(self, op_type: str, other: Operand, *, swapped: bool = False) -> Tensor:

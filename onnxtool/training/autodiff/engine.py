@@ -8,13 +8,13 @@ Derivatives, SIAM 2008, chapter 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import GradientError
 from onnxtool.training.autodiff.broadcasting import sum_to
-from onnxtool.training.autodiff.builder import Builder, Tensor
+from onnxtool.training.autodiff.builder import Builder, Tensor, UnknownDtypeError
 from onnxtool.training.autodiff.expansion import expand_functions
 from onnxtool.training.autodiff.flow import Flow, reads
 from onnxtool.training.autodiff.inference import infer_types
@@ -90,10 +90,6 @@ def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
     return added
 
 
-class _Unknown(Refusal):
-    """Type inference found nothing of a value, perhaps as an operator before it is refused."""
-
-
 class _Walk:
     """The way back through a flow, collecting gradients of values and refusals of nodes."""
 
@@ -124,13 +120,12 @@ class _Walk:
         if rule is None or rule.forward is None:
             return ()
         try:
-            _check_dtypes(node.inputs)
             return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.trained[node]))
-        except _Unknown:
-            return ()
+        except UnknownDtypeError as error:
+            self._unknown[node] = Refusal(str(error))
         except Refusal as refusal:
             self._refusals[node] = refusal
-            return ()
+        return ()
 
     def _pass(self, node: ir.Node) -> None:
         """Give the gradients of the outputs of `node` on to its inputs."""
@@ -144,9 +139,11 @@ class _Walk:
                 continue
             try:
                 gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.trained[node]))
+            except UnknownDtypeError as error:  # perhaps as an operator before it, which is refused, is not known
+                self._unknown[node] = Refusal(str(error))
+                gradient = self._build.tensor(value)
             except Refusal as refusal:
-                refusals = self._unknown if isinstance(refusal, _Unknown) else self._refusals
-                refusals.setdefault(node, refusal)
+                self._refusals.setdefault(node, refusal)
                 gradient = self._build.tensor(value)  # stands in for it, so that all further refusals are found too
             self._arriving.setdefault(value, []).append(gradient)
 
@@ -158,10 +155,6 @@ class _Walk:
         for place, gradient in enumerate(back.gradients):
             if gradient is not None and place not in rule.outputs:
                 raise Refusal(f"not through its output {place}")
-        read = [
-            value for value, gradient in zip(back.node.outputs, back.gradients, strict=True) if gradient is not None
-        ]
-        _check_dtypes((*back.node.inputs, *read))
         value = back.x(back.index)
         kind = value.value.dtype
         if kind is not None and kind.is_integer() and (back.node.domain, back.node.op_type) not in READERS:
@@ -180,12 +173,6 @@ class _Walk:
             total.value.shape = value.shape
             self._arriving[value] = gradients = [total]
         return gradients[0] if gradients else None
-
-
-def _check_dtypes(values: Iterable[ir.Value | None]) -> None:
-    for value in values:
-        if value is not None and value.dtype is None:
-            raise _Unknown(f"the dtype of {value.name} cannot be inferred")
 
 
 def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:
