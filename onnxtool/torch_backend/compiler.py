@@ -18,6 +18,7 @@ from onnxtool.torch_backend.reports import EagerNode, GraphReport, PieceReport
 from onnxtool.torch_backend.sessions import select_providers
 from onnxtool.torch_backend.support import reasons_to_stay
 from onnxtool.torch_backend.translation import PieceError, Translated, Translator
+from onnxtool.torch_backend.views import VIEW, views_last
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions
@@ -48,9 +49,10 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     """
     start = time.perf_counter()
     translator = Translator(options)
+    views = views_last(owner.graph)
     rejected: dict[str, str] = translator.rejected_before(owner)
     while True:
-        stay = reasons_to_stay(owner.graph, rejected)
+        stay = reasons_to_stay(owner.graph, rejected) | dict.fromkeys(views, VIEW)
         stages = cut(owner.graph, stay)
         pieces = [extract(owner, stage.piece) if stage.piece else None for stage in stages]
         try:
@@ -66,7 +68,11 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     report = GraphReport(
         kind=kind,
         pieces=tuple(made[0] for made in calls if made),
-        eager=tuple(EagerNode(node.name, str(node.target), why) for node, why in stay.items() if _computes(node)),
+        eager=tuple(
+            EagerNode(node.name, str(node.target), why)
+            for node, why in stay.items()
+            if _computes(node) and node not in views
+        ),
         duration_ms=(time.perf_counter() - start) * 1e3,
     )
     return CompiledGraph(call, report, tuple(made[1] for made in calls if made))
