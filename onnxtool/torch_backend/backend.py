@@ -53,7 +53,7 @@ class OrtBackend:
     @property
     def execution_count(self) -> int:
         """How often a session of this backend has run."""
-        return sum(session.num_calls for graph in self.graphs for session in graph.sessions)
+        return sum(graph.num_calls for graph in self.graphs)
 
     def explain(self) -> Explanation:
         """Say what became of all graphs so far."""
@@ -102,9 +102,9 @@ class OrtBackend:
                     f"nothing is known of the input {node.name}",
                     "without AOTAutograd the backend takes graphs that make_fx or AOTAutograd traced",
                 )
-        graph = compile_graph(graph_module, kind, self.options)
+        call, graph = compile_graph(graph_module, kind, self.options)
         self.graphs.append(graph)
-        return graph.call
+        return call
 
     def _compiler(self, kind: str) -> Callable[..., Callable[..., Any]]:
         from functorch.compile import make_boxed_func
@@ -125,12 +125,15 @@ def onnxtool_backend(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | OrtBackendOptions | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Serve `torch.compile(model, backend="onnxtool", options=...)`.
 
     Raises:
-        CompilationError: there is no option of that name.
+        CompilationError: there is no option of that name, or a mode, which are inductor's, was asked for.
     """
+    if mode is not None:
+        raise CompilationError(f"the backend has no mode {mode!r}", "pass options in its place")
     if not isinstance(options, OrtBackendOptions):
         options = OrtBackendOptions.from_mapping(options or {})
     return OrtBackend.with_options(options)(graph_module, example_inputs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,26 +26,34 @@ if TYPE_CHECKING:
 Compiled = Callable[..., Any]
 
 
-@dataclass(frozen=True)
 class CompiledGraph:
-    """A graph ready to be called.
+    """What is remembered of a graph that was compiled; it does not keep the graph's sessions alive.
 
     Attributes:
-        call: takes the graph's inputs and returns its outputs.
         report: what went where and why.
-        sessions: the calls into onnxruntime, in their order.
     """
 
-    call: Compiled
-    report: GraphReport
-    sessions: tuple[SessionCall, ...]
+    def __init__(self, report: GraphReport, sessions: Sequence[SessionCall]) -> None:
+        self.report = report
+        self._sessions = tuple(map(weakref.ref, sessions))
+        self._counts = tuple(session.count for session in sessions)
+
+    @property
+    def sessions(self) -> tuple[SessionCall, ...]:
+        """The calls into onnxruntime, in their order; none once nobody can call the graph any more."""
+        return tuple(session for reference in self._sessions if (session := reference()) is not None)
+
+    @property
+    def num_calls(self) -> int:
+        """How often its sessions were called, all together."""
+        return sum(count.calls for count in self._counts)
 
 
-def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOptions) -> CompiledGraph:
+def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOptions) -> tuple[Compiled, CompiledGraph]:
     """Compile a functional graph of ATen operators whose nodes have their fake values as `meta["val"]`.
 
     `kind` is what the report calls the graph: forward, backward or inference. What turns out not to compile stays in
-    PyTorch, and the graph is cut anew.
+    PyTorch, and the graph is cut anew. What is returned first takes the graph's inputs and returns its outputs.
     """
     start = time.perf_counter()
     translator = Translator(options)
@@ -75,7 +83,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
         ),
         duration_ms=(time.perf_counter() - start) * 1e3,
     )
-    return CompiledGraph(call, report, tuple(made[1] for made in calls if made))
+    return call, CompiledGraph(report, [made[1] for made in calls if made])
 
 
 def _computes(node: torch.fx.Node) -> bool:

@@ -71,6 +71,13 @@ class Expected:
         return tensor.permute(self.order).contiguous().permute(inverse).expand(shape)
 
 
+@dataclass
+class CallCount:
+    """How often a session was called; outlives it."""
+
+    calls: int = 0
+
+
 class SessionCall:
     """A piece that can be called with the values it takes and returns a list of those it gives."""
 
@@ -89,7 +96,7 @@ class SessionCall:
         session, used = translated.session, translated.used
         self.__name__ = name
         self.__qualname__ = name
-        self.num_calls = 0
+        self.count = CallCount()
         self.expected = tuple(Expected.of(value) for value in (node.meta["val"] for node in piece.outputs))
         self.failure = ""
         self._eager = piece.module
@@ -115,7 +122,7 @@ class SessionCall:
         What onnxruntime fails to run, PyTorch runs from then on, and says so once; where it fails as well, its error
         is the one to raise. PyTorch also runs calls with empty tensors, about which kernels disagree.
         """
-        self.num_calls += 1
+        self.count.calls += 1
         if self.failure or (self._sized and not all(arguments[index].numel() for index in self._sized)):
             return list(self._eager(*arguments))
         try:
