@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -27,13 +28,16 @@ def dump(model: bytes, text: str) -> None:
     prefix = os.environ.get(VARIABLE, "")
     if not prefix:
         return
-    number = next(number for number in itertools.count() if not Path(f"{prefix}{number}.onnx").exists())
     try:
-        Path(f"{prefix}{number}.txt").write_text(text, encoding="utf-8")
-        Path(f"{prefix}{number}.onnx").write_bytes(model)
+        Path(f"{prefix}0").parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            with contextlib.suppress(FileExistsError), Path(f"{prefix}{number}.onnx").open("xb") as file:
+                file.write(model)
+                Path(f"{prefix}{number}.txt").write_text(text, encoding="utf-8")
+                break
     except OSError as error:
         raise OutputWriteError(
-            f"cannot dump a graph to {prefix}{number}.onnx: {error.strerror}", f"check {VARIABLE}"
+            f"cannot dump a graph to {prefix}*.onnx: {error.strerror}", f"check {VARIABLE}"
         ) from error
 
 

@@ -51,6 +51,9 @@ class OrtBackendOptions:
             environment variable ONNXRT_CHANGE_REWRITER=1 takes the second name there in place of the first.
         optimize: whether constants are folded and functions inlined before the session is made.
         cache_folder: where translated graphs are kept for the next process; nowhere where none is given.
+
+    Raises:
+        CompilationError: what should be a list is none, or the cache's folder is empty.
     """
 
     preferred_execution_providers: Sequence[Provider] = ()
@@ -70,8 +73,13 @@ class OrtBackendOptions:
 
     def __post_init__(self) -> None:
         for name in ("preferred_execution_providers", "default_execution_providers", "pre_ort_model_transforms"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise CompilationError(f"{name} is a list, and not {given!r}", f"pass [{given!r}]")
+            object.__setattr__(self, name, tuple(given))
         if self.cache_folder is not None:
+            if not str(self.cache_folder):
+                raise CompilationError("cache_folder is empty", "pass a folder, or None to keep nothing")
             object.__setattr__(self, "cache_folder", Path(self.cache_folder))
 
     @classmethod

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 import torch
+
+from onnxtool.errors import ProviderError
+from onnxtool.runtime.providers import cuda_problem
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions, Provider
@@ -34,10 +37,24 @@ def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provid
     """Load a model from memory.
 
     Raises:
-        LOAD_ERRORS: onnxruntime cannot load it.
+        ProviderError: a provider cannot run here.
+        LOAD_ERRORS: onnxruntime cannot load the model.
     """
+    names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
+    _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
     settings = options.ort_session_options or _session_options()
-    return ort.InferenceSession(model, settings, providers=[_with_stream(provider) for provider in providers])
+    chosen = [_with_stream(provider) for provider in providers]
+    session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
+    _require_providers(names, session.get_providers(), "onnxruntime could not start the provider")
+    return session
+
+
+def _require_providers(names: Sequence[str], running: Sequence[str], problem: str) -> None:
+    """Insist on all providers: onnxruntime goes on without those that it has not or that do not start."""
+    if _BY_DEVICE["cuda"] in names and (reason := cuda_problem()):
+        raise ProviderError(f"CUDAExecutionProvider cannot run here: {reason}", "fix that, or take it from the options")
+    if missing := [name for name in names if name not in running]:
+        raise ProviderError(f"{problem} {', '.join(missing)}", f"use some of {', '.join(running)}")
 
 
 def select_providers(

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.cache import Cache, fingerprint
 from onnxtool.torch_backend.conversion import ConversionFailedError
 from onnxtool.torch_backend.converters import resolve_converter
@@ -116,12 +117,18 @@ class Translator:
         return session
 
     def _model(self, piece: Piece) -> ir.Model:
+        import onnx
+
         try:
             model = self._convert(piece.module)
         except ConversionFailedError as error:
             raise PieceError(_known(piece, [error.node_name], f"not translated: {error}")) from error
-        if not isinstance(model, ir.Model):
+        if isinstance(model, onnx.ModelProto):
             model = ir.from_proto(model)
+        if not isinstance(model, ir.Model):
+            raise CompilationError(
+                f"the converter returned {type(model).__name__}", "return an onnx_ir.Model or an onnx.ModelProto"
+            )
         if racy := racy_nodes(model):
             raise PieceError(_known(piece, map(_origin, racy), "its translation loses updates where indices repeat"))
         return finish(model, len(piece.inputs), len(piece.outputs), optimize=self.options.optimize)
