@@ -16,6 +16,9 @@ from onnxtool.training.autodiff.builder import Builder, Tensor
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+# Labels of this value do not count for transformers and PyTorch.
+IGNORE_INDEX = -100
+
 _ELEMENTWISE = frozenset(
     (
         *("Abs", "Add", "Cast", "Div", "Dropout", "Elu", "Erf", "Exp", "Gelu", "Identity", "LeakyRelu", "Mul", "Neg"),

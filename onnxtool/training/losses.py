@@ -123,6 +123,18 @@ def predicts_next(model: torch.nn.Module) -> bool:
     return type(without_adapters(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
+def settle_loss_function(model: torch.nn.Module) -> None:
+    """Let a model of transformers keep the loss function that it falls back to at each call.
+
+    Falling back logs, and a graph ends where something is logged.
+    """
+    from transformers.loss.loss_utils import LOSS_MAPPING
+
+    model = without_adapters(model)
+    if hasattr(type(model), "loss_function") and getattr(model, "loss_type", None) not in LOSS_MAPPING:
+        model.loss_function = model.loss_function
+
+
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside of one of PEFT; any other model as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

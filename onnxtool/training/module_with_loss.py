@@ -11,7 +11,7 @@ from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.reports import Explanation
 from onnxtool.training.label_sparsity import LabelSparsity, SparsityReport
-from onnxtool.training.losses import Batch, ComputeLoss, Loss, ModelLoss
+from onnxtool.training.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
 
 
 class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
@@ -67,11 +67,13 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             raise InputError(f"label_smoothing is {label_smoothing:g}", "it is a part of the loss, from 0 to 1")
         if compute_loss is not None and label_smoothing:
             raise InputError("label_smoothing with a compute_loss", "smooth inside compute_loss, or leave one out")
+        settle_loss_function(model)
         self.module = model
         self.compute_loss = compute_loss or ModelLoss(model, label_smoothing)
         self.backend = options if isinstance(options, OrtBackend) else OrtBackend(options)
         self._dynamic = dynamic
-        self._sparsity = LabelSparsity(model, self.compute_loss, allowed=label_sparsity)
+        self._sparsity = LabelSparsity(model, allowed=label_sparsity)
+        self._selection = self._sparsity.selection
 
     @property
     def config(self) -> Any:
@@ -102,12 +104,15 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would be part of the graph
         if "_compiled" not in self.__dict__:
             self.__dict__["_compiled"] = torch.compile(self._loss, backend=self.backend, dynamic=self._dynamic)
-        inputs, rows = self._sparsity.reduce(inputs, return_outputs, num_items_in_batch)
+        inputs, rows = self._sparsity.reduced(self.compute_loss, inputs, return_outputs, num_items_in_batch)
         return self._compiled(inputs, return_outputs, num_items_in_batch, rows)  # type: ignore[no-any-return]
 
     def _loss(self, inputs: Batch, return_outputs: bool, num_items: Any, rows: torch.Tensor | None) -> Loss:
-        with self._sparsity.selected(rows):
+        self._selection.rows = rows
+        try:
             return self.compute_loss(self.module, inputs, return_outputs, num_items)
+        finally:
+            self._selection.rows = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: what was compiled goes on calling this module, and sessions have no copies."""

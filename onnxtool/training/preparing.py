@@ -10,13 +10,12 @@ from onnxtool.errors import ArtifactError
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts import LOSSES, ArtifactOptions, ArtifactReport, LossType, make_artifacts
 from onnxtool.training.forward_export import ForwardOptions
+from onnxtool.training.label_rows import IGNORE_INDEX
 
 NONE = "none"
 LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
 OPTIMIZERS: Mapping[str, type[onnxblock.optim.Optimizer]] = {"AdamW": onnxblock.optim.AdamW, "SGD": onnxblock.optim.SGD}
 OPTIMIZER_NAMES = (*OPTIMIZERS, NONE)
-# Labels of this value do not count for transformers and PyTorch.
-IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
