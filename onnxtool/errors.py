@@ -85,6 +85,10 @@ class CompilationError(OnnxtoolError):
     """A graph of PyTorch cannot be compiled for onnxruntime as asked, or its answers are not PyTorch's."""
 
 
+class TrainingError(OnnxtoolError):
+    """A model of PyTorch cannot be trained through onnxruntime as asked."""
+
+
 class VerificationError(OnnxtoolError):
     """The result differs from what went in by more than the tolerance; the output was not kept.
 

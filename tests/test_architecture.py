@@ -40,7 +40,7 @@ ONLY_IN = {
     "rich": {"cli"},
     "matplotlib": {"cli"},
     "torch": {"export", "infer/benchmark/eager.py", "torch_backend", "training"},
-    "transformers": {"export", "infer/benchmark/eager.py", "training/losses.py"},
+    "transformers": {"export", "infer/benchmark/eager.py", "training/losses.py", "training/trainer.py"},
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"export", "optimize", "torch_backend", "training"},
     "tokenizers": {"texts"},
@@ -62,6 +62,7 @@ INSIDE_TORCH = {
     "training/module_with_loss.py": {"torch"},
     "training/output_head.py": {"torch"},
     "training/sparsity_trial.py": {"torch"},
+    "training/trainer.py": {"torch", "transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
     *("errors", "figures", "interruption", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
@@ -144,6 +145,18 @@ def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_training_loads_pytorch_when_that_is_asked_for() -> None:
+    """Artifacts are made and trained with without it; the names of the room are imported on first use."""
+    code = (
+        "import sys, onnxtool.training\n"
+        f"before = sorted({{*{HEAVY!r}}} & set(sys.modules))\n"
+        "from onnxtool.training import ModuleWithLoss, OrtTrainer, create_model_with_loss\n"
+        "print(before, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] True"
 
 
 def test_infer_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:

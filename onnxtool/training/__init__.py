@@ -1,1 +1,32 @@
-"""Training: gradient graphs of standard operators, and what is built on them."""
+"""Training: gradient graphs of standard operators, and what is built on them.
+
+The public names are imported when they are first used: they load PyTorch, and OrtTrainer loads transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxtool.training.module_with_loss import ModuleWithLoss as ModuleWithLoss
+    from onnxtool.training.trainer import OrtTrainer as OrtTrainer
+    from onnxtool.training.trainer import create_model_with_loss as create_model_with_loss
+
+_MODULES = {
+    "ModuleWithLoss": "onnxtool.training.module_with_loss",
+    "OrtTrainer": "onnxtool.training.trainer",
+    "create_model_with_loss": "onnxtool.training.trainer",
+}
+
+__all__ = ["ModuleWithLoss", "OrtTrainer", "create_model_with_loss"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
