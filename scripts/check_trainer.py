@@ -4,7 +4,7 @@
 
 - largest relative difference: of a loss in fifty steps; and of parameters, absolute, after them;
 - resumed: of the losses after a stop in the middle, a new OrtTrainer and its checkpoint, from those of not stopping;
-- two processes: of OrtTrainer from Trainer, both under DistributedDataParallel; parameters of the ranks have to be equal.
+- two processes: of OrtTrainer from Trainer, both under DistributedDataParallel; both ranks need equal parameters.
 
 Models are small, weights and tokens random from a fixed seed, gradients accumulated over two batches of different
 sizes at the end of each epoch, and clipped. Dropout is on where the model has any.
@@ -137,9 +137,7 @@ def loss_difference(run: Run, other: Run, first_step: int = 0) -> float:
 
 def parameter_difference(run: Run, other: Run) -> float:
     """Return the largest absolute difference of a parameter."""
-    return max(
-        float((value - other.parameters[name]).abs().max()) for name, value in run.parameters.items()
-    )
+    return max(float((value - other.parameters[name]).abs().max()) for name, value in run.parameters.items())
 
 
 def row(case: Case, steps: int) -> dict[str, Any]:
@@ -167,9 +165,7 @@ def two_processes(case: Case, steps: int) -> float:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
         options = ["--cases", case.name, "--steps", str(steps), "--process_of", name]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, *options], env=environment, capture_output=True, encoding="utf-8", check=False
-        )
+        done = subprocess.run([*command, *options], env=environment, capture_output=True, encoding="utf-8", check=False)
         if done.returncode:
             raise RuntimeError(f"the two processes failed:\n{done.stderr}")
         return float(json.loads((Path(name) / "difference.json").read_text(encoding="utf-8")))
@@ -200,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cases = [case for case in CASES if not options.cases or case.name in options.cases]
     if options.process_of:
-        run_as_process(*cases, options.steps, options.process_of)
+        run_as_process(cases[0], options.steps, options.process_of)
         return 0
     rows = [row(case, options.steps) for case in cases]
     print("| " + " | ".join(rows[0]) + " |")

@@ -66,8 +66,9 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self._label_sparsity = label_sparsity
         self._dynamic = dynamic
         self._was_explained = False
-        # Stands before the method of this class, and of every subclass, which is what gets compiled.
-        self.compute_loss = self._compute_loss_where_compiled
+        # Stands before the method, a subclass's as well: that one is what gets compiled.
+        self._compute_loss_eagerly = self.compute_loss
+        self.compute_loss = self._compute_loss
 
     def create_model_with_loss(self) -> ModuleWithLoss:
         """Return a new module that computes this Trainer's loss of `self.model` in onnxruntime."""
@@ -99,7 +100,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
                 _logger.info("the training step is compiled\n%s", self.explain())
         return loss
 
-    def _compute_loss_where_compiled(
+    def _compute_loss(
         self,
         model: torch.nn.Module,
         inputs: Mapping[str, Any],
@@ -111,13 +112,13 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         if isinstance(inside, ModuleWithLoss):
             with _compiling_as_one():
                 return model(dict(inputs), return_outputs, num_items_in_batch)
-        return type(self).compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+        return self._compute_loss_eagerly(model, inputs, return_outputs, num_items_in_batch)
 
     def _wrap_model(self, model: torch.nn.Module, training: bool = True, dataloader: Any = None) -> torch.nn.Module:
         """Put the module of the training steps around the model, and DistributedDataParallel around that."""
         if not training:
             return super()._wrap_model(model, training, dataloader)
-        # Autocast belongs around the model's forward alone, as without compilation: a smoothed loss is computed outside.
+        # Autocast belongs around the model's forward alone: a smoothed loss is computed outside of it.
         self.accelerator.prepare_model(self.model, evaluation_mode=True)
         self.model._is_accelerate_prepared = True  # noqa: SLF001 - as accelerate itself marks what it has prepared
         if model is not self.model:
