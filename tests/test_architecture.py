@@ -63,6 +63,7 @@ INSIDE_TORCH = {
     "training/output_head.py": {"torch"},
     "training/sparsity_trial.py": {"torch"},
     "training/trainer.py": {"torch", "transformers"},
+    "training/whole_graphs.py": {"torch"},
 }
 STANDARD_LIBRARY_ONLY = (
     *("errors", "figures", "interruption", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),

@@ -12,6 +12,7 @@ from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.reports import Explanation
 from onnxtool.training.label_sparsity import LabelSparsity, SparsityReport
 from onnxtool.training.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
+from onnxtool.training.whole_graphs import whole_graphs
 
 
 class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
@@ -105,7 +106,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         if "_compiled" not in self.__dict__:
             self.__dict__["_compiled"] = torch.compile(self._loss, backend=self.backend, dynamic=self._dynamic)
         inputs, rows = self._sparsity.reduced(self.compute_loss, inputs, return_outputs, num_items_in_batch)
-        return self._compiled(inputs, return_outputs, num_items_in_batch, rows)  # type: ignore[no-any-return]
+        with whole_graphs():
+            return self._compiled(inputs, return_outputs, num_items_in_batch, rows)  # type: ignore[no-any-return]
 
     def _loss(self, inputs: Batch, return_outputs: bool, num_items: Any, rows: torch.Tensor | None) -> Loss:
         self._selection.rows = rows

@@ -6,15 +6,12 @@ the Trainer's own for subclasses, and may change with them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import types
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._dynamo import config as dynamo_config
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
@@ -110,8 +107,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         """Take the way into onnxruntime for the module of the training steps, and the usual one for any other."""
         inside = model.module if isinstance(model, DistributedDataParallel) else model
         if isinstance(inside, ModuleWithLoss):
-            with _compiling_as_one():
-                return model(dict(inputs), return_outputs, num_items_in_batch)
+            return model(dict(inputs), return_outputs, num_items_in_batch)
         return self._compute_loss_eagerly(model, inputs, return_outputs, num_items_in_batch)
 
     def _wrap_model(self, model: torch.nn.Module, training: bool = True, dataloader: Any = None) -> torch.nn.Module:
@@ -158,15 +154,3 @@ def create_model_with_loss(
         options=options,
         dynamic=dynamic,
     )
-
-
-@contextlib.contextmanager
-def _compiling_as_one() -> Iterator[None]:
-    """Keep the graph whole under DistributedDataParallel, where TorchDynamo cuts it, and the loss off the model.
-
-    The price is that gradients are exchanged after the backward graph, not during it. The warnings are about
-    `lru_cache` in the Trainer, which asks so what is installed.
-    """
-    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=False):
-        warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`-wrapped function")
-        yield

@@ -35,7 +35,7 @@ def classifier(**changes: Any) -> torch.nn.Module:
         BertConfig(
             vocab_size=VOCABULARY,
             num_labels=CLASSES,
-            **{"problem_type": "single_label_classification"},
+            problem_type="single_label_classification",
             **sizes,
             **changes,
         )
@@ -57,7 +57,7 @@ def classified(number: int, lengths: Sequence[int] = (8,)) -> list[Example]:
 
 
 def continued(number: int, ignored: int = 3) -> list[Example]:
-    """Texts of random tokens, the first ones of which are not to be predicted: one more in each text, from `ignored`."""
+    """Texts of random tokens, the first ones of which are ignored as labels: one more in each text, from `ignored`."""
     examples = classified(number)
     for index, example in enumerate(examples):
         labels = example["input_ids"].clone()
