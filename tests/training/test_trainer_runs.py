@@ -1,0 +1,38 @@
+"""Whole runs of OrtTrainer against those of Trainer, as scripts/check_trainer.py makes them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import Trainer
+
+from onnxtool.training import OrtTrainer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import check_trainer
+from check_trainer import CASES, TOLERANCE, Case
+
+STEPS = 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_fifty_steps_have_the_same_losses_with_a_stop_and_without(tmp_path: Path, case: Case) -> None:
+    """With dropout, smoothing and accumulation; the stop is in the middle, and a new Trainer goes on."""
+    plain = check_trainer.train(Trainer, case, tmp_path / "plain", STEPS)
+    ours = check_trainer.train(OrtTrainer, case, tmp_path / "ours", STEPS)
+    assert len(ours.losses) == STEPS
+    assert check_trainer.loss_difference(ours, plain) <= TOLERANCE
+    checkpoint = tmp_path / "ours" / f"checkpoint-{STEPS // 2}"
+    resumed = check_trainer.train(OrtTrainer, case, tmp_path / "resumed", STEPS, resumed_from=checkpoint)
+    assert check_trainer.loss_difference(resumed, ours, STEPS // 2) <= TOLERANCE
+    assert check_trainer.parameter_difference(resumed, ours) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_trainer_and_equal_parameters() -> None:
+    """Gradients are averaged by DistributedDataParallel, the last batches are smaller; the processes check the rest."""
+    assert check_trainer.two_processes(CASES[0], 8) <= TOLERANCE
