@@ -29,11 +29,18 @@ def fingerprint(module: torch.fx.GraphModule, salt: str) -> str:
     number = {node: _Reference(index) for index, node in enumerate(module.graph.nodes)}
     for node in module.graph.nodes:
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), number.__getitem__)
-        target = "" if node.op == "placeholder" else str(node.target)
+        target = "" if node.op == "placeholder" else called(node.target)
         lines.append(f"{node.op} {target} {arguments!r} {_description(node.meta.get('val'))}")
     symbols: dict[str, str] = {}
     text = _SYMBOL.sub(lambda match: symbols.setdefault(match[0], f"size{len(symbols)}"), "\n".join(lines))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def called(target: object) -> str:
+    """Return what a node calls; a plain function prints its address, which is another one in the next process."""
+    if isinstance(target, str | torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', repr(target))}"
 
 
 class _Reference:
@@ -68,6 +75,18 @@ def _versions() -> str:
     )
 
 
+def _seal(key: str, model: bytes) -> bytes:
+    """Return what is appended to a model in the cache: a metadata entry of ONNX with the checksum of all before it.
+
+    It tells damage and mistaken names, and no intent: whoever may write to the folder may write any model.
+    """
+    import onnx
+
+    checksum = hashlib.sha256(key.encode() + model).hexdigest()
+    entry = onnx.StringStringEntryProto(key="onnxtool.checksum", value=checksum)
+    return onnx.ModelProto(metadata_props=[entry]).SerializeToString()
+
+
 class Cache:
     """A folder of models by fingerprint; without a folder it is always empty."""
 
@@ -75,8 +94,11 @@ class Cache:
         self.folder = Path(folder) if folder else None
 
     def read(self, key: str) -> bytes:
-        """Return the model of that fingerprint, or nothing."""
-        return self._read(key, ".onnx")
+        """Return the model of that fingerprint, or nothing where the file is not as it was written for it."""
+        found = self._read(key, ".onnx")
+        length = len(_seal(key, b""))
+        model, seal = found[:-length], found[-length:]
+        return model if seal == _seal(key, model) else b""
 
     def write(self, key: str, model: bytes) -> None:
         """Keep a model.
@@ -84,7 +106,7 @@ class Cache:
         Raises:
             OutputWriteError: the folder cannot be written to.
         """
-        self._write(key, ".onnx", model)
+        self._write(key, ".onnx", model + _seal(key, model))
 
     def read_reasons(self, key: str) -> dict[int, str]:
         """Return which nodes of the graph of that fingerprint stay in PyTorch; nothing where the file is damaged."""
@@ -107,8 +129,8 @@ class Cache:
             return b""
         try:
             return (self.folder / f"{key}{suffix}").read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
+        except OSError:
+            return b""  # whoever cannot write it either is told so
 
     def _write(self, key: str, suffix: str, data: bytes) -> None:
         if self.folder is None or not key:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import operator
+import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
 from onnxtool.errors import OutputWriteError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, conversion, converters, translation
+from onnxtool.torch_backend.cache import Cache, called
 from tests.torch_backend.oracle import require_same
 
 _PROGRAM = """
@@ -89,6 +94,79 @@ def test_a_damaged_model_is_made_again(tmp_path: Path, content: bytes) -> None:
         path.write_bytes(content)
     compile_and_call(nn.Linear(3, 2), tmp_path, torch.rand(2, 3))
     assert all(path.read_bytes() != content for path in tmp_path.glob("*.onnx"))
+
+
+def test_a_flipped_bit_in_a_cached_model_is_not_computed_with(
+    tmp_path: Path, translations: list[torch.fx.GraphModule]
+) -> None:
+    """A constant of another value is still a model that loads."""
+    compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
+    (kept,) = tmp_path.glob("*.onnx")
+    content = kept.read_bytes()
+    spoiled = content.replace(struct.pack("<f", 3.5), struct.pack("<f", 4.5))
+    assert onnx.load_from_string(spoiled).graph.node
+    assert spoiled != content
+    kept.write_bytes(spoiled)
+    compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
+    assert len(translations) == 2
+    assert kept.read_bytes() != spoiled
+
+
+def test_a_cached_model_under_the_name_of_another_graph_is_not_used(tmp_path: Path) -> None:
+    """Its answers would be those of that graph."""
+    compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
+    (kept,) = tmp_path.glob("*.onnx")
+    other = kept.read_bytes()
+    kept.unlink()
+    compile_and_call(lambda x: x * 4.5, tmp_path, torch.rand(3))
+    (kept,) = tmp_path.glob("*.onnx")
+    kept.write_bytes(other)
+    compile_and_call(lambda x: x * 4.5, tmp_path, torch.rand(3))
+
+
+def test_a_cached_model_of_other_types_is_not_used(tmp_path: Path) -> None:
+    """Not even where its checksum is right: outputs would be read as what they are not."""
+    compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
+    (kept,) = tmp_path.glob("*.onnx")
+    model = onnx.load(kept)
+    for change in (
+        lambda copy: copy.graph.output.append(copy.graph.output[0]),
+        lambda copy: copy.metadata_props.clear(),
+        lambda copy: copy.graph.node[-1].CopyFrom(
+            onnx.helper.make_node("IsNaN", *[[v.name] for v in (copy.graph.input[0], copy.graph.output[0])])
+        ),
+    ):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        change(copy)
+        copy.graph.output[0].type.tensor_type.elem_type = 0
+        Cache(tmp_path).write(kept.stem, copy.SerializeToString())
+        compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
+
+
+def test_a_file_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
+    """Here it is a folder, which nothing can be written over: that is an error, and not an answer."""
+    compile_and_call(nn.Linear(3, 2), tmp_path, torch.rand(2, 3))
+    for path in tmp_path.glob("*.onnx"):
+        path.unlink()
+        path.mkdir()
+    with pytest.raises(Exception, match="cannot write to"):
+        compile_and_call(nn.Linear(3, 2), tmp_path, torch.rand(2, 3))
+
+
+@pytest.mark.parametrize("target", [torch.sym_float, operator.truediv, torch.ops.aten.add.Tensor, "size"])
+def test_fingerprints_hold_no_addresses(target: object) -> None:
+    """What a node calls is called by its name, so that the next process finds the same graph."""
+    assert "0x" not in called(target)
+
+
+def test_several_writers_fill_one_cache(tmp_path: Path) -> None:
+    """Both at once: a file is there as a whole or not at all."""
+    models = [bytes([number]) * 100_000 for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda model: Cache(tmp_path).write("0" * 64, model), models))
+    assert Cache(tmp_path).read("0" * 64) in models
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"x": 1}', '{"999": "far"}', "[" * 100_000])
