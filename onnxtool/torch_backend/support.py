@@ -14,8 +14,10 @@ from onnxtool.torch_backend.random import is_memory_for_random, is_random
 SIZE = "a size that Python computes"
 MEMORY = "as_strided reads memory by place, and onnxruntime keeps values only"
 RANDOM = "random numbers come from PyTorch's generator"
+CHECK = "a check, which has no result"
 EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree about what that gives"
 
+_DEVICES = ("cpu", "cuda")
 TENSOR_DTYPES = frozenset(
     {
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -77,6 +79,8 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return reason
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return "changes an argument in place"
+    if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
+        return CHECK
     if any("val" not in item.meta for item in (node, *node.all_input_nodes) if item.op != "get_attr"):
         return "its type is unknown before it runs"
     if not has_translation(node):
@@ -97,6 +101,8 @@ def _type_problem(node: torch.fx.Node) -> str:
             return "a float that Python computes has double precision"
         if not isinstance(value, torch.Tensor):
             continue
+        if value.device.type not in _DEVICES:
+            return f"no provider for the device {value.device.type}"
         if value.dtype not in TENSOR_DTYPES:
             return f"no {str(value.dtype).removeprefix('torch.')} in onnxruntime"
         if value.layout is not torch.strided:

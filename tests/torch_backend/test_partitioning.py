@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtool.torch_backend import OrtBackend, explain
 from onnxtool.torch_backend.partitioning import cut
+from onnxtool.torch_backend.support import CHECK
 from tests.torch_backend.oracle import require_same
 
 
@@ -88,3 +89,20 @@ def test_reading_by_place_in_memory_stays_in_pytorch() -> None:
 def test_complex_numbers_stay_in_pytorch() -> None:
     """Nothing of them is translated wrongly."""
     require_same(lambda x: torch.fft.rfft(x * 2).abs() + 1, torch.rand(4, 8))
+
+
+def test_tensors_without_data_stay_in_pytorch() -> None:
+    """A model on the device `meta` has shapes only, and no provider takes it."""
+    backend = OrtBackend()
+    compiled = torch.compile(lambda x: x @ x.T + 1, backend=backend)
+    assert compiled(torch.rand(3, 2, device="meta")).shape == (3, 3)
+    (graph,) = backend.explain().graphs
+    assert {node.reason for node in graph.eager} == {"no provider for the device meta"}
+
+
+def test_checks_stay_in_pytorch_and_are_named() -> None:
+    """Sizes that data decides bring assertions, which no session could raise."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        backend = require_same(lambda x: x[x > 0.5] * 2, torch.rand(3, 4))
+    (graph,) = backend.explain().graphs
+    assert {node.reason for node in graph.eager} == {CHECK}
