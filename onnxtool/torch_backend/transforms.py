@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.finishing import INPUTS_KEY, NUM_NODES_KEY
 
 if TYPE_CHECKING:
     import onnx
@@ -27,6 +28,31 @@ def resolve_transforms(transforms: Sequence[Transform | str]) -> tuple[Transform
         CompilationError: there is no preset and no pass of that name.
     """
     return tuple(_named(transform) if isinstance(transform, str) else transform for transform in transforms)
+
+
+def apply(transforms: Sequence[Transform], model: onnx.ModelProto) -> None:
+    """Change `model` by all `transforms`, and write anew what its metadata says of its inputs and nodes.
+
+    Raises:
+        CompilationError: it has other outputs then, or inputs that it had not.
+    """
+    places = {entry.key: entry.value for entry in model.metadata_props}[INPUTS_KEY].split()
+    inputs = dict(zip([value.name for value in model.graph.input], places, strict=True))
+    outputs = [value.name for value in model.graph.output]
+    for transform in transforms:
+        transform(model)
+    if [value.name for value in model.graph.output] != outputs or not {v.name for v in model.graph.input} <= set(
+        inputs
+    ):
+        raise CompilationError(
+            "a transform changed the inputs or outputs of a model",
+            "transforms of pre_ort_model_transforms keep their names and order, and may remove inputs",
+        )
+    for index in reversed(range(len(model.metadata_props))):
+        if model.metadata_props[index].key in (INPUTS_KEY, NUM_NODES_KEY):
+            del model.metadata_props[index]
+    model.metadata_props.add(key=INPUTS_KEY, value=" ".join(inputs[value.name] for value in model.graph.input))
+    model.metadata_props.add(key=NUM_NODES_KEY, value=str(len(model.graph.node)))
 
 
 def _named(name: str) -> Transform:

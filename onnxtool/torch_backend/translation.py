@@ -21,7 +21,7 @@ from onnxtool.torch_backend.finishing import INPUTS_KEY, NUM_NODES_KEY, finish, 
 from onnxtool.torch_backend.kernels import nodes_without_kernel
 from onnxtool.torch_backend.sessions import LOAD_ERRORS, open_model
 from onnxtool.torch_backend.signatures import is_of, wrong_types
-from onnxtool.torch_backend.transforms import resolve_transforms
+from onnxtool.torch_backend.transforms import apply, resolve_transforms
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions, Provider
@@ -103,8 +103,7 @@ class Translator:
         model = self._model(piece)
         with unset_fake_temporarily():  # the weights of constants are read
             proto = ir.to_proto(model)
-        for transform in self._transforms:
-            transform(proto)
+        apply(self._transforms, proto)
         data: bytes = proto.SerializeToString()
         dump(data, text)
         try:
