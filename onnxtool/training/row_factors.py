@@ -18,19 +18,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def take_out_row_factors(graph: ir.Graph) -> int:
-    """Change the graph so wherever all readers of such a product allow it, and return how often that was."""
+def take_out_row_factors(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """Change the graph so wherever all readers of such a product allow it, and return what is read in place of what."""
     build = Builder(graph)
     replaced: dict[ir.Node, list[Tensor]] = {}
-    count = 0
     for product in [found for node in graph if (found := _Product.of(node)) is not None]:
         if not product.readers or not product.readers.keys().isdisjoint(replaced):
             continue
         for reader, place in product.readers.items():
             replaced[reader] = [product.read_apart(build, reader, place)]
-        count += 1
     build.finish(replaced)
-    return count
+    return {node.outputs[0]: tensors[0].value for node, tensors in replaced.items()}
 
 
 @dataclass(frozen=True)

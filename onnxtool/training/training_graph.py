@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ArtifactError
-from onnxtool.training.names import LAZY_RESET, accumulated_name, buffer_name, gradient_name, updated_name
+from onnxtool.training.names import updated_name
 
 if TYPE_CHECKING:
     import onnx
@@ -91,6 +91,7 @@ def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
 
 def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.Value], list[str]]:
     """Make a training graph of `model`; return the running statistics' new values and who is trained."""
+    from onnxtool.training.accumulation import accumulate, order_accumulations
     from onnxtool.training.autodiff import differentiate
     from onnxtool.training.autodiff.inference import infer_types
     from onnxtool.training.cross_entropy import decompose_losses
@@ -109,12 +110,13 @@ def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.
     trained = _trained(choice, gradients)
     decompose_losses(graph)
     decompose(graph)
-    _accumulate(graph, {name: gradients[name] for name in trained})
+    infer_types(model)
+    replaced = take_out_row_factors(graph)
+    accumulate(graph, {name: replaced.get(gradients[name], gradients[name]) for name in trained})
     for name, value in statistics.items():
         _rename_output(graph, value, updated_name(name))
-    infer_types(model)
-    take_out_row_factors(graph)
     _tidy(model)
+    order_accumulations(graph)
     lower(model)
     return statistics, trained
 
@@ -158,43 +160,6 @@ def _trained(choice: Choice, gradients: Mapping[str, ir.Value]) -> list[str]:
     if not gradients:
         raise ArtifactError("the loss depends on none of the parameters", "take another output for the loss")
     return [name for name in choice.trained if name in gradients]
-
-
-def _accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
-    """Add each gradient to its buffer, or replace the buffer by it where `lazy_reset_grad` is true.
-
-    One If chooses for all: of Where, onnxruntime would compute both sides for each.
-    """
-    import onnx_ir as ir
-
-    parameters = [value for value in graph.inputs if value.name in gradients]
-    reset = ir.val(LAZY_RESET, ir.DataType.BOOL, [1])
-    buffers = [ir.val(buffer_name(str(value.name)), value.dtype, value.shape) for value in parameters]
-    arriving = [gradients[str(value.name)] for value in parameters]
-    replaced = [ir.node("Identity", [gradient]) for gradient in arriving]
-    added = [ir.node("Add", pair) for pair in zip(buffers, arriving, strict=True)]
-    branches = {
-        "then_branch": _branch("replace", replaced, parameters),
-        "else_branch": _branch("add", added, parameters),
-    }
-    chosen = ir.node("If", [reset], branches, num_outputs=len(parameters), name="gradient/accumulate")
-    for result, parameter in zip(chosen.outputs, parameters, strict=True):
-        result.name = accumulated_name(str(parameter.name))
-        result.shape, result.type = parameter.shape, parameter.type
-    graph.append(chosen)
-    graph.inputs.extend([*buffers, reset])
-    graph.outputs.extend(chosen.outputs)
-
-
-def _branch(name: str, nodes: Sequence[ir.Node], parameters: Sequence[ir.Value]) -> ir.Graph:
-    """Return a graph of these nodes, whose outputs are like the parameters."""
-    import onnx_ir as ir
-
-    for node, parameter in zip(nodes, parameters, strict=True):
-        result = node.outputs[0]
-        node.name = result.name = f"{gradient_name(str(parameter.name))}/{name}"
-        result.shape, result.type = parameter.shape, parameter.type
-    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name=f"gradient/{name}")
 
 
 def _rename_output(graph: ir.Graph, value: ir.Value, name: str) -> None:

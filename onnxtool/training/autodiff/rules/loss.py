@@ -86,12 +86,11 @@ def _losses(n: Backward, labels: Labels) -> Tensor:
     The largest probability is 1 over the sum of the exponentials, so its logarithm is that of a LogSoftmax; with it
     the gradient's Softmax is the one pass over all classes that takes exponentials.
     """
-    build, x = n.build, n.x(0)
-    largest = build.op("ReduceMax", build.op("Softmax", x, axis=-1), build.axes([1]), keepdims=1)
-    distance = build.op("ReduceMax", x, build.axes([1]), keepdims=1) - build.op(
-        "GatherElements", x, labels.classes, axis=1
-    )
-    return distance - build.op("Log", largest)
+    build, x, classes = n.build, n.x(0), n.build.axes([1])
+    largest = build.op("Log", build.op("ReduceMax", build.op("Softmax", x, axis=-1), classes, keepdims=1))
+    # onnxruntime computes first what was added last; with this before it, Softmax writes over the logits.
+    taken = build.op("GatherElements", x, labels.classes, axis=1)
+    return build.op("ReduceMax", x, classes, keepdims=1) - taken - largest
 
 
 def _forward(n: Backward) -> tuple[Tensor, ...]:
