@@ -12,6 +12,7 @@ from onnxtool.export.tasks import TASK_NAMES
 from onnxtool.training.artifact_report import ArtifactReport
 from onnxtool.training.forward_export import ForwardOptions
 from onnxtool.training.preparing import LOSS_NAMES, OPTIMIZER_NAMES, PreparationOptions, prepare_training
+from onnxtool.training.proof import Proof
 
 
 @click.command(
@@ -63,6 +64,18 @@ from onnxtool.training.preparing import LOSS_NAMES, OPTIMIZER_NAMES, Preparation
     help="Labels of this value do not count; without it, none of a file and -100 of a checkpoint.",
 )
 @click.option(
+    "--shift_labels/--no_shift_labels",
+    default=None,
+    help="Whether the scores at a token are for the label of the next one; without it, as transformers does: for "
+    "checkpoints of language models that write on.",
+)
+@click.option(
+    "--verify/--no_verify",
+    default=True,
+    show_default=True,
+    help="Compare loss and gradients of a checkpoint's artifacts with PyTorch.",
+)
+@click.option(
     "--optimizer",
     type=click.Choice(OPTIMIZER_NAMES),
     default="AdamW",
@@ -104,6 +117,8 @@ def command(
     loss_input: tuple[str, ...],
     class_axis: int | None,
     ignore_index: int | None,
+    shift_labels: bool | None,
+    verify: bool,
     optimizer: str,
     weight_decay: float,
     max_grad_norm: float | None,
@@ -137,6 +152,8 @@ def command(
         loss_inputs=loss_input,
         class_axis=class_axis,
         ignore_index=ignore_index,
+        shift_labels=shift_labels,
+        verify=verify,
         optimizer=optimizer,
         weight_decay=weight_decay,
         max_grad_norm=max_grad_norm,
@@ -172,5 +189,25 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         Table(("file", "size"), files, frozenset({"size"})),
         Heading("Inputs and outputs of a training step"),
         Table(("", "name", "type"), rows),
+        *_proof_blocks(report.proof),
         *(Note(note) for note in report.notes),
     ]
+
+
+def _proof_blocks(proof: Proof | None) -> list[Block]:
+    """Describe how far one step of the written files is from PyTorch."""
+    if proof is None:
+        return []
+    facts = [
+        ("Verified against", f"{proof.reference} in PyTorch, one step from the written files"),
+        ("Loss", f"{proof.loss:.6g}, PyTorch {proof.reference_loss:.6g}, relative difference {proof.loss_error:.1e}"),
+        ("Loss of the eval model", f"relative difference {proof.eval_loss_error:.1e}"),
+        (
+            f"Gradients of {proof.num_gradients} parameters",
+            f"largest relative difference {proof.gradient_error:.1e} ({proof.worst_parameter})",
+        ),
+        ("Allowed", f"{proof.tolerance:g} each"),
+    ]
+    if proof.own_loss is not None:
+        facts.insert(3, ("Loss of transformers itself", f"relative difference {proof.own_loss_error:.1e}"))
+    return [Heading("Verification"), Facts(facts)]

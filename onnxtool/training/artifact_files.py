@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +22,13 @@ class Artifacts:
     Attributes:
         models: file names without ending, the training model first.
         folder: where the external data of the forward model lies that they still refer to.
+        check: looks at the files in their folder before anybody else can; what it raises leaves nothing behind.
     """
 
     models: Mapping[str, onnx.ModelProto]
     checkpoint: Checkpoint
     folder: Path | None
+    check: Callable[[Path], None] = lambda _folder: None
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def write_artifacts(
         written = [_write_model(proto, staging, prefix + name, artifacts) for name, proto in artifacts.models.items()]
         written.append(staging.folder / f"{prefix}checkpoint")
         write_checkpoint(artifacts.checkpoint, written[-1])
+        artifacts.check(staging.folder)
         if nominal:
             written.append(staging.folder / f"{prefix}nominal_checkpoint")
             bare = Checkpoint(artifacts.checkpoint.trainable, artifacts.checkpoint.frozen, is_nominal=True)

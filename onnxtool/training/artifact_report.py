@@ -13,6 +13,8 @@ from onnxtool.training.onnxblock import TrainingBlock
 if TYPE_CHECKING:
     import onnx
 
+    from onnxtool.training.proof import Proof
+
 
 @dataclass(frozen=True)
 class ArtifactFiles:
@@ -37,6 +39,7 @@ class ArtifactReport:
         outputs: of the training model, those before the gradients.
         notes: what a user should know.
         duration_ms: wall time by stage.
+        proof: how far the files are from PyTorch; None where there was nothing to compare with.
     """
 
     directory: str
@@ -52,10 +55,17 @@ class ArtifactReport:
     opset: int
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
+    proof: Proof | None = None
 
 
 def describe(
-    block: TrainingBlock, files: ArtifactFiles, *, loss: str, optimizer: str, duration_ms: dict[str, float]
+    block: TrainingBlock,
+    files: ArtifactFiles,
+    *,
+    loss: str,
+    optimizer: str,
+    duration_ms: dict[str, float],
+    proof: Proof | None,
 ) -> ArtifactReport:
     """Say what a training block and the files that were written of it hold."""
     training = block.to_model_proto()[0]
@@ -79,6 +89,7 @@ def describe(
         opset=next(opset.version for opset in training.opset_import if not opset.domain),
         notes=tuple(notes),
         duration_ms=duration_ms,
+        proof=proof,
     )
 
 

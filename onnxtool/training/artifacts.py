@@ -24,6 +24,8 @@ from onnxtool.training.onnxblock.checkpoints import checkpoint_of
 if TYPE_CHECKING:
     import onnx
 
+    from onnxtool.training.proof import Proof
+
 
 MAX_MODEL_BYTES = 2**31 - 2**20
 
@@ -75,6 +77,7 @@ class ArtifactOptions:
         aliases: further names of tied parameters, for the checkpoint.
         parameters: what patterns may mean; None for all float initializers of more than one element.
         force: replace files that are there.
+        prove: compares the files in a folder with PyTorch before they are moved to their place.
     """
 
     model: onnx.ModelProto | Path
@@ -91,6 +94,7 @@ class ArtifactOptions:
     aliases: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] | None = None
     force: bool = False
+    prove: Callable[[Path], Proof | None] | None = None
 
 
 def generate_artifacts(
@@ -172,8 +176,17 @@ def make_artifacts(
     on_progress("writing")
     checkpoint = checkpoint_of(trained, frozen, folder=None if path is None else path.parent)
     checkpoint.aliases = dict(options.aliases)
+    proofs: list[Proof | None] = []
+
+    def prove(folder: Path) -> None:
+        if options.prove is not None:
+            stopwatch.lap("write")
+            on_progress("verifying")
+            proofs.append(options.prove(folder))
+            stopwatch.lap("verify")
+
     files = write_artifacts(
-        Artifacts(models, checkpoint, None if path is None else path.parent),
+        Artifacts(models, checkpoint, None if path is None else path.parent, prove),
         options.artifact_directory,
         prefix=options.prefix,
         ort_format=options.ort_format,
@@ -187,6 +200,7 @@ def make_artifacts(
         loss=_name_of(options.loss) or "the first output",
         optimizer=_name_of(options.optimizer),
         duration_ms=stopwatch.laps_ms,
+        proof=proofs[0] if proofs else None,
     )
 
 

@@ -12,7 +12,10 @@ from onnxtool.errors import ExportError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from onnxtool.training.reference import TorchModel
+
 _OPSET = 20
+_WRITES_ON = "text-generation"
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,16 @@ class Forward:
         parameters: the names of its parameters, in the order of the model.
         aliases: further names of tied ones.
         outputs: names, the logits first where there are any.
+        reference: the model in PyTorch.
+        shifts_labels: whether its scores at a token are for the next one.
     """
 
     path: Path
     parameters: tuple[str, ...]
     aliases: Mapping[str, str]
     outputs: tuple[str, ...]
+    reference: TorchModel
+    shifts_labels: bool
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,10 @@ def export_forward(
     from onnxtool.export.modalities.finding import find_modality
     from onnxtool.export.signature import detect_signature, to_tensors
     from onnxtool.export.source import Source
+    from onnxtool.export.tasks import task_of_architecture
     from onnxtool.export.tracing import guarded, operators_apart
     from onnxtool.model_file import Staging, save_model
+    from onnxtool.training.reference import TorchModel
 
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
@@ -84,10 +93,12 @@ def export_forward(
         hint="export a forward model yourself, and pass it with --model_path",
     )
     _name_axes(graph, signature.inputs, signature.outputs)
-    path = save_model(graph, Staging(folder, folder / "forward.onnx", folder))
     names, aliases = _parameters(model, graph)
+    _mark_padding(model, graph, aliases)
+    path = save_model(graph, Staging(folder, folder / "forward.onnx", folder))
     outputs = sorted(signature.outputs, key=lambda name: name != "logits")
-    return Forward(path, names, aliases, tuple(outputs))
+    shifts = task_of_architecture(checkpoint.config.model_type, checkpoint.architecture) == _WRITES_ON
+    return Forward(path, names, aliases, tuple(outputs), TorchModel(model, sample), shifts)
 
 
 def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], outputs: tuple[str, ...]) -> ir.Model:
@@ -142,6 +153,22 @@ def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str,
             value.shape = ir.Shape(
                 [size if isinstance(size, int) else names.get(size.value, size.value) for size in value.shape]
             )
+
+
+def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> None:
+    """Note at each Gather of an embedding the index that counts for padding, whose row PyTorch does not train."""
+    import torch
+
+    from onnxtool.training.autodiff.rules.tensor import PADDING_INDEX
+
+    for module_name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Embedding) or module.padding_idx is None:
+            continue
+        name = f"{module_name}.weight"
+        table = graph.graph.initializers.get(aliases.get(name, name))
+        for use in [] if table is None else table.uses():
+            if use.node.op_type == "Gather" and use.idx == 0:
+                use.node.metadata_props[PADDING_INDEX] = str(module.padding_idx)
 
 
 def _parameters(model: Any, graph: ir.Model) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -25,8 +25,14 @@ def lower(model: ir.Model) -> None:
     Raises:
         ArtifactError: an operator is newer than that.
     """
+    import onnx_ir.passes.common as common
+
     from onnxtool.training.autodiff.preparation import opset_of
 
+    common.ClearMetadataAndDocStringPass()(model)  # IR 9 has none of nodes and values
+    made = (value for node in model.graph.all_nodes() for value in node.outputs)
+    for value in (*model.graph.inputs, *model.graph.initializers.values(), *made):
+        value.metadata_props.clear()
     _standardize(model)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "onnxtool", None

@@ -100,8 +100,8 @@ class _Resolved:
 def _measured(node: onnx.NodeProto) -> Sequence[str]:
     """Return the inputs of a node that come from statistics: running ones, and scales."""
     if node.op_type == "BatchNormalization":
-        return node.input[3:5]
-    return node.input[1:2] if node.op_type in ("DequantizeLinear", "QuantizeLinear") else ()
+        return list(node.input[3:5])
+    return list(node.input[1:2]) if node.op_type in ("DequantizeLinear", "QuantizeLinear") else ()
 
 
 def _listed(entries: Sequence[str] | None) -> Sequence[str]:

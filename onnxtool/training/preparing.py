@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts import LOSSES, ArtifactOptions, ArtifactReport, LossType, make_artifacts
-from onnxtool.training.forward_export import ForwardOptions
+from onnxtool.training.forward_export import Forward, ForwardOptions
 from onnxtool.training.label_rows import IGNORE_INDEX
+from onnxtool.training.proof import Proof, prove
+from onnxtool.training.reference import LossSetting, TorchModel
 
 NONE = "none"
 LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
@@ -31,6 +34,9 @@ class PreparationOptions:
         loss_inputs: values that the loss is built on.
         class_axis: that of a cross entropy; None for 1 of a file, and for the last of a checkpoint.
         ignore_index: of a cross entropy; None for none of a file, and for -100 of a checkpoint.
+        shift_labels: whether the scores at a token are for the next label; None for whether the checkpoint is one of a
+            language model that writes on.
+        verify: compare loss and gradients of a checkpoint's artifacts with PyTorch.
         optimizer: one of OPTIMIZER_NAMES.
         weight_decay: of the optimizer.
         max_grad_norm: gradients of a larger norm are scaled down to it.
@@ -46,6 +52,8 @@ class PreparationOptions:
     loss_inputs: tuple[str, ...] = ()
     class_axis: int | None = None
     ignore_index: int | None = None
+    shift_labels: bool | None = None
+    verify: bool = True
     optimizer: str = "AdamW"
     weight_decay: float = 0.0
     max_grad_norm: float | None = None
@@ -55,16 +63,6 @@ class PreparationOptions:
     nominal_checkpoint: bool = False
     ort_format: bool = False
     force: bool = False
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The forward model, and what is known of it where it comes from a checkpoint."""
-
-    path: Path
-    parameters: tuple[str, ...] | None = None
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
 
 
 def prepare_training(
@@ -81,35 +79,77 @@ def prepare_training(
 
     if (options.model_path is None) == (options.forward is None):
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
-    if options.model_path is not None:
-        return _make(options, _Source(options.model_path), on_progress)
-    assert options.forward is not None  # noqa: S101  for type checkers; told apart above
+    if options.forward is None:
+        return _of_file(options, on_progress)
     with tempfile.TemporaryDirectory() as folder:
-        forward = export_forward(options.forward, Path(folder), on_progress)
-        source = _Source(forward.path, forward.parameters, forward.aliases, forward.outputs)
-        return _make(options, source, on_progress)
+        return _of_checkpoint(options, export_forward(options.forward, Path(folder), on_progress), on_progress)
 
 
-def _make(options: PreparationOptions, source: _Source, on_progress: Callable[[str], None]) -> ArtifactReport:
-    loss_inputs = options.loss_inputs or source.outputs[:1]
-    return make_artifacts(
-        ArtifactOptions(
-            model=source.path,
-            requires_grad=options.train,
-            frozen_params=options.freeze,
-            loss=_loss(options, source),
-            optimizer=_optimizer(options),
-            artifact_directory=_folder(options),
-            prefix=options.prefix,
-            ort_format=options.ort_format,
-            additional_output_names=options.additional_outputs,
-            nominal_checkpoint=options.nominal_checkpoint,
-            loss_input_names=loss_inputs or None,
-            aliases=source.aliases,
-            parameters=source.parameters,
-            force=options.force,
+def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
+    setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
+    settings = replace(
+        _common(options, setting), model=options.model_path or Path(), loss_input_names=options.loss_inputs or None
+    )
+    return make_artifacts(settings, on_progress)
+
+
+def _of_checkpoint(options: PreparationOptions, forward: Forward, on_progress: Callable[[str], None]) -> ArtifactReport:
+    loss_inputs = options.loss_inputs or forward.outputs[:1]
+    ignored = IGNORE_INDEX if options.ignore_index is None else options.ignore_index
+    shift = forward.shifts_labels if options.shift_labels is None else options.shift_labels
+    is_entropy = options.loss == LossType.CrossEntropyLoss.name
+    setting = LossSetting(options.loss, loss_inputs[0], options.class_axis or -1, ignored, shift and is_entropy)
+    can_prove = options.loss != NONE and len(loss_inputs) == 1 and setting.output in forward.outputs
+    prove = partial(_prove, options.prefix, forward.reference, setting) if options.verify and can_prove else None
+    report = make_artifacts(
+        replace(
+            _common(options, setting),
+            model=forward.path,
+            loss_input_names=loss_inputs,
+            aliases=forward.aliases,
+            parameters=forward.parameters,
+            prove=prove,
         ),
         on_progress,
+    )
+    return replace(report, notes=(*report.notes, *_notes(report, setting)))
+
+
+def _prove(prefix: str, reference: TorchModel, setting: LossSetting, folder: Path) -> Proof | None:
+    return prove(folder, prefix, reference, setting)
+
+
+def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
+    """Say what may surprise whoever compares with a training in transformers."""
+    if setting.shift:
+        yield (
+            "labels are shifted as transformers does: the scores at a token are for the label of the next one, so pass "
+            "the input_ids as labels (--no_shift_labels turns it off)"
+        )
+    proof = report.proof
+    if proof is None:
+        yield "loss and gradients were not compared with PyTorch"
+    elif proof.own_loss is not None and proof.own_loss_error > proof.tolerance:
+        yield (
+            f"{proof.reference} itself computes another loss for the same labels, apart by {proof.own_loss_error:.2g}: "
+            f"{report.loss} on {setting.output} is what these artifacts train"
+        )
+
+
+def _common(options: PreparationOptions, setting: LossSetting) -> ArtifactOptions:
+    """Return what does not depend on where the model comes from."""
+    return ArtifactOptions(
+        model=Path(),
+        requires_grad=options.train,
+        frozen_params=options.freeze,
+        loss=_loss(options, setting),
+        optimizer=_optimizer(options),
+        artifact_directory=_folder(options),
+        prefix=options.prefix,
+        ort_format=options.ort_format,
+        additional_output_names=options.additional_outputs,
+        nominal_checkpoint=options.nominal_checkpoint,
+        force=options.force,
     )
 
 
@@ -122,20 +162,20 @@ def _folder(options: PreparationOptions) -> Path:
     return Path("models") / f"{name}-training"
 
 
-def _loss(options: PreparationOptions, source: _Source) -> LossType | onnxblock.Block | None:
+def _loss(options: PreparationOptions, setting: LossSetting) -> LossType | onnxblock.Block | None:
     if options.loss == NONE:
         return None
     kind = LossType[options.loss]
-    if kind is not LossType.CrossEntropyLoss:
-        if options.class_axis is not None or options.ignore_index is not None:
-            raise ArtifactError(
-                f"{kind.name} has no classes, and --class_axis or --ignore_index was passed", "leave them out"
-            )
-        return LOSSES[kind]()
-    is_checkpoint = source.parameters is not None
-    ignored = options.ignore_index if options.ignore_index is not None else IGNORE_INDEX if is_checkpoint else None
-    axis = options.class_axis or (-1 if is_checkpoint else 1)
-    return onnxblock.loss.CrossEntropyLoss(ignore_index=ignored, axis=axis)
+    if kind is LossType.CrossEntropyLoss:
+        return onnxblock.loss.CrossEntropyLoss(
+            ignore_index=setting.ignore_index, axis=setting.class_axis, shift=setting.shift
+        )
+    if options.class_axis is not None or options.ignore_index is not None or options.shift_labels:
+        raise ArtifactError(
+            f"{kind.name} has no classes, and --class_axis, --ignore_index or --shift_labels was passed",
+            "leave them out",
+        )
+    return LOSSES[kind]()
 
 
 def _optimizer(options: PreparationOptions) -> onnxblock.optim.Optimizer | None:

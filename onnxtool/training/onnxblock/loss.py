@@ -116,6 +116,8 @@ class CrossEntropyLoss(Block):
         ignore_index: labels of this value do not count.
         axis: that of the classes: 1, or -1 for scores [N, D*, C] such as those of a language model. There, labels that
             do not count are dropped before the layers that make the scores.
+        shift: the scores at a token are for the label of the next one, as in a language model whose labels are its
+            inputs; the last scores then have no label. With axis=-1 and an ignore_index.
     """
 
     def __init__(
@@ -124,12 +126,16 @@ class CrossEntropyLoss(Block):
         reduction: str = "mean",
         ignore_index: int | None = None,
         axis: int = 1,
+        shift: bool = False,
     ) -> None:
         _reduction(reduction)
         if axis not in (1, -1):
             raise ArtifactError(f"the axis of the classes is {axis}", "it is 1, or -1 for the last")
         if axis == -1 and reduction == "none":
             raise ArtifactError("reduction='none' goes with axis=1", "transpose the scores")
+        if shift and (axis != -1 or ignore_index is None):
+            raise ArtifactError("labels are shifted with axis=-1 and an ignore_index", "pass ignore_index=-100")
+        self._shift = shift
         self._weight = weight
         self._reduction = reduction
         self._ignore_index = ignore_index
@@ -148,6 +154,8 @@ class CrossEntropyLoss(Block):
             )
         if not self.accessor.has_value(labels):
             self._add_labels(labels, shape)
+        if self._shift:
+            labels = self._shifted(labels, shape)
         if self._axis == -1 and len(shape) > 2:
             rows = self.accessor.add_constant(np.array([-1], np.int64))
             classes = self._last_size(scores, shape)
@@ -162,6 +170,20 @@ class CrossEntropyLoss(Block):
         reduction = "sum" if divided else self._reduction
         loss = self.accessor.add_node("SoftmaxCrossEntropyLoss", inputs, reduction=reduction, **ignored)
         return self.accessor.add_node("Div", [loss, self._count(*inputs[1:])]) if divided else loss
+
+    def _shifted(self, labels: str, scores: list[int | str | None]) -> str:
+        """Return the label of the next token at each, and one that does not count at the last."""
+        import numpy as np
+
+        if len(scores) != 3:
+            raise ArtifactError(
+                f"labels are shifted along the tokens, and the scores have {len(scores)} axes",
+                "the scores of a language model are [N, S, C]; pass shift=False for others",
+            )
+        op, constant = self.accessor.add_node, self.accessor.add_constant
+        first, beyond, axis = (constant(np.array([number], np.int64)) for number in (1, 2**62, 1))
+        after = op("Slice", [labels, first, beyond, axis])
+        return op("Pad", [after, constant(np.array([0, 0, 0, 1])), constant(np.array(self._ignore_index, np.int64))])
 
     def _count(self, labels: str, weight: str | None = None) -> str:
         """Return the sum of the weights of the labels that count, or 1 where it is zero."""

@@ -7,6 +7,9 @@ from onnxtool.training.autodiff.builder import Tensor
 from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule, rule
 from onnxtool.training.autodiff.rules.scatter import add_along, add_rows
 
+PADDING_INDEX = "onnxtool.padding_index"
+"""The metadata of a Gather along the first axis by which a row is named that has no gradient, as in nn.Embedding."""
+
 
 def _as_before(n: Backward) -> Tensor:
     return n.dy.reshape(n.x(0).size())
@@ -83,13 +86,26 @@ def _gather(n: Backward) -> Tensor:
     axis = n.axis(0)
     size = n.x(0).size()
     read = list(range(axis, axis + num_indices))
-    rows = n.dy.transpose([*read, *(place for place in range(rank - 1 + num_indices) if place not in read)])
+    rows = _without_padding(n).transpose(
+        [*read, *(place for place in range(rank - 1 + num_indices) if place not in read)]
+    )
     front = [axis, *(place for place in range(rank) if place != axis)]
     shape = size if axis == 0 else n.build.op("Gather", size, n.build.axes(front))
     known = n.shape()[axis]
     num_rows = known if isinstance(known, int) else None
     added = add_rows(n.build, rows, n.x(1), shape=shape, rank=rank, num_rows=num_rows)
     return added.transpose([front.index(place) for place in range(rank)])
+
+
+def _without_padding(n: Backward) -> Tensor:
+    """Return the gradient of what was read, zero where it was read at the index that counts for padding."""
+    padding = n.node.metadata_props.get(PADDING_INDEX)
+    if padding is None:
+        return n.dy
+    indices, rank = n.x(1), len(n.shape(0))
+    is_padding = indices.equals(n.build.constant(int(padding), indices.dtype))
+    aligned = is_padding.reshape(n.build.concat(indices.size(), [1] * (rank - 1))) if rank > 1 else is_padding
+    return n.build.where(aligned, 0.0, n.dy)
 
 
 def _gather_elements(n: Backward) -> Tensor:

@@ -1,0 +1,169 @@
+"""Loss and gradients of a model in PyTorch, which the training graph that is made of it is compared with.
+
+Dropout is on, and drops nothing by chance: everything is scaled as if it had. So both sides need no common random
+numbers, and a scale that is missing on the way back shows. Letters: B samples, S tokens, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class LossSetting:
+    """A loss on one output.
+
+    Attributes:
+        name: a member of LossType.
+        output: the name of the output.
+        class_axis: of a cross entropy, 1 or -1.
+        ignore_index: of a cross entropy; None where all labels count.
+        shift: whether the score at a token is for the label of the next one.
+    """
+
+    name: str
+    output: str
+    class_axis: int = -1
+    ignore_index: int | None = None
+    shift: bool = False
+
+
+@dataclass(frozen=True)
+class TorchStep:
+    """What PyTorch computes.
+
+    Attributes:
+        labels: the labels or targets that it was computed with.
+        loss: in training mode.
+        eval_loss: in eval mode.
+        own_loss: that of the model itself for these labels, in eval mode; None where it has none.
+        gradients: by the name of the parameter, all names of a tied one.
+    """
+
+    labels: NDArray[Any]
+    loss: float
+    eval_loss: float
+    own_loss: float | None
+    gradients: dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A transformers model with inputs for it.
+
+    Attributes:
+        model: in float32, on the CPU.
+        sample: its inputs by name, as tensors.
+    """
+
+    model: Any
+    sample: Mapping[str, Any]
+
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the sample as arrays."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.sample.items()}
+
+    def step(self, setting: LossSetting, trained: Collection[str]) -> TorchStep:
+        """Compute loss and gradients; batch normalizations whose parameters are not `trained` do not train."""
+        import torch
+
+        model = self.model.eval()
+        with torch.no_grad():
+            scores = self._output(setting.output)
+            labels = _labels(scores, setting)
+            eval_loss = float(_loss(scores, labels, setting))
+            own = self._own_loss(labels, setting)
+        model.train()
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not {  # noqa: SLF001 - there is no other
+                f"{name}.weight",
+                f"{name}.bias",
+            } & set(trained):
+                module.eval()
+        model.zero_grad(set_to_none=True)
+        with _nothing_dropped():
+            loss = _loss(self._output(setting.output), labels, setting)
+            loss.backward()
+        gradients = {
+            name: parameter.grad.numpy()
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if parameter.grad is not None
+        }
+        return TorchStep(labels.numpy(), loss.item(), eval_loss, own, gradients)
+
+    def _output(self, name: str) -> Any:
+        result = self.model(**self.sample)
+        return result if not isinstance(result, Mapping) else result[name]
+
+    def _own_loss(self, labels: Any, setting: LossSetting) -> float | None:
+        """Return what the model computes where it takes labels; it may want others than this loss."""
+        import torch
+
+        if setting.output != "logits":
+            return None
+        given = labels.reshape(-1) if setting.name == "MSELoss" and labels.shape[-1] == 1 else labels
+        try:
+            loss = self.model(**self.sample, labels=given).loss
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError):
+            return None
+        return float(loss) if isinstance(loss, torch.Tensor) else None
+
+
+def _labels(scores: Any, setting: LossSetting) -> Any:
+    """Draw labels for scores [B, C] or [B, S, C], every third of them one that does not count; or targets like them."""
+    import torch
+
+    generator = torch.Generator().manual_seed(_SEED)
+    if setting.name != "CrossEntropyLoss":
+        targets = torch.rand(scores.shape, generator=generator)
+        return targets.round() if setting.name == "BCEWithLogitsLoss" else targets
+    sizes = list(scores.shape)
+    classes = sizes.pop(setting.class_axis)
+    labels = torch.randint(classes, sizes, generator=generator)
+    if setting.ignore_index is not None and labels.numel() > 2:
+        flat = labels.reshape(-1)
+        flat[2::3] = setting.ignore_index
+    return labels
+
+
+def _loss(scores: Any, labels: Any, setting: LossSetting) -> Any:
+    """Compute a loss of LossType as PyTorch has it."""
+    from torch.nn import functional
+
+    if setting.name == "CrossEntropyLoss":
+        if setting.shift:
+            scores, labels = scores[:, :-1], labels[:, 1:]
+        ignored = -100 if setting.ignore_index is None else setting.ignore_index
+        return functional.cross_entropy(scores.movedim(setting.class_axis, 1), labels, ignore_index=ignored)
+    functions: dict[str, Any] = {
+        "MSELoss": functional.mse_loss,
+        "L1Loss": functional.l1_loss,
+        "BCEWithLogitsLoss": functional.binary_cross_entropy_with_logits,
+    }
+    return functions[setting.name](scores, labels)
+
+
+@contextmanager
+def _nothing_dropped() -> Iterator[None]:
+    """Let dropout keep everything, scaled as what it keeps is."""
+    from torch.nn import functional
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's name
+        return input / (1 - p) if training and p < 1 else input
+
+    before = functional.dropout
+    functional.dropout = dropout
+    try:
+        yield
+    finally:
+        functional.dropout = before
