@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from onnxtool.torch_backend.doubles import keep_doubles
 from onnxtool.torch_backend.known_wrong import WRONG_TRANSLATIONS
 
 TESTED_TORCH = ("2.13",)
@@ -87,6 +88,7 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
             _fx_passes.insert_type_promotion_nodes(graph_module)
         except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
             raise ConversionFailedError(f"types cannot be promoted: {error}") from error
+        keep_doubles(graph_module)
         with unset_fake_temporarily():
             try:
                 _core._translate_fx_graph(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
 from onnxtool.torch_backend.conversion import Decompositions, translated_decompositions
-from onnxtool.torch_backend.scatters import diagonal_scatter, index_put
+from onnxtool.torch_backend.rules import RULES
 
 aten = torch.ops.aten
 
@@ -32,25 +32,11 @@ _KEPT = (
 def decompositions() -> Decompositions:
     """Return the table for AOTAutograd."""
     table = {op: function for op, function in translated_decompositions().items() if op not in _KEPT}
+    table |= RULES
     table[aten.native_dropout.default] = _native_dropout
     table[aten.rand_like.default] = functools.partial(_noise_like, aten.rand.default)
     table[aten.randn_like.default] = functools.partial(_noise_like, aten.randn.default)
-    # Its own decomposition changes a tensor in place, which AOTAutograd refuses.
-    table[aten.diagonal_scatter.default] = diagonal_scatter
-    # Their translation races.
-    table[aten.index_put.default] = table[aten._unsafe_index_put.default] = index_put
-    table[aten.amax.default] = functools.partial(_over_all, aten.amax.default)
-    table[aten.amin.default] = functools.partial(_over_all, aten.amin.default)
     return table
-
-
-def _over_all(
-    reduce: Callable[..., torch.Tensor], x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
-) -> torch.Tensor:
-    """Name all dimensions where none is named: the translation has to be told."""
-    if dim or not x.dim():
-        return NotImplemented
-    return reduce(x, list(range(x.dim())), keepdim)
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,74 @@
+"""Maximum pools: windows of adaptive ones, and gradients as scatters to where the maxima were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+aten = torch.ops.aten
+
+
+def max_pool_backward(gradient: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, *, rank: int) -> torch.Tensor:
+    """Add each gradient at the place of its maximum, an index into the last `rank` dimensions seen as one."""
+    lead = list(x.shape[:-rank])
+    size = 1
+    for length in x.shape[-rank:]:
+        size = size * length
+    zeros = torch.zeros([*lead, size], dtype=gradient.dtype, device=x.device)
+    num = 1
+    for length in indices.shape[-rank:]:
+        num = num * length
+    added = aten.scatter_add.default(zeros, -1, indices.reshape([*lead, num]), gradient.reshape([*lead, num]))
+    return added.reshape(x.shape)
+
+
+def max_pool3d_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """Return the gradient of a pool whose windows no longer matter: the places of its maxima are known."""
+    return max_pool_backward(gradient, x, indices, rank=3)
+
+
+def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maxima of windows that share the last dimensions evenly, and their places in these seen as one.
+
+    A NaN is the maximum of its window; the last one of several.
+    """
+    rank = len(output_size)
+    lead, sizes = list(x.shape[:-rank]), list(x.shape[-rank:])
+    places = torch.zeros([1] * (2 * rank), dtype=torch.int64, device=x.device)
+    inside = torch.ones_like(places, dtype=torch.bool)
+    num_places = 1
+    for dim, (size, num_windows) in enumerate(zip(sizes, output_size, strict=True)):
+        along, belongs = _windows(size, num_windows, x.device)  # [windows, places in one]
+        shape = [1] * (2 * rank)
+        shape[dim], shape[rank + dim] = along.shape
+        places, inside = places * size + along.reshape(shape), inside & belongs.reshape(shape)
+        num_places *= size
+    places, inside = places.flatten(rank), inside.flatten(rank)
+    flat = x.reshape([*lead, num_places])
+    values = flat.index_select(-1, places.reshape(-1)).reshape([*lead, *places.shape])
+    is_nan = values.isnan() & inside
+    numbers = torch.where(inside & ~is_nan, values, torch.full_like(values, -math.inf))
+    last_nan = (is_nan * torch.arange(1, places.shape[-1] + 1, device=x.device)).amax(-1)
+    chosen = torch.where(last_nan > 0, last_nan - 1, numbers.argmax(-1))
+    maxima = torch.where(last_nan > 0, torch.full_like(numbers[..., 0], math.nan), numbers.amax(-1))
+    return maxima, places.expand(values.shape).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+
+
+def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of each window, as many as the widest has, and which of them are in it."""
+    windows = torch.arange(num_windows, device=device)
+    starts, ends = windows * size // num_windows, -(-(windows + 1) * size // num_windows)
+    widest = 1 + (size - 1) // num_windows + (1 if size % num_windows else 0)
+    places = starts[:, None] + torch.arange(widest, device=device)
+    return places.clamp(max=size - 1), places < ends[:, None]

@@ -1,0 +1,126 @@
+"""What depends on the order of values: medians, the k-th value, places in a sorted row.
+
+NaN counts as greater than everything, as in PyTorch; onnxruntime's TopK leaves its place open, so none is handed to it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+aten = torch.ops.aten
+
+
+def kth_value(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k-th smallest values along `dim`, counted from one, and where they are."""
+    if not x.dim():
+        return _of_scalar(x)
+    ordered, is_nan = _sorted(x, dim)
+    values = ordered.narrow(dim, k - 1, 1)
+    num_numbers = (~is_nan).sum(dim, keepdim=True)
+    return _placed(x, torch.where(num_numbers < k, _nan(values), values) if _floats(x) else values, dim, keepdim)
+
+
+def median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower of the middle values along `dim`, and where they are; NaN where there is one."""
+    if not x.dim():
+        return _of_scalar(x)
+    ordered, is_nan = _sorted(x, dim)
+    values = ordered.narrow(dim, (x.shape[dim] - 1) // 2, 1)
+    return _placed(
+        x, torch.where(is_nan.any(dim, keepdim=True), _nan(values), values) if _floats(x) else values, dim, keepdim
+    )
+
+
+def nan_median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower of the middle values along `dim` that are numbers, and where they are."""
+    if not x.dim():
+        return _of_scalar(x)
+    ordered, is_nan = _sorted(x, dim)
+    num_numbers = (~is_nan).sum(dim, keepdim=True)
+    values = ordered.gather(dim, ((num_numbers - 1) // 2).clamp(min=0))
+    return _placed(x, torch.where(num_numbers == 0, _nan(values), values) if _floats(x) else values, dim, keepdim)
+
+
+def median_of_all(x: torch.Tensor) -> torch.Tensor:
+    """Return the median of all values."""
+    return median(x.reshape(-1), 0)[0] if x.numel() else NotImplemented
+
+
+def nan_median_of_all(x: torch.Tensor) -> torch.Tensor:
+    """Return the median of all values that are numbers."""
+    return nan_median(x.reshape(-1), 0)[0] if x.numel() else NotImplemented
+
+
+def maximum_of_truths(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether any value along `dim` is true, and the first one that is; numbers are left to the translation."""
+    if x.dtype is not torch.bool or not x.dim():
+        return NotImplemented
+    return x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim)
+
+
+def search_sorted(
+    boundaries: torch.Tensor,
+    x: torch.Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return how many of the sorted `boundaries` [..., M] are before each value of `x` [..., N], by bisection."""
+    size = boundaries.shape[-1]
+    if not isinstance(size, int):
+        return NotImplemented
+    if sorter is not None:
+        boundaries = boundaries.gather(-1, sorter)
+    after_equals = right or side == "right"
+    rows = x if boundaries.dim() > 1 else x.reshape(-1)
+    low = torch.zeros_like(rows, dtype=torch.int64)
+    high = torch.full_like(low, size)
+    for _ in range(size.bit_length()):
+        middle = (low + high) // 2
+        # What is done already stays: there the middle is the end, which has no value.
+        found = boundaries.gather(-1, middle.clamp(max=size - 1))
+        goes_on = ~(found > rows) if after_equals else ~(found >= rows)
+        goes_on = goes_on & (low < high)
+        low, high = torch.where(goes_on, middle + 1, low), torch.where(goes_on, high, middle)
+    return low.reshape(x.shape).to(torch.int32 if out_int32 else torch.int64)
+
+
+def bucketize(
+    x: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> torch.Tensor:
+    """Return in which of the intervals between sorted `boundaries` [M] each value is."""
+    return search_sorted(boundaries, x, out_int32=out_int32, right=right)
+
+
+def _sorted(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values along `dim` in order with infinity for NaN, and where NaN was."""
+    is_nan = _nans(x)
+    numbers = torch.where(is_nan, torch.full_like(x, math.inf), x) if _floats(x) else x
+    return numbers.sort(dim)[0], is_nan
+
+
+def _placed(x: torch.Tensor, values: torch.Tensor, dim: int, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `values`, which has one value along `dim`, and where in `x` the first like it is."""
+    equal = (x == values) | (_nans(x) & _nans(values))
+    places = equal.to(torch.int32).argmax(dim, keepdim=True)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def _of_scalar(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+
+
+def _nan(like: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(like, math.nan)
+
+
+def _floats(x: torch.Tensor) -> bool:
+    return x.dtype.is_floating_point
+
+
+def _nans(x: torch.Tensor) -> torch.Tensor:
+    return x.isnan() if _floats(x) else torch.zeros_like(x, dtype=torch.bool)

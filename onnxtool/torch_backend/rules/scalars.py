@@ -1,0 +1,50 @@
+"""Operators for which a tensor without dimensions is a case of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+aten = torch.ops.aten
+
+Dims = int | Sequence[int] | None
+
+
+def over_extremes(
+    x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: torch._ops.OpOverload
+) -> torch.Tensor:
+    """Name all dimensions where none is named: the translation has to be told."""
+    if not x.dim():
+        return x.clone()
+    if dim:
+        return NotImplemented
+    result: torch.Tensor = reduce(x, list(range(x.dim())), keepdim)
+    return result
+
+
+def any_or_all(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
+    """Leave one value as it is, as a truth; the translation reduces a dimension that there is none of."""
+    return NotImplemented if x.dim() else x != 0
+
+
+def mean(x: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Leave one value as it is."""
+    return NotImplemented if x.dim() else x.to(dtype or x.dtype, copy=True)
+
+
+def transpose(x: torch.Tensor) -> torch.Tensor:
+    """Swap two dimensions where there are two."""
+    return aten.permute.default(x, [1, 0]) if x.dim() == 2 else aten.view.default(x, x.shape)
+
+
+def repeat(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
+    """Give one value the dimensions that it is to be repeated along."""
+    if x.dim() or not repeats:
+        return NotImplemented if repeats else x.clone()
+    return aten.expand.default(x, repeats).clone(memory_format=torch.contiguous_format)
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of all of `x`."""
+    return aten.view.default(x, x.shape)

@@ -1,0 +1,57 @@
+"""Running maxima, minima and products, by combining each value with the one 1, 2, 4, ... places before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def running_maximum(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maxima of all values up to each one along `dim`, and where the last of equal ones is."""
+    return _running(x, dim, torch.ge)
+
+
+def running_minimum(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the minima of all values up to each one along `dim`, and where the last of equal ones is."""
+    return _running(x, dim, torch.le)
+
+
+def running_product(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the products of all values up to each one along `dim`."""
+    if dtype is None:
+        dtype = x.dtype if x.dtype.is_floating_point else torch.int64
+    x = x.to(dtype, copy=True)
+    if not x.dim():
+        return x
+    size, step = x.shape[dim], 1
+    if not isinstance(size, int):
+        return NotImplemented
+    while step < size:
+        products = x.narrow(dim, step, size - step) * x.narrow(dim, 0, size - step)
+        x = torch.cat([x.narrow(dim, 0, step), products], dim)
+        step *= 2
+    return x
+
+
+def _running(
+    x: torch.Tensor, dim: int, replaces: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values and places, where a later value that `replaces` an earlier one, or is NaN, takes its place."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    dim, size, step = dim % x.dim(), x.shape[dim], 1
+    if not isinstance(size, int):
+        return NotImplemented
+    values = x.clone()
+    along = torch.arange(size, device=x.device).reshape([-1] + [1] * (x.dim() - 1 - dim))
+    places = along.expand(x.shape).clone()
+    while step < size:
+        before, place_before = values.narrow(dim, 0, size - step), places.narrow(dim, 0, size - step)
+        value, place = values.narrow(dim, step, size - step), places.narrow(dim, step, size - step)
+        stays = replaces(value, before)
+        stays = stays | value.isnan() if x.dtype.is_floating_point else stays
+        values = torch.cat([values.narrow(dim, 0, step), torch.where(stays, value, before)], dim)
+        places = torch.cat([places.narrow(dim, 0, step), torch.where(stays, place, place_before)], dim)
+        step *= 2
+    return values, places

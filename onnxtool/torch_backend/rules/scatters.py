@@ -1,0 +1,163 @@
+"""Decompositions of writes by index into scatters along one dimension, which onnxruntime does right.
+
+Letters of shapes: N places that indices can name, M indices, R values at each place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+aten = torch.ops.aten
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def index_put(
+    x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """Add `values` to `x` at `indices` by one scatter; repeated indices add up.
+
+    Writes that do not accumulate, and masks in place of indices, are left to the translation.
+    """
+    places = [dim for dim, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if not accumulate or not places or any(index.dtype not in _INTEGERS for index in given):
+        return NotImplemented
+    given = list(torch.broadcast_tensors(*given))
+    rest = [dim for dim in range(x.dim()) if dim not in places]
+    # Where the indexed dimensions are not side by side, those of the indices come first.
+    first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
+    rank = given[0].dim()
+    shape = [x.shape[dim] for dim in rest]
+    values = values.expand([*shape[:first], *given[0].shape, *shape[first:]])
+    values = values.permute([*range(first, first + rank), *range(first), *range(first + rank, values.dim())])
+    linear = _linear([index.long() for index in given], [x.shape[dim] for dim in places]).reshape(-1, 1)
+    order = [*places, *rest]
+    ordered = x.permute(order)
+    num_places, num_values = _product([x.shape[dim] for dim in places]), _product(shape)
+    rows = ordered.reshape(num_places, num_values)  # [N, R]
+    added = values.reshape(linear.shape[0], num_values)  # [M, R]
+    result = aten.scatter_add.default(rows, 0, linear.expand(linear.shape[0], num_values), added)
+    return result.reshape(ordered.shape).permute([order.index(dim) for dim in range(x.dim())])
+
+
+def diagonal_scatter(
+    x: torch.Tensor, diagonal: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
+    """Write `diagonal` onto a diagonal of `x` by one scatter along both dimensions, seen as one."""
+    places = [dim1 % x.dim(), dim2 % x.dim()]
+    rest = [dim for dim in range(x.dim()) if dim not in places]
+    order = [*rest, *places]
+    ordered = x.permute(order)
+    steps = torch.arange(diagonal.shape[-1], device=x.device)
+    rows, columns = steps + max(-offset, 0), steps + max(offset, 0)
+    shape = [x.shape[dim] for dim in rest]
+    flat = ordered.reshape([*shape, x.shape[places[0]] * x.shape[places[1]]])
+    linear = (rows * x.shape[places[1]] + columns).expand(diagonal.shape)
+    result = aten.scatter.src(flat, -1, linear, diagonal)
+    return result.reshape(ordered.shape).permute([order.index(dim) for dim in range(x.dim())])
+
+
+def index_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> torch.Tensor:
+    """Reduce slices of `source` into the slices of `x` that `index` names, by one scatter along `dim`."""
+    if not x.dim():
+        return index_reduce(
+            x.reshape(1), 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self
+        ).reshape(())
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    places = index.reshape(shape).expand(source.shape)
+    return aten.scatter_reduce.two(x, dim, places, source, reduce, include_self=include_self)
+
+
+def scatter_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> torch.Tensor:
+    """Divide a scattered sum by a scattered count; all but means of floats are left to the translation."""
+    if reduce != "mean" or not x.dtype.is_floating_point:
+        return NotImplemented
+    source = source.reshape(()) if not index.dim() else source[tuple(slice(size) for size in index.shape)]
+    before = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    counts = aten.scatter_add.default(before, dim, index, torch.ones_like(source))
+    start = x if include_self else torch.where(counts > 0, torch.zeros_like(x), x)
+    return aten.scatter_add.default(start, dim, index, source) / counts.clamp(min=1)
+
+
+def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Write into a tensor without dimensions; others are left to the translation."""
+    return NotImplemented if x.dim() or index.dim() else source.clone()
+
+
+def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    """Write or add `source` at places of `x` seen as one row."""
+    row, places = x.reshape(-1), index.reshape(-1)
+    places = torch.where(places < 0, places + row.shape[0], places)
+    scatter = aten.scatter_add.default if accumulate else aten.scatter.src
+    return scatter(row, 0, places, source.reshape(-1)).reshape(x.shape)
+
+
+def as_strided_scatter(
+    x: torch.Tensor,
+    source: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> torch.Tensor:
+    """Write `source` at places in memory that are none twice, where `x` lies in the order of its values."""
+    known = all(isinstance(number, int) for number in (*size, *stride, *x.shape))
+    if not known or not x.is_contiguous() or x.storage_offset() or _overlaps(size, stride):
+        return NotImplemented
+    places = torch.full([], storage_offset or 0, dtype=torch.int64, device=x.device)
+    for length, step in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + torch.arange(length, device=x.device) * step
+    return aten.scatter.src(x.reshape(-1), 0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
+
+
+def masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Put the gradients under the mask side by side, and zeros behind them."""
+    mask = mask.expand(gradient.shape).reshape(-1)
+    num_values = _product(sizes)
+    # What the mask leaves out goes to a place of its own behind the others.
+    places = torch.where(mask, mask.cumsum(0) - 1, num_values)
+    zeros = torch.zeros(num_values + 1, dtype=gradient.dtype, device=gradient.device)
+    return aten.scatter_add.default(zeros, 0, places, gradient.reshape(-1)).narrow(0, 0, num_values).reshape(sizes)
+
+
+def _overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two places of a strided tensor may be the same."""
+    reach = 0
+    for step, length in sorted(zip(stride, size, strict=True)):
+        if length > 1 and step <= reach:
+            return True
+        reach += (length - 1) * step
+    return False
+
+
+def _linear(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """Return one index for several: that into the dimensions seen as one."""
+    linear = torch.zeros_like(indices[0])
+    for index, size in zip(indices, sizes, strict=True):
+        linear = linear * size + torch.where(index < 0, index + size, index)
+    return linear
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product = product * size
+    return product
