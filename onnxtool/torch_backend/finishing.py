@@ -9,6 +9,7 @@ from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.conversion import quiet
 from onnxtool.torch_backend.corrections import correct
 from onnxtool.torch_backend.known_wrong import RACY_ONNX
+from onnxtool.torch_backend.simplification import simplify
 
 INPUTS_KEY = "onnxtool.inputs"
 NUM_NODES_KEY = "onnxtool.num_nodes"
@@ -42,10 +43,8 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
             "a converter keeps the placeholders and the outputs of the graph, in their order",
         )
     if optimize:
-        import onnxscript.optimizer
-
         with unset_fake_temporarily(), quiet():
-            model = onnxscript.optimizer.optimize(model, onnx_shape_inference=False)
+            simplify(model)
     correct(model.graph)
     _separate_outputs(model.graph)
     inputs = list(model.graph.inputs)

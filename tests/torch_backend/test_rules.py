@@ -250,6 +250,11 @@ def test_numbers_beside_doubles_are_doubles() -> None:
     )
 
 
+def test_numbers_near_zero_and_one_have_their_effect() -> None:
+    """The optimizer of onnxscript takes them for zero and one, and an infinite logarithm comes of that."""
+    require_same(lambda x: ((x + 1e-9).log(), x * 1.000001, 1 / (x - 1e-10)), torch.tensor([0.0, 1.0]), atol=1e-7)
+
+
 def test_every_rule_is_of_an_operator_that_is_traced() -> None:
     """A rule for what PyTorch takes apart before it comes to one would never be asked."""
     assert all(isinstance(operator, torch._ops.OpOverload) for operator in RULES)
