@@ -37,6 +37,10 @@ threads. Results and gradients are compared with eager PyTorch, within 1e-4 of t
 - *random*: draws numbers, which PyTorch does as always. *other numbers*: draws, and differs.
 - *not traceable*: PyTorch itself cannot compile the sample."""
 
+_SHARE = """**{share:.1%}** of the samples run wholly in onnxruntime: {whole} of {judged}, all that PyTorch can
+compile but the {drawn} that draw random numbers. With these, which can never be whole because PyTorch draws their
+numbers, it is {share_of_all:.1%} of {all}."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -213,7 +217,7 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
 
     counts = Counter(found["verdict"] for samples in results.values() for found in samples)
     judged = sum(counts[verdict] for verdict in ("whole", "partly", "PyTorch", *BAD))
-    whole = counts["whole"] / max(1, judged)
+    drawn = counts["random"] + counts["other numbers"]
     lines = [
         "# Operators of PyTorch in the backend",
         "",
@@ -225,7 +229,14 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
         "|" + "---|" * len(VERDICTS),
         "| " + " | ".join(str(counts[verdict]) for verdict in VERDICTS) + " |",
         "",
-        f"{whole:.1%} of the samples that can be judged run wholly in onnxruntime.",
+        _SHARE.format(
+            share=counts["whole"] / max(1, judged),
+            whole=counts["whole"],
+            judged=judged,
+            drawn=drawn,
+            share_of_all=counts["whole"] / max(1, judged + drawn),
+            all=judged + drawn,
+        ),
         "",
         "## What stays in PyTorch",
         "",

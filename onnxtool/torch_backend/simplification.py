@@ -26,7 +26,7 @@ def simplify(model: ir.Model) -> None:
         folded = optimizer.fold_constants_ir(model, onnx_shape_inference=False)
         rewritten = _rewriter()(model)
         passes.RemoveUnusedNodesPass()(model)
-        passes.RemoveUnusedFunctionsPass()(model)
+        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         passes.RemoveUnusedOpsetsPass()(model)
         if not folded.modified and not rewritten.modified:
             break
@@ -48,4 +48,5 @@ def _rewriter() -> ir.passes.InPlacePass:
 
     tolerant = {id(rule) for rule in _no_op.rules}
     exact = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if id(rule) not in tolerant]
-    return rewriter.RewritePass(exact)
+    rewrite: ir.passes.InPlacePass = rewriter.RewritePass(exact)
+    return rewrite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -56,8 +57,10 @@ def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isinf(), torch.zeros_like(x), result)
 
 
-def _number(x: torch.Tensor, y: torch.Tensor, select: object) -> torch.Tensor:
+def _number(
+    x: torch.Tensor, y: torch.Tensor, select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     x, y = torch.broadcast_tensors(x, y)
     if not x.dtype.is_floating_point:
-        return select(x, y)  # type: ignore[operator,no-any-return]
-    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, select(x, y)))  # type: ignore[operator]
+        return select(x, y)
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, select(x, y)))

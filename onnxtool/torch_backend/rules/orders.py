@@ -56,7 +56,7 @@ def nan_median_of_all(x: torch.Tensor) -> torch.Tensor:
 def maximum_of_truths(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whether any value along `dim` is true, and the first one that is; numbers are left to the translation."""
     if x.dtype is not torch.bool or not x.dim():
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     return x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim)
 
 
@@ -119,7 +119,7 @@ def _nan(like: torch.Tensor) -> torch.Tensor:
 
 
 def _floats(x: torch.Tensor) -> bool:
-    return x.dtype.is_floating_point
+    return bool(x.dtype.is_floating_point)
 
 
 def _nans(x: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ def _running(
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     dim, size, step = dim % x.dim(), x.shape[dim], 1
     if not isinstance(size, int):
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     values = x.clone()
     along = torch.arange(size, device=x.device).reshape([-1] + [1] * (x.dim() - 1 - dim))
     places = along.expand(x.shape).clone()
