@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -13,7 +13,7 @@ from onnxtool.errors import InputError
 Batch = Any
 """What a model is called with: a mapping of names to tensors, or what a criterion's user hands over."""
 
-Loss = torch.Tensor | tuple[torch.Tensor, Any]
+Loss: TypeAlias = torch.Tensor | tuple[torch.Tensor, Any]
 """The loss, float [], and with `return_outputs` the outputs of the model."""
 
 

@@ -107,7 +107,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             self.__dict__["_compiled"] = torch.compile(self._loss, backend=self.backend, dynamic=self._dynamic)
         inputs, rows = self._sparsity.reduced(self.compute_loss, inputs, return_outputs, num_items_in_batch)
         with whole_graphs():
-            return self._compiled(inputs, return_outputs, num_items_in_batch, rows)  # type: ignore[no-any-return]
+            return self._compiled(inputs, return_outputs, num_items_in_batch, rows)
 
     def _loss(self, inputs: Batch, return_outputs: bool, num_items: Any, rows: torch.Tensor | None) -> Loss:
         self._selection.rows = rows

@@ -161,7 +161,7 @@ class Trial:
         torch.manual_seed(_SEED)
         try:
             with torch.enable_grad():
-                loss = self._compute_loss(self._model, dict(inputs), False, num_items)
+                loss: Any = self._compute_loss(self._model, dict(inputs), False, num_items)
                 if probe.num_calls != 1:
                     raise _RefusalError(f"the output head is called {probe.num_calls} times")
                 (gradient,) = torch.autograd.grad(loss, probe.scores)

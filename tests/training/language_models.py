@@ -95,7 +95,7 @@ def eager_step(
     """Return the loss of the whole batch by eager PyTorch, and its gradients."""
     items = None if num_items is None else torch.tensor(num_items)
     loss = ModelLoss(model, smoothing)
-    return step_of(lambda: loss(model, batch, False, items), model)  # type: ignore[arg-type, return-value]
+    return step_of(lambda: loss(model, batch, False, items), model)
 
 
 def require_same_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -126,7 +127,7 @@ def test_a_number_of_items_is_no_reason_to_compile_again() -> None:
     module = ModuleWithLoss(model)
     for num_items in (11, torch.tensor(13), 17):
         expected = eager_step(model, batch, num_items=int(num_items))
-        require_same_step(step(lambda n=num_items: module(batch, num_items_in_batch=n), model), expected)
+        require_same_step(step(functools.partial(module.forward, batch, num_items_in_batch=num_items), model), expected)
     assert len(module.explain().graphs) == 2
 
 
@@ -186,7 +187,7 @@ def test_fifty_losses_of_a_plain_loop_are_those_of_eager_pytorch(
     name: str, optimizer_class: type[torch.optim.Optimizer], rate: float
 ) -> None:
     """With BERT's dropout, and other labels at each step."""
-    losses = []
+    losses: list[list[torch.Tensor]] = []
     for compiled in (True, False):
         torch._dynamo.reset()
         original = MODELS[name]()
