@@ -28,6 +28,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
@@ -39,7 +40,15 @@ from transformers import (
 from onnxtool.training import OrtTrainer
 
 TOLERANCE = 1e-5
-VOCABULARY, LENGTH, CLASSES, BATCH, EXAMPLES = 400, 24, 3, 4, 46
+LENGTH, CLASSES, BATCH, EXAMPLES, HIDDEN_SHARE = 24, 3, 4, 46, 0.15
+SIZES = {
+    "vocab_size": 400,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": LENGTH,
+}
 
 
 @dataclass(frozen=True)
@@ -59,47 +68,33 @@ class Run:
     parameters: dict[str, torch.Tensor]
 
 
-def bert() -> torch.nn.Module:
-    """Make a classifier with dropout."""
-    return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=LENGTH,
-            num_labels=CLASSES,
-        )
-    )
+def classifier() -> torch.nn.Module:
+    """Make a BERT with dropout, a class a text."""
+    return BertForSequenceClassification(BertConfig(num_labels=CLASSES, **SIZES))
 
 
-def llama() -> torch.nn.Module:
-    """Make a decoder."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=LENGTH,
-        )
-    )
+def masked() -> torch.nn.Module:
+    """Make a BERT with dropout and a score for each token of the vocabulary."""
+    return BertForMaskedLM(BertConfig(**SIZES))
 
 
-CASES = (Case("bert", bert, 0.1), Case("llama", llama, 0.0))
+def decoder() -> torch.nn.Module:
+    """Make a Llama."""
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+CASES = (Case("bert", classifier, 0.1), Case("bert, masked tokens", masked, 0.1), Case("llama", decoder, 0.0))
 
 
 def examples(case: Case) -> list[dict[str, torch.Tensor]]:
-    """Return examples whose labels are classes for a classifier, and the tokens for a decoder."""
+    """Return texts with their class, with 15 % of their tokens to find, or with all tokens to predict."""
     draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(1, VOCABULARY, (EXAMPLES, LENGTH), generator=draw)
-    classes = tokens[:, 0] % CLASSES
-    labels = classes if case.make is bert else tokens
+    tokens = torch.randint(1, SIZES["vocab_size"], (EXAMPLES, LENGTH), generator=draw)
+    hidden = torch.rand(tokens.shape, generator=draw) < HIDDEN_SHARE
+    labels = {classifier: tokens[:, 0] % CLASSES, masked: torch.where(hidden, tokens, -100), decoder: tokens}
     return [
         {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": label}
-        for row, label in zip(tokens, labels, strict=True)
+        for row, label in zip(tokens, labels[case.make], strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,8 +32,10 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
 
     Attributes:
         ort_backend: what compiles the training steps.
-        model_with_loss: the module of the training steps; None before `train()`.
+        model_with_loss: the module of the training steps, whose `label_sparsity` counts; None before `train()`.
     """
+
+    compute_loss: Callable[..., Any]
 
     # What a Trainer takes is transformers' to say, and grows with its releases.
     def __init__(
@@ -93,8 +95,8 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         if not self._was_explained:
             self._was_explained = True
-            if self.is_world_process_zero():
-                _logger.info("the training step is compiled\n%s", self.explain())
+            if self.is_world_process_zero() and self.model_with_loss is not None:
+                _logger.info("the training step\n%s\n%s", self.explain(), self.model_with_loss.label_sparsity)
         return loss
 
     def _compute_loss(

@@ -82,6 +82,7 @@ def test_the_last_accumulation_is_smaller_and_counts_its_labels(tmp_path: Path) 
     )
     assert len(losses_of(trainer)) == 4
     assert len(trainer.explain().graphs) <= 4  # one more pair for the size that changes
+    assert trainer.model_with_loss.label_sparsity.num_sparse_batches == 6
 
 
 @pytest.mark.slow
@@ -251,6 +252,8 @@ def test_what_ran_where_is_logged_once(tmp_path: Path, caplog: pytest.LogCapture
         trainer.train()
     (message,) = [record.getMessage() for record in caplog.records if record.name == "onnxtool.training.trainer"]
     assert str(trainer.explain()) in message
+    assert str(trainer.model_with_loss.label_sparsity) not in message  # which went on counting
+    assert "label sparsity: 0 of 1 batches" in message
     assert "backward: " in message
     assert trainer.ort_backend is backend
 

@@ -35,4 +35,5 @@ def test_fifty_steps_have_the_same_losses_with_a_stop_and_without(tmp_path: Path
 @pytest.mark.slow
 def test_two_processes_have_the_losses_of_trainer_and_equal_parameters() -> None:
     """Gradients are averaged by DistributedDataParallel, the last batches are smaller; the processes check the rest."""
-    assert check_trainer.two_processes(CASES[0], 8) <= TOLERANCE
+    (case,) = (case for case in CASES if case.name == "bert, masked tokens")
+    assert check_trainer.two_processes(case, 8) <= TOLERANCE
