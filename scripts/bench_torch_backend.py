@@ -71,7 +71,7 @@ class Worker:
 
     def medians(self) -> Floats:
         """Return the median wall and processor milliseconds of all steps: [2]."""
-        return np.median(np.concatenate(self.blocks), axis=0)  # type: ignore[no-any-return]
+        return np.median(np.concatenate(self.blocks), axis=0)
 
     def _answer(self) -> str:
         line = self.process.stdout.readline() if self.process.stdout else ""
@@ -105,7 +105,7 @@ def _measure(case: str, arguments: argparse.Namespace) -> None:
     workers: list[Worker] = []
     try:
         for way in arguments.ways:
-            workers.append(Worker.start(case, way, arguments.threads))
+            workers.append(Worker.start(case, way, arguments.threads))  # noqa: PERF401 - one that fails ends the others
         for _ in range(arguments.blocks):
             for worker in workers:
                 worker.run(arguments.steps)

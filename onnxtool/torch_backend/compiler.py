@@ -15,7 +15,9 @@ from onnxtool.torch_backend.execution import SessionCall
 from onnxtool.torch_backend.partitioning import Stage, cut
 from onnxtool.torch_backend.pieces import Piece, extract, value_of
 from onnxtool.torch_backend.reports import EagerNode, GraphReport, PieceReport
+from onnxtool.torch_backend.rewriting import rewritten
 from onnxtool.torch_backend.sessions import select_providers
+from onnxtool.torch_backend.shortcuts import SHORTCUTS
 from onnxtool.torch_backend.support import reasons_to_stay
 from onnxtool.torch_backend.translation import PieceError, Translated, Translator
 from onnxtool.torch_backend.views import VIEW, views_last
@@ -56,6 +58,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     PyTorch, and the graph is cut anew. What is returned first takes the graph's inputs and returns its outputs.
     """
     start = time.perf_counter()
+    original, owner = owner, rewritten(owner, SHORTCUTS)
     translator = Translator(options)
     views = views_last(owner.graph)
     rejected: dict[str, str] = translator.rejected_before(owner)
@@ -72,7 +75,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     translator.remember(owner, rejected)
     call: Compiled = _assemble(owner, stages, pieces, [made and made[1] for made in calls])
     if options.assert_close_to_baseline:
-        call = compared(call, owner, options)
+        call = compared(call, original, options)
     report = GraphReport(
         kind=kind,
         pieces=tuple(made[0] for made in calls if made),

@@ -1,0 +1,64 @@
+"""Rewritings of a few operators each, and the list of all that are applied before a graph is cut."""
+
+from __future__ import annotations
+
+import torch
+
+from onnxtool.torch_backend.label_gradients import label_gradient
+from onnxtool.torch_backend.rewriting import Node, Rule, call, is_call, tensor_of
+from onnxtool.torch_backend.slices import joined_slices, padded_slice
+
+aten = torch.ops.aten
+_SQUARE_ROOT_OF_TWO = 2**0.5
+_SCALINGS = (aten.div.Scalar, aten.mul.Scalar, aten.div.Tensor, aten.mul.Tensor)
+
+
+def first_power(node: Node) -> Node | None:
+    """Replace `x ** 1`, which the gradient of a square has, by x: onnxruntime computes it as any other power."""
+    if not is_call(node, aten.pow.Tensor_Scalar) or node.args[1] != 1:
+        return None
+    return node.all_input_nodes[0]
+
+
+def small_factor(node: Node) -> Node | None:
+    """Replace `expand(x) / c * y` by `x / c * y` where y has the shape of the product, with or without the number c.
+
+    The gradient of a mean has the former.
+    """
+    if not is_call(node, aten.mul.Tensor) or len(node.all_input_nodes) != 2 or len(node.args) != 2:
+        return None
+    left, right = node.all_input_nodes
+    for factor, other in ((left, right), (right, left)):
+        scaling = factor if is_call(factor, *_SCALINGS) and isinstance(factor.args[1], int | float) else None
+        expanded = factor if scaling is None else scaling.args[0]
+        if not is_call(expanded, aten.expand.default) or not _is_static(node) or _shape(other) != _shape(node):
+            continue
+        small = expanded.args[0]
+        if scaling is not None:
+            small = call(node, scaling.target, small, scaling.args[1])
+        return call(node, aten.mul.Tensor, small, other)
+    return None
+
+
+def fusible_gelu(node: Node) -> Node | None:
+    """Replace the exact GELU by `x * (erf(x / sqrt(2)) + 1) * 0.5`, in the order in which onnxruntime fuses it."""
+    if not is_call(node, aten.gelu.default) or node.kwargs.get("approximate", "none") != "none":
+        return None
+    x = node.all_input_nodes[0]
+    tensor = tensor_of(x)
+    if tensor is None or tensor.dtype is not torch.float32:
+        return None
+    erf = call(node, aten.erf.default, call(node, aten.div.Tensor, x, _SQUARE_ROOT_OF_TWO))
+    return call(node, aten.mul.Tensor, call(node, aten.mul.Tensor, x, call(node, aten.add.Tensor, erf, 1.0)), 0.5)
+
+
+def _shape(node: Node) -> torch.Size | None:
+    tensor = tensor_of(node)
+    return None if tensor is None else tensor.shape
+
+
+def _is_static(node: Node) -> bool:
+    return all(isinstance(size, int) for size in _shape(node) or ())
+
+
+SHORTCUTS: tuple[Rule, ...] = (first_power, joined_slices, padded_slice, label_gradient, small_factor, fusible_gelu)
