@@ -4,8 +4,8 @@
 the gradients alone and of the optimizer alone, the ratio to each peer, and the peak of memory above what the libraries
 take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each. The time is
 that of the processor: with one thread it is the wall time of a machine that does nothing else. Dropout is off
-everywhere, and all labels count. The row of products is the roof: the products of matrices of a step and nothing else,
-in PyTorch, into memory that is there already.
+everywhere, and all labels count. "recompute" are artifacts that compute activations again for the gradients. The row of
+products is the roof: the products of matrices of a step and nothing else, in PyTorch, into memory that is there already.
 onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
 """
 
@@ -215,8 +215,8 @@ def make_model(folder: Path) -> Any:
     return model
 
 
-def make_artifacts(folder: Path) -> None:
-    """Make onnxtool's artifacts of the same model."""
+def make_artifacts(folder: Path, name: str, *, recompute: bool) -> None:
+    """Make onnxtool's artifacts of the same model in a folder of this name."""
     import onnx
 
     from onnxtool.training import artifacts, onnxblock
@@ -228,7 +228,8 @@ def make_artifacts(folder: Path) -> None:
         requires_grad=[name for name in names if name.endswith(("weight", "bias"))],
         loss=onnxblock.loss.CrossEntropyLoss(axis=-1),
         optimizer=artifacts.OptimType.AdamW,
-        artifact_directory=folder / "onnxtool",
+        artifact_directory=folder / name,
+        recompute=recompute,
     )
 
 
@@ -275,9 +276,11 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "forward.onnx").exists():
             export(make_model(folder), folder, reference=options.reference is not None)
-        make_artifacts(folder)
+        for name in ("onnxtool", "recompute"):
+            make_artifacts(folder, name, recompute=name == "recompute")
         python = Path(sys.executable)
-        workers = [("onnxtool", python, _ONNXTOOL), (EAGER, python, _TORCH)]
+        again = _ONNXTOOL.replace("/onnxtool/", "/recompute/")
+        workers = [("onnxtool", python, _ONNXTOOL), ("onnxtool, recompute", python, again), (EAGER, python, _TORCH)]
         if options.reference is not None:
             reference = options.reference / "bin" / "python"
             if not (folder / "reference").exists():

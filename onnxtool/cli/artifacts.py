@@ -100,6 +100,7 @@ from onnxtool.training.proof import Proof
 )
 @click.option("--prefix", default="", help="Before the name of each file.")
 @click.option("--nominal_checkpoint", is_flag=True, help="Write a checkpoint without values as well.")
+@click.option("--recompute", is_flag=True, help="Recompute activations for the gradients: less memory, more time.")
 @click.option("--ort_format", is_flag=True, help="Write .ort files as well.")
 @output_options("The folder; without it, NAME-training beside the file, or models/NAME-training.")
 @report_options
@@ -125,6 +126,7 @@ def command(
     additional_output: tuple[str, ...],
     prefix: str,
     nominal_checkpoint: bool,
+    recompute: bool,
     ort_format: bool,
     output: Path | None,
     force: bool,
@@ -161,6 +163,7 @@ def command(
         output=output,
         prefix=prefix,
         nominal_checkpoint=nominal_checkpoint,
+        recompute=recompute,
         ort_format=ort_format,
         force=force,
     )

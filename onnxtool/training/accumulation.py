@@ -48,8 +48,8 @@ def accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
 def order_accumulations(graph: ir.Graph) -> None:
     """Put the choices to the end of a sorted graph, that of the gradient which is there last first.
 
-    onnxruntime runs first what the last node needs, then what the node before it needs besides, and so on. So each gradient
-    is done as soon as it can be, and what only it needs is freed, where otherwise the gradients of all activations
+    onnxruntime runs first what the last node needs, then what the node before it needs besides, and so on. So each
+    gradient is done as soon as it can be, and what only it needs is freed; otherwise the gradients of all activations
     would come first, and all of them would be there at once.
     """
     places: dict[ir.Node | None, int] = {node: place for place, node in enumerate(graph)}

@@ -76,6 +76,7 @@ class ArtifactOptions:
         loss_input_names: values that the loss is built on; else all outputs of the model.
         aliases: further names of tied parameters, for the checkpoint.
         parameters: what patterns may mean; None for all float initializers of more than one element.
+        recompute: compute cheap activations a second time for the gradients, instead of keeping them: less memory.
         force: replace files that are there.
         prove: compares the files in a folder with PyTorch before they are moved to their place.
     """
@@ -93,6 +94,7 @@ class ArtifactOptions:
     loss_input_names: Sequence[str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] | None = None
+    recompute: bool = False
     force: bool = False
     prove: Callable[[Path], Proof | None] | None = None
 
@@ -110,10 +112,11 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
+    recompute: bool = False,
 ) -> ArtifactReport:
     """Write the artifacts of `model` to `artifact_directory`, replacing those that are there.
 
-    The arguments are those of onnxruntime-training; `ArtifactOptions` says what they mean.
+    The arguments but the last are those of onnxruntime-training; `ArtifactOptions` says what they mean.
 
     Raises:
         ArtifactError: names that are not in the model, a loss that is none, …
@@ -138,6 +141,7 @@ def generate_artifacts(
             additional_output_names,
             nominal_checkpoint,
             loss_input_names,
+            recompute=recompute,
             force=True,
         )
     )
@@ -210,6 +214,7 @@ class _Training(onnxblock.TrainingBlock):
     def __init__(self, loss: onnxblock.Block, options: ArtifactOptions) -> None:
         self._loss = loss
         self._more = options.additional_output_names or ()
+        self.recompute = options.recompute
 
     def build(self, *names: str) -> tuple[str, ...]:
         """Add the loss on top of these values."""

@@ -41,6 +41,7 @@ class PreparationOptions:
         weight_decay: of the optimizer.
         max_grad_norm: gradients of a larger norm are scaled down to it.
         additional_outputs: values that the models give besides the loss.
+        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
         output: the folder; None for `models/NAME-training`.
     """
 
@@ -62,6 +63,7 @@ class PreparationOptions:
     prefix: str = ""
     nominal_checkpoint: bool = False
     ort_format: bool = False
+    recompute: bool = False
     force: bool = False
 
 
@@ -149,6 +151,7 @@ def _common(options: PreparationOptions, setting: LossSetting) -> ArtifactOption
         ort_format=options.ort_format,
         additional_output_names=options.additional_outputs,
         nominal_checkpoint=options.nominal_checkpoint,
+        recompute=options.recompute,
         force=options.force,
     )
 

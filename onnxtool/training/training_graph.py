@@ -43,7 +43,9 @@ class Graphs:
     frozen: list[onnx.TensorProto]
 
 
-def build_graphs(model: onnx.ModelProto, choice: Choice, loss: str, path: Path | None = None) -> Graphs:
+def build_graphs(
+    model: onnx.ModelProto, choice: Choice, loss: str, path: Path | None = None, *, recompute: bool = False
+) -> Graphs:
     """Differentiate `loss` with respect to the trained parameters.
 
     Args:
@@ -51,6 +53,7 @@ def build_graphs(model: onnx.ModelProto, choice: Choice, loss: str, path: Path |
         choice: of parameters.
         loss: name of a float output of one element.
         path: where the model was read from, beside which its external data lies.
+        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
 
     Raises:
         ArtifactError: a parameter is not in the model, nothing is trained, or the loss is none.
@@ -64,7 +67,7 @@ def build_graphs(model: onnx.ModelProto, choice: Choice, loss: str, path: Path |
     choice = _checked(model, choice)
     _check_loss(model, loss)
     training, evaluation = _read(model, path), _read(model, path)
-    statistics, trained = _train(training, choice, loss)
+    statistics, trained = _train(training, choice, loss, recompute=recompute)
     buffers = [name for name in statistics if name not in choice.frozen]
     promoted = {*choice.trained, *choice.frozen, *buffers}
     _evaluate(evaluation, promoted)
@@ -89,8 +92,10 @@ def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
     return read
 
 
-def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.Value], list[str]]:
+def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tuple[Mapping[str, ir.Value], list[str]]:
     """Make a training graph of `model`; return the running statistics' new values and who is trained."""
+    import onnx_ir.passes.common as common
+
     from onnxtool.training.accumulation import accumulate, order_accumulations
     from onnxtool.training.autodiff import differentiate
     from onnxtool.training.autodiff.inference import infer_types
@@ -98,6 +103,7 @@ def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.
     from onnxtool.training.label_rows import drop_ignored_rows
     from onnxtool.training.lowering import lower
     from onnxtool.training.modes import decompose, running_statistics, start_training, update_statistics
+    from onnxtool.training.recomputation import recompute_activations
     from onnxtool.training.row_factors import take_out_row_factors
 
     graph = model.graph
@@ -110,11 +116,15 @@ def _train(model: ir.Model, choice: Choice, loss: str) -> tuple[Mapping[str, ir.
     trained = _trained(choice, gradients)
     decompose_losses(graph)
     decompose(graph)
+    forward = [*graph.outputs, *statistics.values()]
     infer_types(model)
     replaced = take_out_row_factors(graph)
     accumulate(graph, {name: replaced.get(gradients[name], gradients[name]) for name in trained})
     for name, value in statistics.items():
         _rename_output(graph, value, updated_name(name))
+    if recompute:
+        common.RemoveUnusedNodesPass()(model)
+        recompute_activations(graph, forward)
     _tidy(model)
     order_accumulations(graph)
     lower(model)

@@ -26,6 +26,9 @@ from onnxtool.training.autodiff.sequences import replace_sequences
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+# Where a value notes its gradient; such notes are in no file.
+_GRADIENT = "onnxtool.gradient"
+
 
 def differentiate(
     model_or_graph: ir.Model | ir.Graph, output: str, with_respect_to: Sequence[str]
@@ -111,6 +114,9 @@ class _Walk:
         if refusals := self._refusals or self._unknown:
             raise _unsupported(refusals, self._flow)
         found = {str(source.name): self._sum(source) for source in self._flow.sources}
+        for node, outputs in replaced.items():
+            for old, new in zip(node.outputs, outputs, strict=False):
+                new.value.meta.update(old.meta)
         self._build.finish({node: outputs for node, outputs in replaced.items() if outputs})
         return {name: gradient.value for name, gradient in found.items() if gradient is not None}
 
@@ -172,7 +178,15 @@ class _Walk:
             total = self._build.op("Add" if len(gradients) == 2 else "Sum", *gradients)
             total.value.shape = value.shape
             self._arriving[value] = gradients = [total]
+        if gradients:
+            value.meta[_GRADIENT] = gradients[0].value
         return gradients[0] if gradients else None
+
+
+def arriving_gradient(value: ir.Value) -> ir.Value | None:
+    """Return the gradient of the loss with respect to a value of a graph that was differentiated, where it has one."""
+    gradient: ir.Value | None = value.meta.get(_GRADIENT)
+    return gradient
 
 
 def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:

@@ -19,8 +19,12 @@ class TrainingBlock(Block):
     """A block on top of a model that ends in a loss, and the gradients of parameters with respect to it.
 
     Parameters are named in `requires_grad` before the block is called; those of no name stay constants of the graph.
+
+    Attributes:
+        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
     """
 
+    recompute: bool = False
     _models: tuple[ModelProto, ModelProto] | None = None
     _parameters: tuple[list[TensorProto], list[TensorProto]] | None = None
 
@@ -44,7 +48,7 @@ class TrainingBlock(Block):
         output = self.build(*args, **kwargs)
         names = output_names(output)
         declare_outputs(self, names)
-        graphs = build_graphs(self.base, self.choice, names[0], self.accessor.path)
+        graphs = build_graphs(self.base, self.choice, names[0], self.accessor.path, recompute=self.recompute)
         self._models = (graphs.training, graphs.evaluation)
         self._parameters = (graphs.trainable, graphs.frozen)
         self.accessor.eval_model = graphs.evaluation

@@ -1,0 +1,81 @@
+"""Activations that are computed again for the gradients: less memory at once, and the same gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from onnxtool.training import artifacts
+from tests.training.live_memory import peak_bytes, training_feeds
+from tests.training.small_models import make, parameters_of
+
+ROWS, WIDTH, LAYERS = 256, 32, 6
+
+
+def deep_model(*, dropout: float = 0.0, skip: bool = False) -> onnx.ModelProto:
+    """Make x [256, 32] -> six times a product, a gelu and a normalization -> y [256, 32].
+
+    Args:
+        dropout: after each normalization, with a fixed seed.
+        skip: the first gelu is added to the last.
+    """
+    draw = np.random.default_rng(0)
+    nodes, tensors, hidden = [], [], "x"
+    numbers: dict[str, Any] = {"ratio": np.float32(dropout), "on": np.array(True)}
+    tensors += [numpy_helper.from_array(np.asarray(value), name) for name, value in numbers.items()]
+    for layer in range(LAYERS):
+        for name, shape in (("w", (WIDTH, WIDTH)), ("b", (WIDTH,)), ("scale", (WIDTH,)), ("shift", (WIDTH,))):
+            array = (draw.standard_normal(shape) / 4).astype(np.float32)
+            tensors.append(numpy_helper.from_array(array, f"{name}{layer}"))
+        nodes.append(helper.make_node("MatMul", [hidden, f"w{layer}"], [f"p{layer}"]))
+        nodes.append(helper.make_node("Add", [f"p{layer}", f"b{layer}"], [f"h{layer}"]))
+        nodes.append(helper.make_node("Gelu", [f"h{layer}"], [f"g{layer}"]))
+        hidden = f"g{layer}"
+        if skip and layer == LAYERS - 1:
+            nodes.append(helper.make_node("Add", [hidden, "g0"], ["s"]))
+            hidden = "s"
+        nodes.append(
+            helper.make_node("LayerNormalization", [hidden, f"scale{layer}", f"shift{layer}"], [f"n{layer}"], axis=-1)
+        )
+        hidden = f"n{layer}"
+        if dropout:
+            nodes.append(helper.make_node("Dropout", [hidden, "ratio", "on"], [f"d{layer}"], seed=layer))
+            hidden = f"d{layer}"
+    nodes[-1].output[0] = "y"
+    for place, node in enumerate(nodes):
+        node.name = f"node_{place}"
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "deep", [info("x", 1, [ROWS, WIDTH])], [info("y", 1, [ROWS, WIDTH])], initializer=tensors
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def step(folder: Path, model: onnx.ModelProto, *, recompute: bool) -> tuple[list[NDArray[np.float32]], int]:
+    """Return loss and gradients of a step, and the bytes of tensors at once."""
+    folder.mkdir()
+    make(folder, model, loss=artifacts.LossType.MSELoss, recompute=recompute)
+    draw = np.random.default_rng(1)
+    user = {name: draw.standard_normal((ROWS, WIDTH)).astype(np.float32) for name in ("x", "target")}
+    path = folder / "training_model.onnx"
+    feeds = training_feeds(parameters_of(model), user)
+    return ort.InferenceSession(path).run(None, feeds), peak_bytes(path, feeds, folder)
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3}, {"skip": True}], ids=["plain", "dropout", "skip connection"])
+def test_gradients_are_the_same_and_fewer_tensors_live_at_once(tmp_path: Path, options: dict[str, Any]) -> None:
+    """No copy is merged, and none runs before its time, so that neither gelu nor normalization stays."""
+    model = deep_model(**options)
+    kept, kept_bytes = step(tmp_path / "kept", model, recompute=False)
+    again, again_bytes = step(tmp_path / "again", model, recompute=True)
+    for one, other in zip(kept, again, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-7)  # fusions may differ
+    activation = 4 * ROWS * WIDTH
+    assert kept_bytes - again_bytes >= (LAYERS - 2) * activation
