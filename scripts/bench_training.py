@@ -5,7 +5,7 @@ the gradients alone and of the optimizer alone, the ratio to each peer, and the 
 take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each. The time is
 that of the processor: with one thread it is the wall time of a machine that does nothing else. Dropout is off
 everywhere, and all labels count. "recompute" are artifacts that compute activations again for the gradients. The row of
-products is the roof: the products of matrices of a step and nothing else, in PyTorch, into memory that is there already.
+products is the roof: the products of matrices of a step and nothing else, in PyTorch, into memory that is there.
 onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
 """
 
