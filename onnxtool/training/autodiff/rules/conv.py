@@ -75,12 +75,16 @@ def _spread(n: Backward, dy: Tensor, kernel: Tensor, window: Window, picture: Te
             "ConvTranspose", dy, kernel, strides=strides, dilations=dilations, group=group,
             pads=[*window.before, *window.after], output_padding=rest,
         )  # fmt: skip
-    # How much of the end no kernel reached is known when the graph runs.
-    full = n.build.op("ConvTranspose", dy, kernel, strides=strides, dilations=dilations, group=group)
-    rank = len(window.kernel) + 2
-    before = n.build.axes([-pad for pad in window.before])
-    after = picture.size().slice(2, rank) - full.size().slice(2, rank) - before
-    return n.build.op("Pad", full, n.build.concat([0, 0], before, [0, 0], after))
+    return _spread_and_cut(n, dy, kernel, window, group)
+
+
+def _spread_and_cut(n: Backward, dy: Tensor, kernel: Tensor, window: Window, group: int = 1) -> Tensor:
+    """Do so where it is known when the graph runs how much of the end no kernel reached, or reached over."""
+    build, rank = n.build, len(window.kernel) + 2
+    full = build.op("ConvTranspose", dy, kernel, strides=window.strides, dilations=window.dilations, group=group)
+    before = build.axes([-pad for pad in window.before])
+    after = n.x(0).size().slice(2, rank) - full.size().slice(2, rank) - before
+    return build.op("Pad", full, build.concat([0, 0], before, [0, 0], after))
 
 
 def _conv_picture(n: Backward) -> Tensor:
@@ -159,18 +163,19 @@ def _average_pool(n: Backward) -> Tensor:
     """Spread each average over its window; channels are taken for samples, so that one kernel serves all."""
     kernel = n.attribute("kernel_shape", [1])
     window = Window.of(n, kernel)
-    if n.attribute("ceil_mode", 0):
-        raise Refusal("its windows may reach over the end (ceil_mode)")
     build, rank, dtype = n.build, len(kernel) + 2, n.dy.dtype
     size = n.x(0).size()
     picture = build.zeros(build.concat([1, 1], size.slice(2, rank)), dtype)
-    shape = n.x(0).shape
-    if shape is not None:
+    shape, over_end = n.x(0).shape, bool(n.attribute("ceil_mode", 0))
+    if shape is not None and not over_end:
         import onnx_ir as ir
 
         picture.value.shape = ir.Shape([1, 1, *shape[2:]])
     ones = build.constant(1.0, dtype).expand([1, 1, *kernel])
-    if n.attribute("count_include_pad", 0) or not any((*window.before, *window.after)):
+    include = bool(n.attribute("count_include_pad", 0))
+    if over_end:
+        shares = n.dy / _counts_over_end(n, picture + 1.0, ones, window, include=include)
+    elif include or not any((*window.before, *window.after)):
         shares = n.dy / float(_product(kernel))
     else:
         counts = build.op(
@@ -179,7 +184,24 @@ def _average_pool(n: Backward) -> Tensor:
         )  # fmt: skip
         shares = n.dy / counts
     single = shares.reshape(build.concat([-1, 1], n.y().size().slice(2, rank)))
+    if over_end:
+        return _spread_and_cut(n, single, ones, window).reshape(size)
     return _spread(n, single, ones, window, picture, 1).reshape(size)
+
+
+def _counts_over_end(n: Backward, ones: Tensor, kernel: Tensor, window: Window, *, include: bool) -> Tensor:
+    """Return how many numbers each average is of, where windows may reach over the end (ceil_mode).
+
+    What lies beyond the padding counts in no case: PyTorch, AvgPool2d.
+    """
+    build, axes = n.build, len(window.kernel)
+    value = build.constant(1.0 if include else 0.0, ones.dtype)
+    padded = build.op("Pad", ones, build.axes([0, 0, *window.before, 0, 0, *window.after]), value)
+    strides, reach = build.axes(window.strides), build.axes(window.reach)
+    needed = (n.y().size().slice(2, axes + 2) - build.axes([1] * axes)) * strides + reach
+    beyond = needed - padded.size().slice(2, axes + 2)
+    whole = build.op("Pad", padded, build.concat([0, 0], [0] * axes, [0, 0], beyond))
+    return build.op("Conv", whole, kernel, strides=window.strides, dilations=window.dilations)
 
 
 def _product(numbers: list[int]) -> int:

@@ -113,6 +113,7 @@ MATH: dict[str, Rule] = {
     "LeakyRelu": rule(_leaky_relu),
     "Log": rule(lambda n: n.dy / n.x(0)),
     "Max": Rule((_extremum,), variadic=True, broadcasts=True),
+    "Mean": Rule((lambda n: n.dy / float(len(n.node.inputs)),), variadic=True, broadcasts=True),
     "Min": Rule((_extremum,), variadic=True, broadcasts=True),
     "Mod": broadcasting(lambda n: n.dy, _mod_divisor),
     "Mul": broadcasting(lambda n: n.dy * n.x(1), lambda n: n.dy * n.x(0)),

@@ -230,6 +230,15 @@ def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     return (y, *running)[: len(n.node.outputs)]
 
 
+def _lp_norm(n: Backward) -> Tensor:
+    """Take away what goes along the normalized values, which changes no direction."""
+    axes, order = [n.attribute("axis", -1)], n.attribute("p", 2)
+    norm = n.build.op("ReduceL2" if order == 2 else "ReduceL1", n.x(0), n.build.axes(axes), keepdims=1)
+    along = n.y() if order == 2 else n.build.op("Sign", n.x(0))
+    slope = (n.dy - along * (n.dy * n.y()).sum(axes)) / n.build.where(norm.equals(0.0), 1.0, norm)
+    return n.build.where(norm.equals(0.0), 0.0, slope)
+
+
 def _dropout(n: Backward) -> Tensor:
     """Let pass what the mask let pass, scaled alike; all of it where the node does not train."""
     training = n.constant(2)
@@ -253,6 +262,7 @@ NN: dict[str, Rule] = {
         (_layer_norm, _layer_norm_scale, _layer_norm_bias), num_outputs=3, forward=_layer_norm_forward
     ),
     "LogSoftmax": rule(_log_softmax),
+    "LpNormalization": rule(_lp_norm),
     "MatMul": rule(_matmul_left, _matmul_right),
     "SimplifiedLayerNormalization": Rule((_rms_norm, _rms_norm_scale), num_outputs=2),
     "Softmax": rule(_softmax),

@@ -33,6 +33,8 @@ class Direction:
         last: the gradients with respect to the states after the last step, [B, H] each.
         backward: it goes from the end to the start.
         hidden: H.
+        here: whether a step is part of a sample, bool [S, B, 1]; None where all samples have all steps. Beyond its end
+            a sample keeps its states, and its outputs are zero.
     """
 
     x: Tensor
@@ -45,16 +47,24 @@ class Direction:
     last: tuple[Tensor, ...]
     backward: bool
     hidden: int
+    here: Tensor | None = None
+
+    def masked(self, build: Builder, tensor: Tensor, beyond: float = 0.0) -> Tensor:
+        """Return a number a step with `beyond` in its place beyond the ends."""
+        return tensor if self.here is None else build.where(self.here, tensor, beyond)
 
 
 def _refuse_unusual(n: Backward) -> None:
     kind = n.node.op_type
     names = [name.lower() for name in n.attribute("activations", _DEFAULTS[kind])]
     usual = [name.lower() for name in _DEFAULTS[kind]]
-    if names not in (usual, usual * 2) or "clip" in n.node.attributes or n.attribute("input_forget", 0):
-        raise Refusal("with activations of its own, a clip or coupled gates")
-    if n.has(_LENGTHS) or (kind == "LSTM" and n.has(_PEEPHOLES)):
-        raise Refusal("with lengths of sequences or peepholes")
+    if names not in (usual, usual * 2):
+        raise Refusal(f"with activations of its own ({', '.join(names)})")
+    for attribute, meaning in (("clip", "clipped sums"), ("input_forget", "coupled gates")):
+        if n.attribute(attribute, 0):
+            raise Refusal(f"with {meaning} ({attribute})")
+    if kind == "LSTM" and n.has(_PEEPHOLES):
+        raise Refusal("with peepholes (its input P)")
     if n.attribute("layout", 0):
         raise Refusal("with the batch as its first axis (layout)")
 
@@ -81,16 +91,31 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
         for state in range(num_states)
     )
     outputs = _pick(n, n.y(), place, axis=1)
+    here, goes_on = _ends(n)
     start = build.op("Unsqueeze", first[0], build.axes([0]))
     pieces = [outputs.slice(1, 1 << 31), start] if backward else [start, outputs.slice(0, -1)]
     dy = _pick(n, n.gradients[0], place, axis=1) if n.gradients[0] is not None else build.zeros(outputs.size(), x.dtype)
     arriving = [n.gradients[1 + state] if 1 + state < len(n.gradients) else None for state in range(num_states)]
     last = tuple(build.zeros(shape, x.dtype) if one is None else _pick(n, one, place) for one in arriving)
     biases = build.ops("Split", _pick(n, n.x(_B), place), outputs=2, axis=0, num_outputs=2) if n.has(_B) else None
+    before = build.op("Concat", *pieces, axis=0)
+    if backward and goes_on is not None:  # a shorter sample begins where it ends
+        before = build.op("Where", goes_on, before, start)
     return Direction(
-        x, build.op("Concat", *pieces, axis=0), _pick(n, n.x(_W), place), _pick(n, n.x(_R), place),
-        None if biases is None else (biases[0], biases[1]), first, dy, last, backward, hidden,
+        x, before, _pick(n, n.x(_W), place), _pick(n, n.x(_R), place),
+        None if biases is None else (biases[0], biases[1]), first, dy, last, backward, hidden, here,
     )  # fmt: skip
+
+
+def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
+    """Return which steps are part of each sample, and which have a further one behind them; bool [S, B, 1]."""
+    if not n.has(_LENGTHS):
+        return None, None
+    build, lengths = n.build, n.x(_LENGTHS)
+    zero, one = (build.constant(number, build.axes([0]).dtype) for number in (0, 1))
+    steps = build.op("Range", zero, n.x(_X).size().slice(0, 1).reshape([]), one).reshape([-1, 1, 1])
+    ends = lengths.cast(steps.dtype).reshape([1, -1, 1])
+    return steps < ends, steps + one < ends
 
 
 def _gates(build: Builder, one: Direction) -> tuple[list[Tensor], list[Tensor]]:
@@ -116,12 +141,13 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
     from_x, from_h = _gates(build, one)
     i, o, f = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:3], from_h[:3], strict=True))
     g = build.op("Tanh", from_x[3] + from_h[3])
+    keep = one.masked(build, f, 1.0)
 
     def remember(_: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         cell = now[0] * states[0] + now[1]
         return [cell], [states[0], cell]
 
-    _, before, cells = scan(build, remember, [one.first[1]], [f, i * g], backward=one.backward)
+    _, before, cells = scan(build, remember, [one.first[1]], [keep, one.masked(build, i * g)], backward=one.backward)
     level = build.op("Tanh", cells)
     # What does not depend on what comes back through time, for all steps at once.
     through_cell, through_output = o * (1.0 - level * level), level * o * (1.0 - o)
@@ -129,13 +155,16 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
 
     def back(inner: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         dh, dc = states
-        forget, cell_slope, output_slope, to_i, to_f, to_g, dy = now
+        forget, cell_slope, output_slope, to_i, to_f, to_g, dy, *beyond = now
         dh = dh + dy
         dc = dc + dh * cell_slope
         gates = inner.op("Concat", dc * to_i, dh * output_slope, dc * to_f, dc * to_g, axis=-1)
-        return [inner.op("MatMul", gates, one.r), dc * forget], [gates]
+        earlier = inner.op("MatMul", gates, one.r)
+        return [earlier + dh * beyond[0] if beyond else earlier, dc * forget], [gates]
 
-    inputs = [f, through_cell, through_output, *slopes, one.dy]
+    inputs = [keep, *(one.masked(build, slope) for slope in (through_cell, through_output, *slopes, one.dy))]
+    if one.here is not None:
+        inputs.append(build.op("Not", one.here).cast(one.x.dtype))
     dh, dc, gates = scan(build, back, one.last, inputs, backward=not one.backward)
     total = gates.sum([0, 1], keepdims=False)
     return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh, dc
@@ -171,7 +200,9 @@ def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, 
         gates = inner.op("Concat", dz, dr, axis=-1)
         return [dh * keep + earlier + inner.op("MatMul", gates, of_gates)], [gates, dn, dq]
 
-    dh, gates, dn, dq = scan(build, back, one.last, [z, r, to_z, to_r, to_candidate, one.dy], backward=not one.backward)
+    slopes = [one.masked(build, slope) for slope in (to_z, to_r, to_candidate, one.dy)]
+    inputs = [one.masked(build, z, 1.0), r, *slopes]
+    dh, gates, dn, dq = scan(build, back, one.last, inputs, backward=not one.backward)
     of_x, of_h = (build.op("Concat", gates, last, axis=-1) for last in (dn, dq))
     read = one.before if reset_after else r * one.before
     weights = build.op("Concat", _weight(build, gates, one.before), _weight(build, dq, read), axis=0)

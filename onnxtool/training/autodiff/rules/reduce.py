@@ -54,11 +54,23 @@ def _reduce_log_sum_exp(n: Backward) -> Tensor:
     return _kept(n, n.dy) * n.build.op("Exp", n.x(0) - _kept(n, n.y()))
 
 
+def _reduce_prod(n: Backward) -> Tensor:
+    """Return the product of the others; one zero leaves it to itself alone, and two leave nothing."""
+    is_zero = n.x(0).equals(0.0)
+    others = n.build.where(is_zero, 1.0, n.x(0))
+    product = n.build.op("ReduceProd", others, _axes(n), keepdims=1)
+    zeros = n.build.op("ReduceSum", is_zero.cast(n.dy.dtype), _axes(n), keepdims=1)
+    at_zero = n.build.where(zeros.equals(1.0), product, 0.0)
+    elsewhere = n.build.where(zeros.equals(0.0), product / others, 0.0)
+    return _kept(n, n.dy) * n.build.op("Where", is_zero, at_zero, elsewhere)
+
+
 REDUCE: dict[str, Rule] = {
     "ReduceL2": rule(_reduce_l2),
     "ReduceLogSumExp": rule(_reduce_log_sum_exp),
     "ReduceMax": rule(_reduce_extremum),
     "ReduceMean": rule(_reduce_mean),
     "ReduceMin": rule(_reduce_extremum),
+    "ReduceProd": rule(_reduce_prod),
     "ReduceSum": rule(_reduce_sum),
 }

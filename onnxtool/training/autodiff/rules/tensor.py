@@ -208,6 +208,22 @@ def _range_step(n: Backward) -> Tensor:
     return n.build.op("ReduceSum", n.dy * _range(n, n.y().size()).cast(n.dy.dtype), keepdims=0)
 
 
+def _compress(n: Backward) -> Tensor:
+    """Put back what was chosen along an axis, or of all elements."""
+    positions = n.build.op("NonZero", n.x(1)).reshape([-1])
+    if "axis" in n.node.attributes:
+        rank, axis = len(n.shape()), n.axis(0)
+        size = n.x(0).size().slice(axis, axis + 1)
+        return add_along(n.build, n.dy, positions, axis=axis, rank=rank, size=size, unique=True)
+    flat = n.build.op("Size", n.x(0)).reshape([1])
+    return add_along(n.build, n.dy, positions, axis=0, rank=1, size=flat, unique=True).reshape(n.x(0).size())
+
+
+def _reverse_sequence(n: Backward) -> Tensor:
+    batch, time = n.attribute("batch_axis", 1), n.attribute("time_axis", 0)
+    return n.build.op("ReverseSequence", n.dy, n.x(1), batch_axis=batch, time_axis=time)
+
+
 def _tile(n: Backward) -> Tensor:
     """Give each axis one more before it, for the copies, and sum over those."""
     rank = len(n.shape())
@@ -239,6 +255,7 @@ def _space_to_depth(n: Backward) -> Tensor:
 
 
 TENSOR: dict[str, Rule] = {
+    "Compress": rule(_compress),
     "Concat": Rule((_concat,), variadic=True),
     "CumSum": rule(_cum_sum),
     "DepthToSpace": rule(_depth_to_space),
@@ -251,6 +268,7 @@ TENSOR: dict[str, Rule] = {
     "Pad": rule(_pad, None, _pad_value),
     "Range": rule(_range_start, None, _range_step),
     "Reshape": rule(_as_before),
+    "ReverseSequence": rule(_reverse_sequence),
     "ScatterElements": rule(_scattered_into, None, _scattered),
     "ScatterND": rule(_scattered_into, None, _scattered),
     "Slice": rule(_slice),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from torch.nn.functional import (
+    avg_pool1d,
     avg_pool2d,
     conv1d,
     conv2d,
@@ -168,6 +169,31 @@ CONV = (
         lambda x: avg_pool2d(x, 3, 2, 1, count_include_pad=False),
         {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4},
         note="without padding",
+    ),
+    *(
+        Case(
+            "AveragePool",
+            (normal(2, 3, 5, 6),),
+            lambda x, include=include: avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=include),
+            {
+                "kernel_shape": [3, 3],
+                "strides": [2, 2],
+                "pads": [1] * 4,
+                "ceil_mode": 1,
+                "count_include_pad": int(include),
+            },
+            note=f"over the end {'with' if include else 'without'} padding",
+            reference=False,
+        )
+        for include in (False, True)
+    ),
+    Case(
+        "AveragePool",
+        (normal(2, 3, 8),),
+        lambda x: avg_pool1d(x, 3, 2, ceil_mode=True),
+        {"kernel_shape": [3], "strides": [2], "ceil_mode": 1},
+        note="of a line over the end",
+        reference=False,
     ),
     Case("GlobalAveragePool", (normal(2, 3, 4, 5),), lambda x: x.mean((2, 3), keepdim=True)),
     Case("GlobalMaxPool", (normal(2, 3, 4, 5),), lambda x: x.amax((2, 3), keepdim=True)),

@@ -67,6 +67,7 @@ MATH = (
         note="three",
     ),
     Case("Max", (normal(2, 3),), lambda x: x * 1, note="one"),
+    Case("Mean", (normal(2, 3), normal(3), normal(2, 1)), lambda a, b, c: (a + b + c) / 3),
     Case("Sum", (normal(2, 3), normal(3), normal(2, 1)), lambda a, b, c: a + b + c),
     Case(
         "Mod", (_away_from_zero(2, 3) * 3, np.array(1.37)), lambda a, b: torch.fmod(a, b), {"fmod": 1}, constants=(1,)

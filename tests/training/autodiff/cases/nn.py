@@ -118,6 +118,15 @@ NN = (
         )
         for note, shape in _OVER_CHANNELS
     ),
+    Case("LpNormalization", (normal(2, 3, 4),), lambda x: functional.normalize(x, dim=1), {"axis": 1}),
+    Case(
+        "LpNormalization",
+        (normal(2, 3),),
+        lambda x: functional.normalize(x, p=1),
+        {"p": 1},
+        note="of order one",
+        reference=False,  # which adds up without the signs
+    ),
     Case(
         "InstanceNormalization",
         (normal(2, 3, 4), positive(3), normal(3)),

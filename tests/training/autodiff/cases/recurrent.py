@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from tests.training.autodiff.cases.case import Array, Case, normal
@@ -22,6 +23,11 @@ def _inputs(num_gates: int, num_directions: int, num_states: int) -> tuple[Array
     return x, w, r, b, None, *states
 
 
+def _with_lengths(inputs: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
+    """Let samples end early: one after its first step, one before its last."""
+    return (*inputs[:4], np.array([_STEPS, 1, _STEPS - 1], np.int32), *inputs[5:])
+
+
 def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:
     gates = parameter.chunk(len(_ORDER[kind]))
     return torch.cat([gates[place] for place in _ORDER[kind]])
@@ -30,7 +36,7 @@ def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:
 def _run(kind: str, inputs: Sequence[torch.Tensor | None], direction: str) -> tuple[torch.Tensor, ...]:
     """Run a layer of PyTorch, or of single steps where PyTorch has none in that direction."""
     padded = [*inputs, *[None] * (7 - len(inputs))]
-    (x, w, r, b), given = padded[:4], padded[5:]
+    (x, w, r, b), lengths, given = padded[:4], padded[4], padded[5:]
     assert x is not None
     assert w is not None
     assert r is not None
@@ -44,12 +50,15 @@ def _run(kind: str, inputs: Sequence[torch.Tensor | None], direction: str) -> tu
         weights = [_reordered(w[place], kind), _reordered(r[place], kind)]
         state = [one[place] for one in states]
         outputs = []
-        for step in x.flip(0) if backward else x:
+        for time in reversed(range(len(x))) if backward else range(len(x)):
             if kind == "LSTM":
-                state = list(torch.lstm_cell(step, state, *weights, *biases))
+                after = list(torch.lstm_cell(x[time], state, *weights, *biases))
             else:
-                state = [torch.gru_cell(step, state[0], *weights, *biases)]
-            outputs.append(state[0])
+                after = [torch.gru_cell(x[time], state[0], *weights, *biases)]
+            # Beyond its end a sample keeps its states, and gives zeros.
+            here = torch.ones(x.shape[1], 1, dtype=torch.bool) if lengths is None else (time < lengths)[:, None]
+            state = [torch.where(here, new, old) for new, old in zip(after, state, strict=True)]
+            outputs.append(state[0] * here)
         ys.append(torch.stack(outputs[::-1] if backward else outputs))
         lasts.append(state)
     return torch.stack(ys, 1), *(torch.stack(list(one)) for one in zip(*lasts, strict=True))
@@ -81,7 +90,7 @@ def _lstm_case(direction: str, note: str, inputs: tuple[Array | None, ...], outp
         note=note,
         outputs=outputs,
         weights=(1, 2, 3),
-        reference=outputs == 1,
+        reference=outputs == 1 and inputs[4:5] in ((), (None,)),
     )
 
 
@@ -103,6 +112,9 @@ RECURRENT = (
     _lstm_case("forward", "without bias and states", _inputs(4, 1, 0)[:3], 3),
     _lstm_case("reverse", "reverse", _inputs(4, 1, 2), 3),
     _lstm_case("bidirectional", "bidirectional", _inputs(4, 2, 2), 3),
+    _lstm_case("forward", "of several lengths", _with_lengths(_inputs(4, 1, 2)), 3),
+    _lstm_case("bidirectional", "bidirectional of several lengths", _with_lengths(_inputs(4, 2, 2)), 3),
+    _gru_case("bidirectional", "bidirectional of several lengths", _with_lengths(_inputs(3, 2, 1))),
     _gru_case("forward", "", _inputs(3, 1, 1)),
     _gru_case("reverse", "reverse", _inputs(3, 1, 1)),
     _gru_case("bidirectional", "bidirectional", _inputs(3, 2, 1)),

@@ -67,6 +67,13 @@ TENSOR = (
     Case("Transpose", (normal(2, 3, 4),), lambda x: x.permute(2, 1, 0), note="reversed"),
     Case("Expand", (normal(3, 1), integers(2, 3, 4)), lambda x, _: x.expand(2, 3, 4)),
     Case("Expand", (normal(2, 3, 4), integers(3, 1)), lambda x, _: x * 1, note="to less"),
+    Case("Compress", (normal(2, 4), np.array([True, False, True])), lambda x, c: x[:, :3][:, c], {"axis": -1}),
+    Case("Compress", (normal(2, 2), np.array([True, False, True])), lambda x, c: x.flatten()[:3][c], note="of all"),
+    Case(
+        "ReverseSequence",
+        (normal(3, 2, 2), integers(2, 3)),
+        lambda x, _: torch.stack([torch.cat([x[:2, 0].flip(0), x[2:, 0]]), x[:, 1].flip(0)], 1),
+    ),
     Case("Concat", (normal(2, 1), normal(2, 3)), lambda *x: torch.cat(x, 1), {"axis": -1}),
     Case(
         "Concat",
