@@ -48,7 +48,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         options: OrtBackendOptions | OrtBackend | None = None,
         dynamic: bool | None = None,
     ) -> None:
-        """Wrap `model`, which is changed in no way that shows.
+        """Wrap `model`, whose output head gets a hook that does nothing where it is called without this module.
 
         Args:
             model: a model of transformers that computes a loss of its `labels`; any module with a `compute_loss`.
@@ -56,7 +56,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
                 a Trainer; the model's own loss where none is given.
             label_smoothing: that of transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
             label_sparsity: whether rows whose label is ignored may be dropped before the output head, see
-                `LabelSparsity`.
+                `LabelSparsity`. To find out, the first batch calls the loss a few times more.
             options: of the backend, or a backend.
             dynamic: as in `torch.compile`.
 

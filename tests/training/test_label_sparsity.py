@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional
 
 from onnxtool.torch_backend import OrtBackend
@@ -111,11 +112,21 @@ def test_the_part_of_the_model_around_the_head_gets_fewer_rows_too() -> None:
     assert seen[-1] == sparsity.report().num_head_rows < NUM_ROWS
 
 
-def test_labels_that_are_all_the_same_hide_nothing_from_the_trial() -> None:
-    """It makes up its own: with these, a decoder would pass for a model that predicts the token at its place."""
-    model, batch = MODELS["llama"](), batch_of(0.5)
-    batch["labels"] = torch.where(batch["labels"] == IGNORED, IGNORED, 5)
-    require_same_step(step(lambda: sparse_loss(model, LabelSparsity(model), batch), model), eager_step(model, batch))
+def test_the_trial_finds_out_what_a_score_is_for() -> None:
+    """A decoder that transformers does not know is tried first as a model whose scores are for their own place."""
+    model, batch = type("Decoder", (transformers.LlamaForCausalLM,), {})(MODELS["llama"]().config), batch_of(0.5)
+    sparsity = LabelSparsity(model)
+    require_same_step(step(lambda: sparse_loss(model, sparsity, batch), model), eager_step(model, batch))
+    assert sparsity.report().num_sparse_batches == 1
+
+
+def test_a_first_batch_without_labels_hides_nothing_from_the_trial() -> None:
+    """It makes up its own."""
+    model = MODELS["bert"]()
+    sparsity = LabelSparsity(model)
+    for share in (0.0, 0.5):
+        assert sparsity.reduced(all_scores, batch_of(share), False, None)[1] is None
+    assert "differs by" in str(sparsity.report())
 
 
 def test_the_trial_leaves_no_trace() -> None:
