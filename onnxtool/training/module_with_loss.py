@@ -106,10 +106,21 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         if "_compiled" not in self.__dict__:
             self.__dict__["_compiled"] = torch.compile(self._loss, backend=self.backend, dynamic=self._dynamic)
         inputs, rows = self._sparsity.reduced(self.compute_loss, inputs, return_outputs, num_items_in_batch)
+        # Labels of fewer rows go by another name: TorchDynamo would take their sizes for those of all labels.
+        labels = None if rows is None else inputs.pop("labels")
         with whole_graphs():
-            return self._compiled(inputs, return_outputs, num_items_in_batch, rows)
+            return self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
 
-    def _loss(self, inputs: Batch, return_outputs: bool, num_items: Any, rows: torch.Tensor | None) -> Loss:
+    def _loss(
+        self,
+        inputs: Batch,
+        return_outputs: bool,
+        num_items: torch.Tensor | None,
+        rows: torch.Tensor | None,
+        labels: torch.Tensor | None,
+    ) -> Loss:
+        if labels is not None:
+            inputs = {**inputs, "labels": labels}
         self._selection.rows = rows
         try:
             return self.compute_loss(self.module, inputs, return_outputs, num_items)
