@@ -75,6 +75,7 @@ def test_smoothed_labels_and_clipped_gradients(tmp_path: Path) -> None:
     assert [graph.kind for graph in trainer.explain().graphs] == ["forward", "backward"]
 
 
+@pytest.mark.slow
 def test_the_last_accumulation_is_smaller_and_counts_its_labels(tmp_path: Path) -> None:
     """11 texts are batches of 4, 4 and 3, two a step; each has its own number of labels that count."""
     trainer = both(
@@ -209,9 +210,13 @@ def test_frozen_parameters_stay_and_adapters_train(tmp_path: Path) -> None:
     assert all(value.grad is None for value in trainer.model.parameters() if not value.requires_grad)
 
 
+@pytest.mark.slow
 def test_a_second_train_goes_on_with_what_is_compiled(tmp_path: Path) -> None:
     """The losses of a Trainer that trains twice, and no further graph."""
-    trainer = both(tmp_path, classifier, classified(12), {"bf16": True}, times=2, tolerance=2e-3)
+    trainer = both(tmp_path, classifier, classified(12), {"bf16": True}, times=2, tolerance=2e-4)
+    forward = trainer.model.forward
+    trainer.train()
+    assert trainer.model.forward is forward  # and not with one more autocast around it
     assert [graph.kind for graph in trainer.explain().graphs] == ["forward", "backward"]
 
 
