@@ -10,10 +10,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.cache import Cache
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
 from onnxtool.torch_backend.decompositions import decompositions
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.reports import Explanation
+from onnxtool.torch_backend.translations import recall
 
 NAME = "onnxtool"
 _MOST_INSTANCES = 8
@@ -82,6 +84,7 @@ class OrtBackend:
         """
         from functorch.compile import min_cut_rematerialization_partition
 
+        recall(Cache(self.options.cache_folder))
         return {
             "fw_compiler": self._compiler("forward"),
             "bw_compiler": self._compiler("backward"),

@@ -25,7 +25,7 @@ def fingerprint(module: torch.fx.GraphModule, salt: str) -> str:
 
     Names of nodes and of symbolic sizes do not count.
     """
-    lines = [salt, _versions()]
+    lines = [salt, versions()]
     number = {node: _Reference(index) for index, node in enumerate(module.graph.nodes)}
     for node in module.graph.nodes:
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), number.__getitem__)
@@ -62,7 +62,8 @@ def _description(value: object) -> str:
 
 
 @functools.cache
-def _versions() -> str:
+def versions() -> str:
+    """Name all libraries that a translated graph depends on."""
     from importlib.metadata import version
 
     import onnxruntime
@@ -110,10 +111,10 @@ class Cache:
 
     def read_reasons(self, key: str) -> dict[int, str]:
         """Return which nodes of the graph of that fingerprint stay in PyTorch; nothing where the file is damaged."""
+        found = self.read_json(key)
         try:
-            found = json.loads(self._read(key, ".json") or b"{}")
-            return {int(index): str(reason) for index, reason in found.items()}
-        except (ValueError, AttributeError, RecursionError):
+            return {int(index): str(reason) for index, reason in found.items()}  # type: ignore[attr-defined]
+        except (ValueError, AttributeError):
             return {}
 
     def write_reasons(self, key: str, reasons: Mapping[int, str]) -> None:
@@ -122,7 +123,22 @@ class Cache:
         Raises:
             OutputWriteError: the folder cannot be written to.
         """
-        self._write(key, ".json", json.dumps(dict(reasons)).encode())
+        self.write_json(key, dict(reasons))
+
+    def read_json(self, key: str) -> object:
+        """Return a record; nothing where there is none, or the file is damaged."""
+        try:
+            return json.loads(self._read(key, ".json") or b"null")
+        except (ValueError, RecursionError):
+            return None
+
+    def write_json(self, key: str, record: object) -> None:
+        """Keep a record.
+
+        Raises:
+            OutputWriteError: the folder cannot be written to.
+        """
+        self._write(key, ".json", json.dumps(record).encode())
 
     def _read(self, key: str, suffix: str) -> bytes:
         if self.folder is None or not _KEY.fullmatch(key):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,23 +53,26 @@ def _registry() -> Any:
     return registry
 
 
-def has_translation(node: torch.fx.Node) -> bool:
-    """Whether there is a translation of the node's operator for its types."""
-    from torch.onnx._internal.exporter import _dispatching
-
-    if not _registry().is_registered(node.target):
-        return False
-    return _dispatching.dispatch(node, _registry())[0] is not None
+def registered_names() -> tuple[list[str], list[str]]:
+    """Return the names of all operators that have a translation: for real, and for complex tensors."""
+    entries = [entry for found in _registry().functions.values() for entry in found]
+    real, complex_ = ([name_of(e.fx_target) for e in entries if e.is_complex is kind] for kind in (False, True))
+    return real, complex_
 
 
-@functools.cache
-def translated_decompositions() -> Decompositions:
-    """Return PyTorch's decompositions of all operators that have no translation."""
+def name_of(target: Any) -> str:
+    """Return a name for what a node calls, the same in every process."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name()
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+
+
+def decompositions_but(names: Collection[str]) -> Decompositions:
+    """Return PyTorch's decompositions of all operators but those of these names."""
     from torch.onnx._internal.exporter import _decomp
 
-    overloads = set(_decomp.get_onnx_implemented_overloads(_registry()))
-    table: Decompositions = _decomp.create_onnx_friendly_decomposition_table(overloads)
-    return table
+    table: Decompositions = _decomp.create_onnx_friendly_decomposition_table(set())
+    return {target: function for target, function in table.items() if name_of(target) not in names}
 
 
 def translate(graph_module: torch.fx.GraphModule) -> ir.Model:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
-from onnxtool.torch_backend.conversion import Decompositions, translated_decompositions
+from onnxtool.torch_backend.conversion import Decompositions, decompositions_but
 from onnxtool.torch_backend.rules import RULES
+from onnxtool.torch_backend.translations import translations
 
 aten = torch.ops.aten
 
@@ -31,7 +32,9 @@ _KEPT = (
 @functools.cache
 def decompositions() -> Decompositions:
     """Return the table for AOTAutograd."""
-    table = {op: function for op, function in translated_decompositions().items() if op not in _KEPT}
+    known = translations()
+    table = decompositions_but(known.real | known.complex)
+    table = {op: function for op, function in table.items() if op not in _KEPT}
     table |= RULES
     table[aten.native_dropout.default] = _native_dropout
     table[aten.rand_like.default] = functools.partial(_noise_like, aten.rand.default)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from onnxtool.torch_backend.conversion import has_translation
 from onnxtool.torch_backend.known_wrong import known_problem
 from onnxtool.torch_backend.random import is_memory_for_random, is_random
+from onnxtool.torch_backend.translations import translations
 
 SIZE = "a size that Python computes"
 MEMORY = "as_strided reads memory by place, and onnxruntime keeps values only"
@@ -83,7 +83,7 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return CHECK
     if any("val" not in item.meta for item in (node, *node.all_input_nodes) if item.op != "get_attr"):
         return "its type is unknown before it runs"
-    if not has_translation(node):
+    if not translations().has(node):
         return "no translation to ONNX"
     if any(isinstance(value, torch.Tensor) and _is_empty(value) for value in _values(node)):
         return EMPTY
