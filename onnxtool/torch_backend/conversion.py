@@ -63,7 +63,8 @@ def registered_names() -> tuple[list[str], list[str]]:
 def name_of(target: Any) -> str:
     """Return a name for what a node calls, the same in every process."""
     if isinstance(target, torch._ops.OpOverload):
-        return target.name()
+        name: str = target.name()
+        return name
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
 
 

@@ -124,7 +124,7 @@ def test_means_of_what_is_scattered() -> None:
 
 @pytest.mark.parametrize("options", [{"divisor_override": 3}, {"ceil_mode": True}, {"count_include_pad": False}, {}])
 def test_averages_of_windows(options: dict[str, Any]) -> None:
-    """Options that the exporter drops stay in PyTorch."""
+    """Options that the exporter drops count."""
     pool = functional.avg_pool2d
     require_same(lambda x: pool(x, 3, stride=2, padding=1, **options), rows(1, 2, 6, 6, requires_grad=True))
 
