@@ -21,6 +21,7 @@ from onnxtool.training.autodiff.inference import infer_types
 from onnxtool.training.autodiff.preparation import check_prepared
 from onnxtool.training.autodiff.rules import READERS, RULES
 from onnxtool.training.autodiff.rules.rule import Backward, Refusal, Rule
+from onnxtool.training.autodiff.rules.scatter import add_up
 from onnxtool.training.autodiff.sequences import replace_sequences
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class _Walk:
     def _sum(self, value: ir.Value) -> Tensor | None:
         gradients = self._arriving.get(value, [])
         if len(gradients) > 1:
-            total = self._build.op("Add" if len(gradients) == 2 else "Sum", *gradients)
+            total = add_up(self._build, gradients)
             total.value.shape = value.shape
             self._arriving[value] = gradients = [total]
         if gradients:

@@ -6,6 +6,8 @@ nowhere here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnxtool.training.autodiff.builder import Builder, Tensor
 
 # Up to so many rows a product of matrices takes less time than adding element by element: 0.6 ms against 1.7 ms with
@@ -33,6 +35,33 @@ def add_rows(
     if rank > 1:
         places = places.expand(flat.size())
     return build.op("ScatterElements", build.zeros(shape, rows.dtype), places, flat, axis=0, reduction="add")
+
+
+def add_up(build: Builder, gradients: Sequence[Tensor]) -> Tensor:
+    """Add gradients of one value; what is added to zeros at indices is added to the sum of the others instead.
+
+    So a table of embeddings that is the last layer as well has one gradient of its size, and not three.
+    """
+    scattered = [gradient for gradient in gradients if _is_scattered_to_zeros(gradient)]
+    others = [gradient for gradient in gradients if gradient not in scattered] or [scattered.pop(0)]
+    total = others[0] if len(others) == 1 else build.op("Add" if len(others) == 2 else "Sum", *others)
+    for gradient in scattered:
+        node = gradient.value.producer()
+        if node is None:
+            raise ValueError("a scattered gradient has a node")
+        places, pieces = (build.tensor(value) for value in node.inputs[1:3] if value is not None)
+        axis = node.attributes.get_int("axis", 0) or 0
+        total = build.op("ScatterElements", total, places, pieces, axis=axis, reduction="add")
+    return total
+
+
+def _is_scattered_to_zeros(gradient: Tensor) -> bool:
+    node = gradient.value.producer()
+    if node is None or node.op_type != "ScatterElements" or node.attributes.get_string("reduction", "none") != "add":
+        return False
+    zeros = node.inputs[0].producer() if node.inputs[0] is not None else None
+    number = zeros.inputs[0] if zeros is not None and zeros.op_type == "Expand" else None
+    return number is not None and number.const_value is not None and not number.const_value.numpy().any()
 
 
 def _add_few(build: Builder, rows: Tensor, indices: Tensor, shape: Tensor, num_rows: int) -> Tensor:
