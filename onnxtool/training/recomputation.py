@@ -31,7 +31,7 @@ _ELEMENTWISE = frozenset(
 )
 _MOVES = frozenset(("Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"))
 _COPIES = _MOVES | {"Identity"}
-_ALONG_AN_AXIS = frozenset(("LayerNormalization", "LogSoftmax", "ReduceMean", "Softmax"))
+_ALONG_AN_AXIS = frozenset(("LayerNormalization", "LogSoftmax", "Softmax"))
 _CHEAP = _ELEMENTWISE | _MOVES | _ALONG_AN_AXIS
 _SHAPES = frozenset(("Shape", "Size"))
 # A longer chain back to kept values would be recomputed for the layers before as well, long before they need it.
