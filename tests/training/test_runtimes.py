@@ -103,7 +103,7 @@ def runs(node: onnx.NodeProto, model: onnx.ModelProto, kernels: dict[str, list[t
     ranges = kernels.get(node.op_type, [])
     if any(first == since or (last is not None and first <= since <= last) for first, last in ranges):
         return True
-    return schema.has_function or schema.has_context_dependent_function
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
