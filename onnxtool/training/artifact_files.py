@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def write_artifacts(
             bare = Checkpoint(artifacts.checkpoint.trainable, artifacts.checkpoint.frozen, is_nominal=True)
             write_checkpoint(bare, written[-1])
         if ort_format:
-            written += [_to_ort_format(path) for path in written[: len(artifacts.models)]]
+            written += [file for path in written[: len(artifacts.models)] for file in _to_ort_format(path)]
         sizes = {path.name: _size_of(path) for path in written}
     return tuple(ArtifactFile(str(directory / name), size) for name, size in sizes.items())
 
@@ -82,8 +83,11 @@ def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, artifacts:
     return save_model(model, Staging(staging.folder, staging.root / f"{name}.onnx", staging.root))
 
 
-def _to_ort_format(path: Path) -> Path:
+def _to_ort_format(path: Path) -> tuple[Path, Path]:
     """Convert a model to the format of minimal builds of onnxruntime, with onnxruntime's own converter.
+
+    Returns:
+        The model, and the list of its operators that such a build is made from.
 
     Raises:
         ArtifactError: it fails, or the installed wheel has none.
@@ -103,7 +107,10 @@ def _to_ort_format(path: Path) -> Path:
         raise ArtifactError(
             f"onnxruntime cannot convert {path.name}: {str(error)[:300]}", "leave ort_format out"
         ) from error
-    return path.with_suffix(".ort")
+    operators = path.with_suffix(".required_operators.config")
+    # It says where the model was while it was written.
+    operators.write_text(operators.read_text(encoding="utf-8").replace(f"{path.parent}{os.sep}", ""), encoding="utf-8")
+    return path.with_suffix(".ort"), operators
 
 
 def _size_of(path: Path) -> int:

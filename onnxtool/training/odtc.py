@@ -1,7 +1,8 @@
 """Read checkpoints of onnxruntime-training: flatbuffers of the identifier ODTC, which are not trusted.
 
 The schema: ort_training_checkpoint.fbs and ort.fbs of onnxruntime 1.19. Every offset and length is checked against the
-file before anything is read or allocated, and arrays are views of the file.
+file before anything is read or allocated, and arrays are views of the file. One of more than 1.8 GB has its parameters
+in a second file, NAME.data beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def from_odtc(path: Path) -> Checkpoint:
     """Read the checkpoint at `path`.
 
     Raises:
-        CheckpointError: it is truncated or damaged, of another version, or its data is in another file.
+        CheckpointError: it is truncated or damaged, of another version, or the file with its data is missing.
     """
     try:
         data = path.read_bytes()
@@ -127,17 +128,29 @@ def _read(data: bytes, path: Path) -> Checkpoint:
     checkpoint = Checkpoint()
     if (module := root.table(1)) is not None:
         checkpoint.is_nominal = bool(module.integer(2, "<B", 0))
-        if module.integer(3, "<B", 0):
-            raise CheckpointError(
-                f"the checkpoint {path} keeps its parameters in another file", "only those in one file are read"
-            )
-        checkpoint.trainable = dict(_tensor(table, checkpoint.is_nominal) for table in module.tables(0))
-        checkpoint.frozen = dict(_tensor(table, checkpoint.is_nominal) for table in module.tables(1))
+        outside = _outside(path) if module.integer(3, "<B", 0) else None
+        checkpoint.trainable = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(0))
+        checkpoint.frozen = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(1))
     for group in root.tables(2):
         _read_group(group, checkpoint)
     if (bag := root.table(3)) is not None:
         checkpoint.properties = _properties(bag)
     return checkpoint
+
+
+def _outside(path: Path) -> NDArray[np.uint8]:
+    """Return the bytes of the file beside a checkpoint that its parameters are in; they are read when they are used."""
+    import numpy as np
+
+    data = path.with_name(f"{path.name}.data")
+    try:
+        size = data.stat().st_size
+        return np.memmap(data, np.uint8, "r") if size else np.zeros(0, np.uint8)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {path} has its parameters in {data.name}, which cannot be read: {error.strerror}",
+            f"copy {data.name} beside it",
+        ) from error
 
 
 def _read_group(group: _Table, checkpoint: Checkpoint) -> None:
@@ -157,8 +170,14 @@ def _properties(bag: _Table) -> dict[str, Property]:
     return found | {table.text(0): table.text(1) for table in bag.tables(2)}
 
 
-def _tensor(table: _Table, nominal: bool) -> tuple[str, NDArray[np.generic]]:
-    """Return name and array, read-only; of a nominal checkpoint zeros that take no memory."""
+def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = None) -> tuple[str, NDArray[np.generic]]:
+    """Return name and array, read-only; of a nominal checkpoint zeros that take no memory.
+
+    Args:
+        table: of the tensor.
+        nominal: whether it is of a nominal checkpoint.
+        outside: the bytes that its place counts in, where it has one.
+    """
     import numpy as np
 
     name = table.text(0)
@@ -173,6 +192,12 @@ def _tensor(table: _Table, nominal: bool) -> tuple[str, NDArray[np.generic]]:
     count = 1
     for size in dims:
         count *= size
+    place = table.integer(6, "<q", -1)
+    if outside is not None and place >= 0:
+        end = place + count * dtype.itemsize
+        if end > len(outside):
+            raise _DamageError(f"{name} ends at byte {end} of {len(outside)} in the file of parameters")
+        return name, np.frombuffer(outside[place:end], dtype).reshape(dims)
     if count * dtype.itemsize != len(content):
         raise _DamageError(f"{name} has {len(content)} bytes for the shape {dims[:8]}")
     return name, np.frombuffer(content, dtype).reshape(dims)

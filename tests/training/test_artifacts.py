@@ -114,7 +114,10 @@ def test_ort_files_train_as_well(tmp_path: Path) -> None:
     """They are for builds of onnxruntime that read nothing else."""
     from onnxtool.training.api import CheckpointState, Module
 
-    make(tmp_path, perceptron(), ort_format=True)
+    report = make(tmp_path, perceptron(), ort_format=True)
+    assert {Path(file.path) for file in report.files} == set(tmp_path.iterdir())
+    operators = (tmp_path / "training_model.required_operators.config").read_text()  # for a build of these alone
+    assert "# - training_model.ort" in operators
     x, labels = batch()
     modules = [
         Module(tmp_path / f"training_model.{ending}", CheckpointState.load_checkpoint(tmp_path / "checkpoint"))

@@ -42,6 +42,70 @@ NOMINAL = (
     "AQAAAAwAAAAMAAAAAAAAAAAAAAAIAAAAMi53ZWlnaHQAAA4AFAAQAAAADAAIAAQADgAAABAAAAABAAAADAAAAAwAAAAAAAAAAAAAAAgAAAAwLndl"
     "aWdodAAAAAA="
 )
+# Of three parameters, 1.9 GB together, of which only names and places are in this file.
+LARGE = (
+    "EAAAAE9EVEMIAAwACAAEAAgAAAAUAAAAAgAAAAwAEAAMAAgAAAAHAAwAAAAAAAABCAAAAAwAAAABAAAAEAAAAAIAAACYAAAARAAAAIL///9AfHFy"
+    "AAAAAAEAAAAIAAAAHAAAAAIAAAAFAAAAAAAAAOgDAAAAAAAAAAAAAAgAAABmcm96ZW4udwAAAADC////AOBwcgAAAAABAAAACAAAABwAAAACAAAA"
+    "CgAAAAAAAADoAwAAAAAAAAAAAAAHAAAAc21hbGwudwAAABIAGAAUAAAAEAAMAAAAAAAEABIAAAAAAAAAAAAAAAEAAAAIAAAAHAAAAAIAAAAAUwcA"
+    "AAAAAOgDAAAAAAAAAAAAAAUAAABiaWcudwAAAA=="
+)
+
+
+def large_checkpoint(folder: Path) -> Path:
+    """Put the file of parameters beside it, of holes but for the first five numbers of each."""
+    path = folder / "checkpoint"
+    path.write_bytes(base64.b64decode(LARGE))
+    with (folder / "checkpoint.data").open("wb") as file:
+        for place in (0, 1_920_000_000, 1_920_040_000):
+            file.seek(place)
+            file.write(np.arange(1, 6, dtype=np.float32).tobytes())
+        file.truncate(1_920_060_000)
+    return path
+
+
+def test_a_checkpoint_of_two_files_is_read(tmp_path: Path) -> None:
+    """Without reading the gigabytes before somebody asks for them."""
+    found = load_checkpoint(large_checkpoint(tmp_path))
+    arrays = {**found.trainable, **found.frozen}
+    shapes = {"big.w": (480_000, 1000), "small.w": (10, 1000), "frozen.w": (5, 1000)}
+    assert {name: array.shape for name, array in arrays.items()} == shapes
+    for array in arrays.values():
+        assert array[0, :6].tolist() == [1, 2, 3, 4, 5, 0]
+        assert array[-1, -1] == 0
+
+
+def test_a_checkpoint_of_two_files_needs_both(tmp_path: Path) -> None:
+    """One that was copied alone, and one of which the second part is cut off, or empty."""
+    path = large_checkpoint(tmp_path)
+    data = tmp_path / "checkpoint.data"
+    for size in (1_920_059_999, 0):
+        with data.open("r+b") as file:
+            file.truncate(size)
+        with pytest.raises(CheckpointError, match="in the file of parameters"):
+            load_checkpoint(path)
+    data.unlink()
+    with pytest.raises(CheckpointError, match=r"in checkpoint\.data, which cannot be read") as caught:
+        load_checkpoint(path)
+    assert "copy checkpoint.data beside it" in caught.value.hint
+
+
+@pytest.mark.parametrize("source", [TRAINED, NOMINAL, LARGE])
+def test_wild_offsets_do_no_harm(tmp_path: Path, source: str) -> None:
+    """Whichever four bytes are an offset or a length: far beyond the file, before it, or onto itself."""
+    whole = base64.b64decode(source)
+    path = tmp_path / "checkpoint"
+    (tmp_path / "checkpoint.data").write_bytes(bytes(64))
+    for place in [0, *range(8, min(len(whole), 400), 2)]:
+        for wild in (0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0):
+            damaged = bytearray(whole)
+            damaged[place : place + 4] = wild.to_bytes(4, "little")
+            path.write_bytes(damaged)
+            try:
+                found = load_checkpoint(path)
+            except CheckpointError:
+                continue
+            arrays = [*found.trainable.values(), *found.frozen.values()]
+            assert all(found.is_nominal or array.nbytes <= len(whole) for array in arrays)
 
 
 def test_a_trained_checkpoint_is_read(tmp_path: Path) -> None:
