@@ -50,6 +50,8 @@ def write_artifacts(
         OutputWriteError: they cannot be written.
         ArtifactError: the prefix leaves the directory.
     """
+    if not prefix.isprintable():
+        raise ArtifactError(f"the prefix {prefix!r} cannot begin the name of a file", "pass letters and digits")
     if Path(prefix).name != prefix and prefix:
         raise ArtifactError(f"the prefix {prefix!r} is a path", "pass the folder as artifact_directory")
     first = directory / f"{prefix}{next(iter(artifacts.models))}.onnx"

@@ -157,10 +157,12 @@ def make_artifacts(
         OnnxtoolError: as `generate_artifacts`.
     """
     from onnxtool.training.parameters import choose
+    from onnxtool.training.soundness import check_sound
 
     stopwatch = Stopwatch()
     on_progress("reading the model")
     model, path = _load(options.model)
+    check_sound(model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
     choice = choose(model, options.requires_grad, options.frozen_params, options.parameters)
     stopwatch.lap("read")

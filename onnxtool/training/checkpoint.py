@@ -7,6 +7,7 @@ in its metadata. Files of onnxruntime-training (ODTC) are read and written as we
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,11 +126,11 @@ def _read_safetensors(path: Path) -> Checkpoint:
             document = _document(path, (file.metadata() or {}).get(_KEY, ""))
             present = set(file.keys())
             read: dict[str, Array] = {name: file.get_tensor(name) for name in present}
-    except (SafetensorError, OSError, TypeError) as error:
+    except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last for dtypes that numpy has not
         raise _broken(path, str(error)) from error
     try:
         return _checkpoint(document, read)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _broken(path, f"{type(error).__name__} {error}") from error
 
 
@@ -157,7 +158,11 @@ def _checkpoint(document: Mapping[str, Any], read: Mapping[str, Array]) -> Check
     nominal = bool(document["nominal"])
 
     def arrays(kind: str) -> dict[str, Array]:
-        return {name: _nominal(entry) if nominal else read[name] for name, entry in document[kind].items()}
+        found = {name: _nominal(entry) if nominal else read[name] for name, entry in document[kind].items()}
+        for name, entry in document[kind].items():
+            if _type_of(found[name]) != entry:
+                raise ValueError(f"{name} is {_type_of(found[name])} and not {entry}")
+        return found
 
     moments = {
         str(moment): {str(name): read[f"{_MOMENT}{moment}/{name}"] for name in names}
@@ -166,13 +171,16 @@ def _checkpoint(document: Mapping[str, Any], read: Mapping[str, Array]) -> Check
     properties = dict(document["properties"])
     if not all(isinstance(value, int | float | str) for value in properties.values()):
         raise TypeError("a property is no number and no text")
+    step, learning_rate = int(document["step"]), float(document["learning_rate"])
+    if not (0 <= step < 2**63 and math.isfinite(learning_rate)):
+        raise ValueError(f"step {step} at a learning rate of {learning_rate}")
     aliases = {str(name): str(target) for name, target in document["aliases"].items()}
     return Checkpoint(
         trainable=arrays("trainable"),
         frozen=arrays("frozen"),
         moments=moments,
-        step=int(document["step"]),
-        learning_rate=float(document["learning_rate"]),
+        step=step,
+        learning_rate=learning_rate,
         properties=properties,
         aliases=aliases,
         is_nominal=nominal,
@@ -187,8 +195,11 @@ def _nominal(entry: list[Any]) -> Array:
     """Return zeros that take no memory, of the dtype and shape that the checkpoint names."""
     import numpy as np
 
-    dtype, shape = entry
-    return np.broadcast_to(np.zeros((), np.dtype(str(dtype))), tuple(int(size) for size in shape))
+    kind, shape = entry
+    dtype = np.dtype(str(kind))
+    if dtype.hasobject or dtype.fields:
+        raise TypeError(f"no parameter is of the dtype {dtype}")
+    return np.broadcast_to(np.zeros((), dtype), tuple(int(size) for size in shape))
 
 
 def _broken(path: Path, why: str) -> CheckpointError:

@@ -104,3 +104,34 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
         losses.append(float(module(*(feeds[name] for name in module.input_names()))))
         optimizer.step()
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("--train", "fc1.bias", "--freeze", "fc1.bias"), "fc1.bias cannot be trained and frozen at once", "one list"),
+        (("--freeze", "fc2.wieght"), "no parameter called 'fc2.wieght'", "did you mean fc2.weight"),
+        (("--loss_input", "logits"), "no value called 'logits'", "its outputs are"),
+        (("--loss", "none"), "has the shape", "reduce it"),
+        (("--loss", "none", "--loss_input", "best"), "'best' is int64", "take another output"),
+        (("--loss", "MSELoss", "--shift_labels"), "has no classes", "leave them out"),
+        (("--shift_labels",), "shifted with axis=-1", "ignore_index"),
+        (("--prefix", "../"), "'../' is a path", "artifact_directory"),
+    ],
+)
+def test_bad_input_gives_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], message: str, hint: str) -> None:
+    """Two lines on stderr, nothing on stdout, no file and no traceback."""
+    forward = perceptron()
+    forward.graph.node.append(onnx.helper.make_node("ArgMax", ["y"], ["best"], axis=1, keepdims=0))
+    path = tmp_path / "perceptron.onnx"
+    onnx.save(forward, path)
+    done = run_onnxtool(
+        tmp_path, "artifacts", "--model_path", path, "--output", tmp_path / "out", "--quiet", *arguments
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    error, way_out = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert way_out.startswith("hint: ")
+    assert hint in way_out
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())

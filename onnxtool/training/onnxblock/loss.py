@@ -154,6 +154,7 @@ class CrossEntropyLoss(Block):
             )
         if not self.accessor.has_value(labels):
             self._add_labels(labels, shape)
+        self._check_labels(labels)
         if self._shift:
             labels = self._shifted(labels, shape)
         if self._axis == -1 and len(shape) > 2:
@@ -202,6 +203,17 @@ class CrossEntropyLoss(Block):
         count = op("ReduceSum", [share], keepdims=0)
         is_zero = op("Equal", [count, constant(np.array(0, np.float32))])
         return op("Where", [is_zero, constant(np.array(1, np.float32)), count])
+
+    def _check_labels(self, name: str) -> None:
+        from onnx import TensorProto
+
+        kinds = [value.type.tensor_type.elem_type for value in self.base.graph.input if value.name == name]
+        kind = kinds[0] if kinds else TensorProto.INT64
+        if kind not in (TensorProto.INT32, TensorProto.INT64):
+            raise ArtifactError(
+                f"{name} of the model is {TensorProto.DataType.Name(kind).lower()}, and labels are int64 or int32",
+                "pass labels_name to a loss of your own, or rename the input of the model",
+            )
 
     def _add_labels(self, name: str, scores: list[int | str | None]) -> None:
         from onnx import TensorProto, helper

@@ -1,0 +1,66 @@
+"""Refuse a model that is none, before anything is built on it: onnx and onnxruntime would fail later and elsewhere."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import onnx
+
+_HINT = "it is damaged, or was changed by hand; export it again"
+
+
+def check_sound(model: onnx.ModelProto) -> None:
+    """Check opset, tensors and the order of nodes; onnx.checker does not know onnxruntime's operators.
+
+    Raises:
+        ArtifactError: the first thing that is wrong.
+    """
+    from onnx import defs
+
+    opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        raise ArtifactError("the model does not say of which opset its operators are", _HINT)
+    if opset > defs.onnx_opset_version():
+        raise ArtifactError(
+            f"the model is of opset {opset}, and the installed onnx knows {defs.onnx_opset_version()} at most",
+            "upgrade onnx, or export with an older opset",
+        )
+    if not model.graph.output:
+        raise ArtifactError("the model has no outputs", _HINT)
+    for tensor in model.graph.initializer:
+        _check_tensor(tensor)
+    known = {value.name for value in (*model.graph.input, *model.graph.initializer)}
+    known |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    for node in model.graph.node:
+        missing = next((name for name in node.input if name and name not in known), None)
+        if missing is not None:
+            late = any(missing in other.output for other in model.graph.node)
+            raise ArtifactError(
+                f"the node {node.name or node.output[0]} reads {missing!r}, which "
+                f"{'is made after it' if late else 'nothing makes'}",
+                _HINT,
+            )
+        known.update(node.output)
+    lost = next((value.name for value in model.graph.output if value.name not in known), None)
+    if lost is not None:
+        raise ArtifactError(f"the model has an output {lost!r} that nothing makes", _HINT)
+
+
+def _check_tensor(tensor: onnx.TensorProto) -> None:
+    import onnx_ir as ir
+
+    if any(size < 0 for size in tensor.dims):
+        raise ArtifactError(f"the initializer {tensor.name} has the shape {list(tensor.dims)}", _HINT)
+    if not tensor.HasField("raw_data"):
+        return
+    expected = (prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    if len(tensor.raw_data) != expected:
+        raise ArtifactError(
+            f"the initializer {tensor.name} has {len(tensor.raw_data)} bytes, and {expected} are its shape "
+            f"{list(tensor.dims)}",
+            _HINT,
+        )
