@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxtool.training.proof import Proof
+
+_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def describe(
     hidden = {LAZY_RESET, *parameters}
     hidden |= {make(name) for name in parameters for make in (buffer_name, accumulated_name, updated_name)}
     wanted = {tensor.name for tensor in trained}
-    notes = [f"the loss does not depend on {name}; it is frozen" for name in block.choice.trained if name not in wanted]
+    left = [name for name in block.choice.trained if name not in wanted]
     return ArtifactReport(
         directory=files.directory,
         files=files.written,
@@ -87,9 +90,18 @@ def describe(
         inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
         opset=next(opset.version for opset in training.opset_import if not opset.domain),
-        notes=tuple(notes),
+        notes=(_frozen(left),) if left else (),
         duration_ms=duration_ms,
         proof=proof,
+    )
+
+
+def _frozen(names: Sequence[str]) -> str:
+    """Say of parameters that have no gradient that they are not trained."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (
+        f"no gradient comes back to {', '.join(names[:_LISTED])}{more}: the loss does not depend on "
+        f"{'it' if len(names) == 1 else 'them'}, or through steps such as Round alone; frozen"
     )
 
 

@@ -91,7 +91,7 @@ class _Resolved:
             if not found:
                 raise ArtifactError(
                     f"the pattern {entry!r} of parameters to {verb} fits none of the {len(floats)} of the model",
-                    f"they are called {', '.join(floats[:5])}, …",
+                    f"they are called {', '.join(floats[:5])}{', …' if len(floats) > 5 else ''}",
                 )
             self.by_pattern |= found
         self.by_pattern -= self.exact

@@ -160,3 +160,36 @@ def test_two_losses_share_a_target() -> None:
     x, target = (torch.tensor(feeds[name]) for name in ("x", "target"))
     wanted = F.mse_loss(x, target) + F.l1_loss(x, target)
     np.testing.assert_allclose(run_block(Both(), feeds, ["x"])[0], wanted.numpy(), rtol=RTOL)
+
+
+def test_a_cross_entropy_of_one_class_is_refused() -> None:
+    """It is zero, and so is its gradient: a ranker of one score would never learn."""
+    feeds = {"scores": np.zeros((4, 1), np.float32)}
+    with pytest.raises(ArtifactError, match="are of one class") as caught:
+        run_block(onnxblock.loss.CrossEntropyLoss(), feeds)
+    assert "BCEWithLogitsLoss" in caught.value.hint
+
+
+def test_labels_are_shifted_by_one() -> None:
+    """The scores at a token are for the next one; the last have no label, and what is ignored stays so."""
+    draw = np.random.default_rng(4)
+    scores = draw.standard_normal((2, 5, 7)).astype(np.float32)
+    labels = draw.integers(0, 7, (2, 5))
+    labels[1, 2:4] = -100
+    loss = onnxblock.loss.CrossEntropyLoss(ignore_index=-100, axis=-1, shift=True)
+    found = run_block(loss, {"scores": scores, "labels": labels}, ["scores"])[0]
+    wanted = torch.nn.functional.cross_entropy(
+        torch.tensor(scores)[:, :-1].flatten(0, 1), torch.tensor(labels)[:, 1:].flatten()
+    )
+    assert float(found) == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{"axis": -1}, {"ignore_index": -100}])
+def test_labels_are_shifted_along_tokens_alone(arguments: dict[str, int]) -> None:
+    """With the classes last, and with a label for what has no next one."""
+    with pytest.raises(ArtifactError, match="shifted with axis=-1"):
+        onnxblock.loss.CrossEntropyLoss(shift=True, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ArtifactError, match="have 2 axes"):
+        run_block(
+            onnxblock.loss.CrossEntropyLoss(ignore_index=-100, axis=-1, shift=True), {"x": np.zeros((2, 3), np.float32)}
+        )

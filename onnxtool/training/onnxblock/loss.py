@@ -152,6 +152,11 @@ class CrossEntropyLoss(Block):
                 f"the scores {scores!r} have {len(shape)} axes, and a cross entropy needs an axis of classes",
                 "take another output, or BCEWithLogitsLoss for one score a sample",
             )
+        if shape[self._axis] == 1:
+            raise ArtifactError(
+                f"the scores {scores!r} are of one class, {shape}, and their cross entropy is zero whatever they are",
+                "take MSELoss for a number, or BCEWithLogitsLoss for yes or no",
+            )
         if not self.accessor.has_value(labels):
             self._add_labels(labels, shape)
         self._check_labels(labels)
