@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onnxtool.torch_backend.baseline import compared
+from onnxtool.torch_backend.cache import called
 from onnxtool.torch_backend.execution import SessionCall
+from onnxtool.torch_backend.numbers import prepare_numbers
 from onnxtool.torch_backend.partitioning import Stage, cut
 from onnxtool.torch_backend.pieces import Piece, extract, value_of
 from onnxtool.torch_backend.reports import EagerNode, GraphReport, PieceReport
@@ -20,7 +22,7 @@ from onnxtool.torch_backend.sessions import select_providers
 from onnxtool.torch_backend.shortcuts import SHORTCUTS
 from onnxtool.torch_backend.support import reasons_to_stay
 from onnxtool.torch_backend.translation import PieceError, Translated, Translator
-from onnxtool.torch_backend.views import VIEW, views_last
+from onnxtool.torch_backend.views import views_last
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions
@@ -61,10 +63,11 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     original, owner = owner, rewritten(owner, SHORTCUTS)
     translator = Translator(options)
     views = views_last(owner.graph)
+    prepare_numbers(owner.graph)
     rejected: dict[str, str] = translator.rejected_before(owner)
     while True:
-        stay = reasons_to_stay(owner.graph, rejected) | dict.fromkeys(views, VIEW)
-        stages = cut(owner.graph, stay)
+        stay = reasons_to_stay(owner.graph, rejected)
+        stages = cut(owner.graph, stay, views)
         pieces = [extract(owner, stage.piece) if stage.piece else None for stage in stages]
         try:
             calls = [_call(owner, piece, index, translator) if piece else None for index, piece in enumerate(pieces)]
@@ -73,14 +76,14 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
             continue
         break
     translator.remember(owner, rejected)
-    call: Compiled = _assemble(owner, stages, pieces, [made and made[1] for made in calls])
+    call: Compiled = _assemble(owner, stages, pieces, [made and made[1] for made in calls], views)
     if options.assert_close_to_baseline:
         call = compared(call, original, options)
     report = GraphReport(
         kind=kind,
         pieces=tuple(made[0] for made in calls if made),
         eager=tuple(
-            EagerNode(node.name, str(node.target), why)
+            EagerNode(node.name, called(node.target), why)
             for node, why in stay.items()
             if _computes(node) and node not in views
         ),
@@ -90,8 +93,10 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
 
 
 def _computes(node: torch.fx.Node) -> bool:
-    """Whether the node is an operator, and not only one of the results of another."""
-    return node.op not in ("placeholder", "get_attr", "output") and node.target is not operator.getitem
+    """Whether the node is an operator: not one of the results of another, and no arithmetic of Python on sizes."""
+    if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
+        return False
+    return not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _call(
@@ -111,6 +116,7 @@ def _assemble(
     stages: Sequence[Stage],
     pieces: Sequence[Piece | None],
     calls: Sequence[SessionCall | None],
+    views: Sequence[torch.fx.Node],
 ) -> torch.fx.GraphModule:
     """Write the graph anew: each piece is one call of a session."""
     graph = torch.fx.Graph()
@@ -125,6 +131,8 @@ def _assemble(
                 copies[node] = graph.call_function(operator.getitem, (results, index))
         for node in stage.eager:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+    for node in views:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
     (output,) = owner.graph.find_nodes(op="output")
     graph.node_copy(output, copies.__getitem__)
     return torch.fx.GraphModule(owner, graph, class_name="CompiledGraph")

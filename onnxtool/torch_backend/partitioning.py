@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,21 +22,21 @@ class Stage:
     eager: tuple[Node, ...]
 
 
-def cut(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[Stage, ...]:
-    """Assign the calls of `graph` to stages, in as few pieces as the nodes in `stay` allow.
+def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node] = ()) -> tuple[Stage, ...]:
+    """Assign the calls of `graph` but those that run `after` all stages, in as few pieces as those in `stay` allow.
 
     What stays in PyTorch runs as early as it can. Every other node may run from the stage that has its inputs to the
     first one that needs its result, and pieces are only where some node has no other choice (the points that stab all
     intervals). Random numbers are drawn in the order of the graph.
     """
-    earliest = _earliest(graph, stay)
+    earliest = _earliest(graph, stay, after)
     last = max(earliest.values(), default=0)
     latest = _latest(graph, stay, earliest, last)
     points = _points([(earliest[node], latest[node]) for node in latest])
     pieces: dict[int, list[Node]] = {}
     eager: dict[int, list[Node]] = {}
     for node in graph.nodes:  # the order of the graph, which is one of its topological orders
-        if node in stay:
+        if node in stay and node not in after:
             eager.setdefault(earliest[node], []).append(node)
         elif node in latest:
             pieces.setdefault(points[bisect_left(points, earliest[node])], []).append(node)
@@ -45,12 +45,12 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[Stage, ...]:
     )
 
 
-def _earliest(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> dict[Node, int]:
+def _earliest(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]) -> dict[Node, int]:
     """Return the first stage that has what each call takes."""
     stages: dict[Node, int] = {}
     last_random = 0
     for node in graph.nodes:
-        if node.op != "call_function" and node not in stay:
+        if (node.op != "call_function" and node not in stay) or node in after:
             continue
         stage = 0
         for source in node.all_input_nodes:

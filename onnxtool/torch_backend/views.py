@@ -6,10 +6,8 @@ import operator
 
 import torch
 
-VIEW = "a view that leaves the graph"
 
-
-def views_last(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+def views_last(graph: torch.fx.Graph) -> tuple[torch.fx.Node, ...]:
     """Let all outputs of `graph` that are views be made after all else, and return the nodes that make them.
 
     Views of views are traced back to what holds the memory. Where that is an input, nothing changes: AOTAutograd makes
@@ -27,7 +25,7 @@ def views_last(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     for view in sorted(copies, reverse=True):
         if not view.users:
             graph.erase_node(view)
-    return set(copies.values())
+    return tuple(copies.values())
 
 
 def _chain(node: torch.fx.Node) -> list[torch.fx.Node]:

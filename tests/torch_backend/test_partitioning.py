@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtool.torch_backend import OrtBackend, explain
@@ -106,3 +108,30 @@ def test_checks_stay_in_pytorch_and_are_named() -> None:
         backend = require_same(lambda x: x[x > 0.5] * 2, torch.rand(3, 4))
     (graph,) = backend.explain().graphs
     assert {node.reason for node in graph.eager} == {CHECK}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_dynamic_network_of_convolutions_is_cut_at_its_gradients_only(training: bool) -> None:
+    """Statistics of batches are divided by sizes, which Python computes from those of the input."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.AvgPool2d(2))
+    ).train(training)
+    backend = require_same(model, torch.rand(5, 3, 12, 13), dynamic=True, atol=3e-4)  # biases before BatchNorm: noise
+    forward, backward = backend.explain().graphs
+    assert len(forward.pieces) == 1
+    assert len(backward.pieces) == 2
+    assert {node.operator for node in forward.eager} <= {"aten.scalar_tensor.default"}
+    assert {node.operator for node in backward.eager} <= {
+        *("aten.scalar_tensor.default", "aten.convolution_backward.default", "aten.avg_pool2d_backward.default")
+    }
+
+
+def test_numbers_of_sizes_keep_the_precision_of_the_tensor() -> None:
+    """A mean by hand in double precision, of sizes in the midst of the graph."""
+
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([x, x[1:]])
+        return y.sum(0) / (y.shape[0] * 1.1) + y.numel() / 3 - (y.shape[0] + 1) // 2
+
+    backend = require_same(mean, torch.rand(5, 4, dtype=torch.float64), dynamic=True, atol=1e-14)
+    assert len(backend.explain().graphs[0].pieces) == 1
