@@ -85,7 +85,8 @@ def _seal(key: str, model: bytes) -> bytes:
 
     checksum = hashlib.sha256(key.encode() + model).hexdigest()
     entry = onnx.StringStringEntryProto(key="onnxtool.checksum", value=checksum)
-    return onnx.ModelProto(metadata_props=[entry]).SerializeToString()
+    sealed: bytes = onnx.ModelProto(metadata_props=[entry]).SerializeToString()
+    return sealed
 
 
 class Cache:

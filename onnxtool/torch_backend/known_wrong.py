@@ -32,6 +32,8 @@ WRONG_OPERATORS: dict[torch._ops.OpOverload, str] = {
     aten.special_erfc.default: "translated as 1 - Erf, which leaves no digit of a small result",
     aten.special_erfcx.default: "translated by 1 - Erf, which leaves no digit of a small result",
     aten._embedding_bag.default: "returns none of what the backward pass needs",
+    aten.atan2.default: "translated by a quotient, which turns a half circle where the divisor is -0.0",
+    aten.signbit.default: "translated as a comparison, for which -0.0 has no sign",
     aten.embedding_renorm.default: "changes its table in place",
 }
 """Operators that stay in PyTorch whatever their arguments are."""

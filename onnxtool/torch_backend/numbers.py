@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
+from typing import TypeAlias
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
 aten = torch.ops.aten
-Node = torch.fx.Node
+Node: TypeAlias = torch.fx.Node
 
 _SIZES = (aten.sym_size.int, aten.sym_numel.default)
 _ARITHMETIC = {

@@ -26,6 +26,12 @@ def test_no_gradient_passes_the_limits_of_a_clipped_activation() -> None:
     require_same(lambda x: (functional.relu6(x), functional.hardtanh(x)), x)
 
 
+def test_negative_zeros_have_a_sign() -> None:
+    """The angle is a quarter circle to the same side for either zero."""
+    x, y = torch.tensor([-0.0, 0.0, 0.5, -0.0]), torch.tensor([1.5, 1.5, -0.0, -0.0])
+    require_same(lambda x, y: (torch.atan2(y, x), torch.signbit(x)), x.requires_grad_(), y.requires_grad_())
+
+
 def test_a_translation_that_gives_another_type_is_not_used() -> None:
     """The exporter's shift of unsigned integers gives signed ones; their bytes are not taken for what they are not."""
     backend = require_same(lambda x: x << 1, torch.tensor([1, 200], dtype=torch.uint8))
