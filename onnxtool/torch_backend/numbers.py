@@ -54,7 +54,7 @@ def _compute_from_inputs(graph: torch.fx.Graph, node: Node, inputs: dict[sympy.B
         return
     with graph.inserting_before(node):
         result = _built(graph, value.node.expr, inputs)
-    if isinstance(result, Node):
+    if isinstance(result, torch.fx.Node):
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 
@@ -76,7 +76,7 @@ def _built(graph: torch.fx.Graph, expression: sympy.Basic, inputs: dict[sympy.Ba
 
 def _call(graph: torch.fx.Graph, function: Callable[..., object], *arguments: Node | int) -> Node:
     node = graph.call_function(function, arguments)
-    node.meta["val"] = function(*(part.meta["val"] if isinstance(part, Node) else part for part in arguments))
+    node.meta["val"] = function(*(part.meta["val"] if isinstance(part, torch.fx.Node) else part for part in arguments))
     return node
 
 
