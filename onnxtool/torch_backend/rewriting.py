@@ -33,8 +33,10 @@ def rewritten(owner: torch.fx.GraphModule, rules: tuple[Rule, ...]) -> torch.fx.
             if replacement is not None and _same_kind(node, replacement):
                 node.replace_all_uses_with(replacement)
                 break
-    graph.eliminate_dead_code()
-    return torch.fx.GraphModule(owner, graph, class_name="Rewritten")
+    module = torch.fx.GraphModule(owner, graph, class_name="Rewritten")
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
 
 
 def call(before: Node, target: Any, *arguments: Any) -> Node:

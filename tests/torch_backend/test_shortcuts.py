@@ -100,6 +100,18 @@ def test_the_gradient_of_a_loss_makes_no_table_of_zeros() -> None:
     require_same(lambda x: functional.cross_entropy(x, labels), torch.rand(4, 3, requires_grad=True))
 
 
+def test_rows_count_what_is_written_for_them() -> None:
+    """Not only minus one."""
+    labels = torch.tensor([[1], [0], [2]])
+
+    def gradient(x: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor]:
+        g = aten.scatter(aten.zeros_like(x), 1, labels, 2.0) * row
+        return (g - x.exp() * g.sum(1, True),)
+
+    _, after = operators(gradient, torch.rand(3, 4), torch.rand(3, 1))
+    assert "sub" not in after
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses_of_labels_have_eagers_gradient(reduction: str) -> None:
     """Each row counts what it counts."""
