@@ -107,7 +107,7 @@ def _call(
     num_nodes = sum(map(_computes, piece.module.graph.nodes))
     providers = select_providers(translator.options, inputs, outputs)
     translated: Translated = translator.translate(piece, providers)
-    call = SessionCall(f"onnxruntime_{index}", translated, piece, inputs, translator.options.preallocate_output)
+    call = SessionCall(f"onnxruntime_{index}", translated, piece, inputs, translator.options)
     return PieceReport(num_nodes, translated.num_onnx_nodes, tuple(translated.session.get_providers())), call
 
 

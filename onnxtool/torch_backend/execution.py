@@ -11,11 +11,13 @@ import torch
 from onnxruntime.capi import _pybind_state as binding
 from torch._prims_common import is_contiguous_or_false
 
+from onnxtool.torch_backend.denormals import are_flushed, flushed
 from onnxtool.torch_backend.sessions import RUN_ERRORS, SILENT
 from onnxtool.torch_backend.sizes import seen_size
 from onnxtool.torch_backend.values import CPU, dense, ort_device, unwrap, wrap
 
 if TYPE_CHECKING:
+    from onnxtool.torch_backend.options import OrtBackendOptions
     from onnxtool.torch_backend.pieces import Piece
     from onnxtool.torch_backend.translation import Translated
 
@@ -82,7 +84,7 @@ class SessionCall:
     """A piece that can be called with the values it takes and returns a list of those it gives."""
 
     def __init__(
-        self, name: str, translated: Translated, piece: Piece, inputs: Sequence[Fake], preallocate: bool
+        self, name: str, translated: Translated, piece: Piece, inputs: Sequence[Fake], options: OrtBackendOptions
     ) -> None:
         """Prepare what does not change from call to call.
 
@@ -91,7 +93,7 @@ class SessionCall:
             translated: the session, and which of the piece's inputs it takes.
             piece: what the session was made of.
             inputs: the fake values of all inputs of the piece.
-            preallocate: whether PyTorch allocates the results, where their shapes are fixed.
+            options: whether PyTorch allocates the results, where their shapes are fixed, and what denormal numbers are.
         """
         session, used = translated.session, translated.used
         self.__name__ = name
@@ -111,7 +113,9 @@ class SessionCall:
         self._output_devices = [ort_device(expected.device) for expected in self.expected]
         self._plain = all(item.dtype not in (None, torch.bool) and item.order is None for item in self.expected)
         self._sized = tuple(index for index, value in enumerate(inputs) if _has_symbolic_size(value))
-        self._preallocates = preallocate and all(item.dtype and item.shape is not None for item in self.expected)
+        fixed = all(item.dtype and item.shape is not None for item in self.expected)
+        self._preallocates = options.preallocate_output and fixed
+        self._flushes = options.flush_denormals
         self._numbers: dict[tuple[type, int | bool], torch.Tensor] = {}
         self._options = binding.RunOptions()
         self._options.log_severity_level = SILENT
@@ -140,14 +144,15 @@ class SessionCall:
         ]
         outputs = [item.allocate() for item in self.expected] if self._preallocates else []
         results = wrap(outputs, self._output_devices)
-        self._run(
-            self._options,
-            self._input_names,
-            wrap(tensors, self._input_devices),
-            self._output_names,
-            results,
-            self._output_devices,
-        )
+        with flushed(self._flushes or are_flushed()):
+            self._run(
+                self._options,
+                self._input_names,
+                wrap(tensors, self._input_devices),
+                self._output_names,
+                results,
+                self._output_devices,
+            )
         outputs = outputs or unwrap(results)
         if self._plain:
             return outputs

@@ -50,6 +50,8 @@ class OrtBackendOptions:
         converter: what translates a graph: a function, or a name of onnxtool/torch_backend/converters.py. The
             environment variable ONNXRT_CHANGE_REWRITER=1 takes the second name there in place of the first.
         optimize: whether constants are folded and functions inlined before the session is made.
+        flush_denormals: whether numbers below 1.2e-38 (float32) count as zero inside of sessions. With session options
+            of the user, that is so in the calling thread alone, unless they ask for it.
         cache_folder: where translated graphs are kept for the next process; nowhere where none is given.
 
     Raises:
@@ -69,6 +71,7 @@ class OrtBackendOptions:
     atol: float = 1e-4
     converter: Converter | str = "fx"
     optimize: bool = True
+    flush_denormals: bool = True
     cache_folder: Path | str | None = None
 
     def __post_init__(self) -> None:

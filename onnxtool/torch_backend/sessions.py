@@ -10,6 +10,7 @@ import torch
 
 from onnxtool.errors import ProviderError
 from onnxtool.runtime.providers import cuda_problem
+from onnxtool.torch_backend.denormals import are_flushed, flushed
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions, Provider
@@ -42,9 +43,10 @@ def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provid
     """
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
     _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
-    settings = options.ort_session_options or _session_options()
+    settings = options.ort_session_options or _session_options(options.flush_denormals)
     chosen = [_with_stream(provider) for provider in providers]
-    session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
+    with flushed(are_flushed()):  # the first session of a process sets the thread that makes it, for good
+        session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
     _require_providers(names, session.get_providers(), "onnxruntime could not start the provider")
     return session
 
@@ -81,12 +83,13 @@ def _inferred(values: Iterable[object]) -> Iterator[str]:
             yield _BY_DEVICE[device]
 
 
-def _session_options() -> ort.SessionOptions:
+def _session_options(flush_denormals: bool) -> ort.SessionOptions:
     settings = ort.SessionOptions()
     settings.log_severity_level = SILENT
     settings.intra_op_num_threads = torch.get_num_threads()
     # PyTorch's threads need the cores between two pieces. It was faster in every comparison.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry("session.set_denormal_as_zero", str(int(flush_denormals)))
     return settings
 
 

@@ -80,7 +80,8 @@ class Translator:
                 it.
         """
         key = fingerprint(piece.module, self._salt) if self._salt else ""
-        shared = f"{key} {providers!r} {id(self.options.ort_session_options)} {torch.get_num_threads()}"
+        settings = (id(self.options.ort_session_options), self.options.flush_denormals, torch.get_num_threads())
+        shared = f"{key} {providers!r} {settings}"
         session = _SESSIONS.get(shared) if key and not is_dumping() else None
         if session is None:
             session = self._open(piece, providers, key)
