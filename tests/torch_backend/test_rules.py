@@ -104,9 +104,9 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
         lambda x: functional.adaptive_max_pool2d(x, (2, 3), return_indices=True),
         (special(*sum(ODD, ())).reshape(1, 4, 4),),
     ),
-    "adaptive_avg_pool2d of NaN": (
-        lambda x: functional.adaptive_avg_pool3d(x, (1, 2, 3)),
-        (special(*sum(ODD, ())).reshape(1, 1, 4, 4),),
+    "adaptive_avg_pool3d of NaN": (
+        lambda x: functional.adaptive_avg_pool3d(x, (1, 2, 2)),
+        (special(1, INF, 2, 3, 4, 5, NAN, -1, 0).reshape(1, 1, 3, 3),),
     ),
     "max_pool3d": (lambda x: functional.max_pool3d(x, 2, 1, 1), (rows(2, 3, 4, 3, 5),)),
     # borders and windows
@@ -182,7 +182,7 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     ),
     "extremes of all values": (lambda x: (x.amax(), x.amin(keepdim=True)), (rows(2, 3),)),
     "changes of shape": (lambda x, y: (x.t(), y.t(), x.repeat(2, 3), x.repeat(()), y.repeat(2)), (rows(), rows(3))),
-    "squeeze": (lambda x: x.squeeze(()), (rows(),)),
+    "squeeze": (lambda x: x.squeeze((0,)), (rows(),)),
     # functions
     "clamp": (lambda x: (x.clamp_min(0), x.clamp_max(1)), (torch.tensor(ODD),)),
     "relu of integers": (torch.relu, (torch.tensor([-2, 0, 3]),)),
