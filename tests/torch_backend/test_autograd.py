@@ -143,11 +143,11 @@ def test_gradients_of_ones_own() -> None:
 def test_operators_of_ones_own_stay_in_pytorch() -> None:
     """Also one that changes its argument; what is around them is compiled."""
 
-    @torch.library.custom_op("onnxtool_tests::shifted", mutates_args=())
+    @torch.library.custom_op("onnxtool_tests::shifted", mutates_args=())  # type: ignore[untyped-decorator]
     def shifted(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1
 
-    @torch.library.custom_op("onnxtool_tests::shift", mutates_args=("x",))
+    @torch.library.custom_op("onnxtool_tests::shift", mutates_args=("x",))  # type: ignore[untyped-decorator]
     def shift(x: torch.Tensor) -> None:
         x.add_(1)
 

@@ -7,6 +7,7 @@ import operator
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -132,13 +133,14 @@ def test_a_cached_model_of_other_types_is_not_used(tmp_path: Path) -> None:
     compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
     (kept,) = tmp_path.glob("*.onnx")
     model = onnx.load(kept)
-    for change in (
+    changes: list[Callable[[onnx.ModelProto], object]] = [
         lambda copy: copy.graph.output.append(copy.graph.output[0]),
         lambda copy: copy.metadata_props.clear(),
         lambda copy: copy.graph.node[-1].CopyFrom(
             onnx.helper.make_node("IsNaN", *[[v.name] for v in (copy.graph.input[0], copy.graph.output[0])])
         ),
-    ):
+    ]
+    for change in changes:
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         change(copy)

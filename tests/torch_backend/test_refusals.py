@@ -17,7 +17,7 @@ def refusal(options: OrtBackendOptions) -> OnnxtoolError:
     """Return the error that compiling with these options ends with."""
     with pytest.raises(BackendCompilerFailed) as caught:
         torch.compile(torch.cos, backend=OrtBackend(options))(torch.rand(2))
-    error = caught.value.inner_exception  # type: ignore[attr-defined]
+    error = caught.value.inner_exception
     assert isinstance(error, OnnxtoolError)
     return error
 
@@ -55,7 +55,7 @@ def test_an_empty_name_of_a_folder_is_not_the_current_folder() -> None:
 
 def test_a_converter_that_returns_no_model_is_refused() -> None:
     """It says what it returned."""
-    error = refusal(OrtBackendOptions(converter=lambda _graph: None))  # type: ignore[arg-type,return-value]
+    error = refusal(OrtBackendOptions(converter=lambda _graph: None))
     assert "the converter returned NoneType" in str(error)
 
 
