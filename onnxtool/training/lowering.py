@@ -64,6 +64,7 @@ def _standardize(model: ir.Model) -> None:
     }
     if replaced:
         build.finish(replaced)
+        common.NameFixPass()(model)  # nodes may have kept names whose values have gone
         common.RemoveUnusedOpsetsPass()(model)
 
 
