@@ -101,7 +101,7 @@ def test_a_damaged_model_is_made_again(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_flipped_bit_in_a_cached_model_is_not_computed_with(
-    tmp_path: Path, translations: list[torch.fx.GraphModule]
+    tmp_path: Path, translated: list[torch.fx.GraphModule]
 ) -> None:
     """A constant of another value is still a model that loads."""
     compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
@@ -112,7 +112,7 @@ def test_a_flipped_bit_in_a_cached_model_is_not_computed_with(
     assert spoiled != content
     kept.write_bytes(spoiled)
     compile_and_call(lambda x: x * 3.5, tmp_path, torch.rand(3))
-    assert len(translations) == 2
+    assert len(translated) == 2
     assert kept.read_bytes() != spoiled
 
 
