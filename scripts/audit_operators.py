@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 ROOT = Path(__file__).resolve().parent.parent
 BAD = ("wrong", "crashed")
-VERDICTS = ("whole", "partly", "PyTorch", *BAD, "random", "other numbers", "not traceable")
+VERDICTS = ("whole", "partly", "PyTorch", "empty", *BAD, "random", "other numbers", "not traceable")
 RETRIED = (*BAD, "other numbers")
 # Their results are whatever was in memory.
 UNINITIALIZED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
@@ -34,12 +34,14 @@ _INTRODUCTION = """Samples of PyTorch's OpInfo database, float32, PyTorch {torch
 threads. Results and gradients are compared with eager PyTorch, within 1e-4 of the largest value.
 
 - *whole*: everything runs in onnxruntime. *partly*: some operators stay in PyTorch. *PyTorch*: all of them do.
+- *empty*: nothing stays in PyTorch but operators on tensors without elements.
 - *random*: draws numbers, which PyTorch does as always. *other numbers*: draws, and differs.
 - *not traceable*: PyTorch itself cannot compile the sample."""
 
 _SHARE = """**{share:.1%}** of the samples run wholly in onnxruntime: {whole} of {judged}, all that PyTorch can
-compile but the {drawn} that draw random numbers. With these, which can never be whole because PyTorch draws their
-numbers, it is {share_of_all:.1%} of {all}."""
+compile but the {drawn} that draw random numbers. Without the {empty} that are empty it is {share_of_values:.1%} of
+{values}; with those that draw, which can never be whole because PyTorch draws their numbers, {share_of_all:.1%} of
+{all}."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _finding(verdict: str, error: BaseException) -> dict[str, str]:
 
 
 def _placement(backend: Any) -> dict[str, str]:
-    from onnxtool.torch_backend.support import SIZE
+    from onnxtool.torch_backend.support import EMPTY, SIZE
 
     graphs = backend.graphs
     stayed = {node.operator: node.reason for graph in graphs for node in graph.report.eager if node.reason != SIZE}
@@ -157,6 +159,8 @@ def _placement(backend: Any) -> dict[str, str]:
     stayed |= {"a piece": f"onnxruntime fails to run it ({failed[0]})"} if failed else {}
     inside = any(graph.report.pieces for graph in graphs)
     detail = "; ".join(f"{operator}: {reason}" for operator, reason in sorted(stayed.items()))
+    if stayed and set(stayed.values()) == {EMPTY}:
+        return {"verdict": "empty", "detail": detail}
     return {"verdict": ("partly" if inside else "PyTorch") if stayed else "whole", "detail": detail}
 
 
@@ -216,7 +220,7 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
     import onnxruntime
 
     counts = Counter(found["verdict"] for samples in results.values() for found in samples)
-    judged = sum(counts[verdict] for verdict in ("whole", "partly", "PyTorch", *BAD))
+    judged = sum(counts[verdict] for verdict in ("whole", "partly", "PyTorch", "empty", *BAD))
     drawn = counts["random"] + counts["other numbers"]
     lines = [
         "# Operators of PyTorch in the backend",
@@ -234,6 +238,9 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
             whole=counts["whole"],
             judged=judged,
             drawn=drawn,
+            empty=counts["empty"],
+            values=judged - counts["empty"],
+            share_of_values=counts["whole"] / max(1, judged - counts["empty"]),
             share_of_all=counts["whole"] / max(1, judged + drawn),
             all=judged + drawn,
         ),
