@@ -11,12 +11,13 @@ PREFIX = "gradient"
 
 
 class Names:
-    """Gives names that a graph, and those inside it, do not have yet."""
+    """Gives names that neither values nor nodes of a graph, and of those inside it, have yet."""
 
     def __init__(self, graph: ir.Graph) -> None:
         import onnx_ir as ir
 
-        self._taken = set(ir.convenience.create_value_mapping(graph, include_subgraphs=True))
+        nodes = ir.traversal.RecursiveGraphIterator(graph)
+        self._taken = {*ir.convenience.create_value_mapping(graph, include_subgraphs=True), *(n.name for n in nodes)}
         self._count = 0
 
     def new(self, kind: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from onnxtool.errors import GradientError
 from onnxtool.training.autodiff import differentiate
+from onnxtool.training.autodiff.builder import Builder
 from tests.training.autodiff.cases import CASES
 from tests.training.autodiff.gradients import forward_model, gradient_model, run_onnxruntime
 
@@ -258,3 +259,14 @@ def test_rows_of_one_index_are_added_whatever_the_threads(rows: int) -> None:
     for _ in range(3):
         result = run_onnxruntime(ir.to_proto(model), inputs, threads=4)[0]
         np.testing.assert_array_equal(result, expected)
+
+
+def test_a_later_builder_gives_no_node_the_name_of_another() -> None:
+    """Onnxruntime refuses two nodes of one name, and the name of a node is not that of its output."""
+    model = graph_of("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    for _ in range(2):
+        build = Builder(model.graph)
+        build.op("Neg", build.op("Abs", build.tensor(model.graph.inputs[0])))
+        build.finish()
+    names = [node.name for node in model.graph]
+    assert len(set(names)) == len(names)
