@@ -37,9 +37,24 @@ def decompositions() -> Decompositions:
     table = {op: function for op, function in table.items() if op not in _KEPT}
     table |= RULES
     table[aten.native_dropout.default] = _native_dropout
+    table[aten._safe_softmax.default] = _safe_softmax
     table[aten.rand_like.default] = functools.partial(_noise_like, aten.rand.default)
     table[aten.randn_like.default] = functools.partial(_noise_like, aten.randn.default)
     return table
+
+
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the softmax, with zeros in rows that are minus infinity as a whole: those that attention masks.
+
+    Such a row is told by one number of it, where PyTorch's decomposition compares every element: its largest is minus
+    infinity. So is its sum, unless it has a NaN, which onnxruntime's maximum leaves out.
+    """
+    if not x.dim() or not x.is_floating_point():
+        return NotImplemented
+    softmax = torch.softmax(x, dim, dtype)
+    largest, total = aten.amax.default(x, [dim], True), aten.sum.dim_IntList(x, [dim], True)
+    is_masked = (largest == -torch.inf) & (total == -torch.inf)
+    return torch.where(is_masked, torch.zeros((), dtype=softmax.dtype, device=x.device), softmax)
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -139,6 +139,30 @@ def test_attention_is_translated_forward_and_backward(is_causal: bool) -> None:
     assert all(not graph.eager for graph in backend.explain().graphs)
 
 
+@pytest.mark.parametrize("size", [1, 5, 33])
+def test_rows_that_are_masked_as_a_whole_are_zero(size: int) -> None:
+    """Others are not: those with one number left, with a NaN, or with infinity; their gradients are eager PyTorch's."""
+    x = rows(7, size)
+    x[:4] = -torch.inf
+    x[1, size // 2] = 3
+    x[2, size // 2] = torch.nan
+    x[3, -1] = torch.inf
+    x[4, 0] = x[5, -1] = -torch.inf
+    require_same(lambda x: torch.ops.aten._safe_softmax(x, -1), x)
+    require_same(lambda x: torch.ops.aten._safe_softmax(x, -1), x[[0, 1, 4, 5, 6]].requires_grad_())
+
+
+def test_attention_to_nothing_is_zero() -> None:
+    """A row of the mask that is false as a whole gives zeros, and no gradient but zero."""
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+    require_same(
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        rows(2, 2, 4, requires_grad=True),
+        rows(2, 3, 4, requires_grad=True),
+        rows(2, 3, 4, requires_grad=True),
+    )
+
+
 def test_integers_and_booleans_come_out_as_they_are() -> None:
     """Results of all kinds leave one graph, and a number leaves it as a tensor."""
     require_same(lambda x: (x.argmax(-1), x > 0, (x > 0).sum(), x.to(torch.int32), x.topk(2)), rows(4, 5))
