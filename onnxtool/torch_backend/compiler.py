@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,7 +104,8 @@ def _call(
 ) -> tuple[PieceReport, SessionCall]:
     inputs = [value_of(owner, node) for node in piece.inputs]
     outputs = [node.meta["val"] for node in piece.outputs]
-    num_nodes = sum(map(_computes, piece.module.graph.nodes))
+    # Not the graph's own are those that turn inputs back.
+    num_nodes = sum(map(_computes, piece.module.graph.nodes)) - sum(order is not None for order in piece.orders)
     providers = select_providers(translator.options, inputs, outputs)
     translated: Translated = translator.translate(piece, providers)
     call = SessionCall(f"onnxruntime_{index}", translated, piece, inputs, translator.options)
@@ -126,7 +127,7 @@ def _assemble(
             copies[node] = graph.node_copy(node, copies.__getitem__)
     for stage, piece, call in zip(stages, pieces, calls, strict=True):
         if piece is not None and call is not None:
-            results = graph.call_function(call, tuple(copies[node] for node in piece.inputs))
+            results = graph.call_function(call, _arguments(graph, piece, copies))
             for index, node in enumerate(piece.outputs):
                 copies[node] = graph.call_function(operator.getitem, (results, index))
         for node in stage.eager:
@@ -136,3 +137,14 @@ def _assemble(
     (output,) = owner.graph.find_nodes(op="output")
     graph.node_copy(output, copies.__getitem__)
     return torch.fx.GraphModule(owner, graph, class_name="CompiledGraph")
+
+
+def _arguments(
+    graph: torch.fx.Graph, piece: Piece, copies: Mapping[torch.fx.Node, torch.fx.Node]
+) -> tuple[torch.fx.Node, ...]:
+    """Return the inputs of a piece, each in the order of its memory."""
+    permute = torch.ops.aten.permute.default
+    return tuple(
+        copies[node] if order is None else graph.call_function(permute, (copies[node], list(order)))
+        for node, order in zip(piece.inputs, piece.orders, strict=True)
+    )

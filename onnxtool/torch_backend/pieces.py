@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import torch
 
+from onnxtool.torch_backend.layouts import order_in_memory
+
 Node: TypeAlias = torch.fx.Node
 
 
@@ -18,12 +20,14 @@ class Piece:
     Attributes:
         module: the piece as a graph: a placeholder for each of `inputs`, the results `outputs` as a tuple.
         inputs: nodes of the whole graph that the piece takes, in their order.
+        orders: for each input, the order of dimensions in which it is given: that of its memory; None as it is.
         outputs: nodes of the whole graph, in the piece, that others take.
         names: for each node of `module`, the name of the node of the whole graph.
     """
 
     module: torch.fx.GraphModule
     inputs: tuple[Node, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[Node, ...]
     names: dict[str, str]
 
@@ -38,14 +42,28 @@ def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Piece:
     outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
-    for node in inputs:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta = {"val": value_of(owner, node)}
+    orders = tuple(None if node.op == "get_attr" else order_in_memory(node.meta["val"]) for node in inputs)
+    for node, order_of_node in zip(inputs, orders, strict=True):
+        copies[node] = _placeholder(graph, node.name, value_of(owner, node), order_of_node)
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
     module = torch.fx.GraphModule(owner, graph, class_name="Piece")
-    return Piece(module, inputs, outputs, {copy.name: node.name for node, copy in copies.items()})
+    return Piece(module, inputs, orders, outputs, {copy.name: node.name for node, copy in copies.items()})
+
+
+def _placeholder(graph: torch.fx.Graph, name: str, value: object, order: tuple[int, ...] | None) -> Node:
+    """Return the node for an input, which is given in another order and turned back inside."""
+    placeholder: Node = graph.placeholder(name)
+    placeholder.meta = {"val": value}
+    if order is None or not isinstance(value, torch.Tensor):
+        return placeholder
+    placeholder.meta = {"val": value.permute(order)}
+    turned: Node = graph.call_function(
+        torch.ops.aten.permute.default, (placeholder, [order.index(dim) for dim in range(len(order))])
+    )
+    turned.meta = {"val": value}
+    return turned
 
 
 def value_of(owner: torch.fx.GraphModule, node: Node) -> object:
