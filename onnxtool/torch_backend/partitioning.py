@@ -29,6 +29,7 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
     first one that needs its result, and pieces are only where some node has no other choice (the points that stab all
     intervals). Random numbers are drawn in the order of the graph.
     """
+    stay = {node: reason for node, reason in stay.items() if node not in after}
     earliest = _earliest(graph, stay, after)
     last = max(earliest.values(), default=0)
     latest = _latest(graph, stay, earliest, last)
@@ -36,7 +37,7 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
     pieces: dict[int, list[Node]] = {}
     eager: dict[int, list[Node]] = {}
     for node in graph.nodes:  # the order of the graph, which is one of its topological orders
-        if node in stay and node not in after:
+        if node in stay:
             eager.setdefault(earliest[node], []).append(node)
         elif node in latest:
             pieces.setdefault(points[bisect_left(points, earliest[node])], []).append(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from onnxtool.torch_backend.empty_results import empty_result, joined_with_nothing
 from onnxtool.torch_backend.label_gradients import label_gradient
 from onnxtool.torch_backend.rewriting import Node, Rule, call, is_call, tensor_of
 from onnxtool.torch_backend.slices import joined_slices, padded_slice
@@ -61,4 +62,13 @@ def _is_static(node: Node) -> bool:
     return all(isinstance(size, int) for size in _shape(node) or ())
 
 
-SHORTCUTS: tuple[Rule, ...] = (first_power, joined_slices, padded_slice, label_gradient, small_factor, fusible_gelu)
+SHORTCUTS: tuple[Rule, ...] = (
+    empty_result,
+    joined_with_nothing,
+    first_power,
+    joined_slices,
+    padded_slice,
+    label_gradient,
+    small_factor,
+    fusible_gelu,
+)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from onnxtool.torch_backend.empty_results import is_empty, is_empty_constant
 from onnxtool.torch_backend.known_wrong import known_problem
 from onnxtool.torch_backend.random import is_memory_for_random, is_random
 from onnxtool.torch_backend.translations import translations
@@ -85,14 +86,11 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return "its type is unknown before it runs"
     if not translations().has(node):
         return "no translation to ONNX"
-    if any(isinstance(value, torch.Tensor) and _is_empty(value) for value in _values(node)):
+    if not is_empty_constant(node) and any(
+        isinstance(value, torch.Tensor) and is_empty(value) for value in _values(node)
+    ):
         return EMPTY
     return _type_problem(node)
-
-
-def _is_empty(value: torch.Tensor) -> bool:
-    """Whether the tensor has no element, whatever its symbolic sizes turn out to be."""
-    return any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
 def _type_problem(node: torch.fx.Node) -> str:

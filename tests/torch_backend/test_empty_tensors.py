@@ -16,11 +16,16 @@ REDUCTIONS: list[Callable[..., object]] = [torch.sum, torch.mean, torch.all, tor
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("dim", [0, -1])
-def test_what_is_reduced_over_an_empty_batch(reduce: Callable[..., object], dim: int) -> None:
-    """Sums are zero, means are not a number, and reduced dimensions are gone."""
-    backend = require_same(lambda x: reduce(x, dim), torch.rand(0, 6))
+def test_what_is_reduced_over_an_empty_batch(reduce: Callable[..., object]) -> None:
+    """Sums are zero, and means are not a number."""
+    backend = require_same(lambda x: reduce(x, 0), torch.rand(0, 6))
     assert {node.reason for node in backend.explain().graphs[0].eager} == {EMPTY}
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS, ids=lambda function: function.__name__)
+def test_what_is_reduced_inside_of_an_empty_batch(reduce: Callable[..., object]) -> None:
+    """There is no result for no row, and the reduced dimension is gone."""
+    require_same(lambda x: reduce(x, -1), torch.rand(0, 6))
 
 
 def test_a_batch_becomes_empty_and_is_filled_again() -> None:
@@ -66,3 +71,15 @@ def test_a_slice_inside_of_a_session_may_be_empty(dim: object) -> None:
         x, y = torch.rand(5, 4), torch.rand(rows)
         torch._dynamo.decorators.mark_unbacked(y, 0)
         torch.testing.assert_close(compiled(x, y), x[5 - rows :].relu().sum(dim), atol=1e-6, rtol=1e-6)
+
+
+def test_an_empty_result_inside_of_a_graph_does_not_cut_it() -> None:
+    """A result of no element is a constant of its shape, and everything around it stays in one session."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nothing = (x[:, :0] * 2).exp()
+        return torch.cat([x.sin(), nothing], 1), nothing.t()
+
+    backend = require_same(function, torch.rand(3, 4))
+    report = backend.explain().graphs[0]
+    assert (len(report.pieces), report.eager) == (1, ())
