@@ -40,7 +40,7 @@ ONLY_IN = {
     "rich": {"cli"},
     "matplotlib": {"cli"},
     "torch": {"export", "infer/benchmark/eager.py", "torch_backend", "training"},
-    "transformers": {"export", "infer/benchmark/eager.py", "training/losses.py", "training/trainer.py"},
+    "transformers": {"export", "infer/benchmark/eager.py", "training/with_loss"},
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"export", "optimize", "torch_backend", "training"},
     "tokenizers": {"texts"},
@@ -56,14 +56,7 @@ HEAVY = (
 # Whoever imports these rooms and modules works with PyTorch: they are called by torch.compile, or are modules of it.
 INSIDE_TORCH = {
     "torch_backend": {"torch", "onnx_ir", "onnxruntime"},
-    "training/kept_rows.py": {"torch"},
-    "training/label_sparsity.py": {"torch"},
-    "training/losses.py": {"torch"},
-    "training/module_with_loss.py": {"torch"},
-    "training/output_head.py": {"torch"},
-    "training/sparsity_trial.py": {"torch"},
-    "training/trainer.py": {"torch", "transformers"},
-    "training/whole_graphs.py": {"torch"},
+    "training/with_loss": {"torch", "transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
     *("errors", "figures", "interruption", "reports", "wire", "metadata", "model_file", "summary", "gates", "stats"),
@@ -73,6 +66,12 @@ STANDARD_LIBRARY_ONLY = (
 
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def places_of(path: Path) -> set[str]:
+    """Return the module and all folders it lies in, relative to the package."""
+    inside = path.relative_to(PACKAGE)
+    return {room_of(path), inside.as_posix(), *(folder.as_posix() for folder in inside.parents)}
 
 
 def modules() -> list[Path]:
@@ -119,9 +118,8 @@ def test_a_library_appears_only_in_its_rooms(path: Path) -> None:
         if for_types:
             continue
         if library in ONLY_IN:
-            places = {room_of(path), path.relative_to(PACKAGE).as_posix()}
-            assert places & ONLY_IN[library], f"{path.name} imports {name}"
-        expected = INSIDE_TORCH.get(room_of(path)) or INSIDE_TORCH.get(path.relative_to(PACKAGE).as_posix(), set())
+            assert places_of(path) & ONLY_IN[library], f"{path.name} imports {name}"
+        expected = set().union(*(INSIDE_TORCH.get(place, set()) for place in places_of(path)))
         at_once = at_import and library not in expected
         assert not (at_once and library in HEAVY and library != "tokenizers"), f"{path.name} loads {name} at once"
 

@@ -12,7 +12,7 @@ from onnxtool.errors import ArtifactError
 if TYPE_CHECKING:
     import onnx
 
-    from onnxtool.training.training_graph import Choice
+    from onnxtool.training.graphs.training_graph import Choice
 
 
 def choose(
@@ -30,7 +30,7 @@ def choose(
     Raises:
         ArtifactError: a name is in both lists or in no model, or a pattern means nothing.
     """
-    from onnxtool.training.training_graph import Choice
+    from onnxtool.training.graphs.training_graph import Choice
 
     trained, frozen = _listed(trained), _listed(frozen)
     both = sorted(set(trained) & set(frozen))

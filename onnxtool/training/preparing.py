@@ -11,7 +11,7 @@ from onnxtool.errors import ArtifactError
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts import LOSSES, ArtifactOptions, ArtifactReport, LossType, make_artifacts
 from onnxtool.training.forward_export import Forward, ForwardOptions
-from onnxtool.training.label_rows import IGNORE_INDEX
+from onnxtool.training.graphs.label_rows import IGNORE_INDEX
 from onnxtool.training.proof import Proof, prove
 from onnxtool.training.reference import LossSetting, TorchModel
 

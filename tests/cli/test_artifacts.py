@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from tests.cli.entry_point import run_onnxtool
+from tests.training.graphs.test_recomputation import deep_model
 from tests.training.small_models import batch, load, perceptron
-from tests.training.test_recomputation import deep_model
 from tests.workshop import Workshop
 
 

@@ -12,7 +12,7 @@ from onnxtool.training.onnxblock.forward import declare_outputs, output_names
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
-    from onnxtool.training.training_graph import Choice
+    from onnxtool.training.graphs.training_graph import Choice
 
 
 class TrainingBlock(Block):
@@ -43,7 +43,7 @@ class TrainingBlock(Block):
             ArtifactError: a parameter is not in the model, or the loss is none.
             GradientError: operators on the way have no gradient.
         """
-        from onnxtool.training.training_graph import build_graphs
+        from onnxtool.training.graphs.training_graph import build_graphs
 
         output = self.build(*args, **kwargs)
         names = output_names(output)
@@ -78,7 +78,7 @@ class TrainingBlock(Block):
     @property
     def choice(self) -> Choice:
         """Which parameters are trained and which are frozen."""
-        from onnxtool.training.training_graph import Choice
+        from onnxtool.training.graphs.training_graph import Choice
 
         chosen = self._chosen()
         trained = tuple(name for name, value in chosen.items() if value)

@@ -13,13 +13,21 @@ import transformers
 from torch.nn import functional
 
 from onnxtool.torch_backend import OrtBackend
-from onnxtool.training import label_sparsity
-from onnxtool.training.label_sparsity import LabelSparsity
-from onnxtool.training.losses import ComputeLoss, ModelLoss
-from onnxtool.training.module_with_loss import ModuleWithLoss
+from onnxtool.training.with_loss import label_sparsity
+from onnxtool.training.with_loss.label_sparsity import LabelSparsity
+from onnxtool.training.with_loss.losses import ComputeLoss, ModelLoss
+from onnxtool.training.with_loss.module_with_loss import ModuleWithLoss
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
-from tests.training.language_models import IGNORED, MODELS, VOCABULARY, Batch, batch_of, eager_step, require_same_step
-from tests.training.language_models import step_of as step
+from tests.training.with_loss.language_models import (
+    IGNORED,
+    MODELS,
+    VOCABULARY,
+    Batch,
+    batch_of,
+    eager_step,
+    require_same_step,
+)
+from tests.training.with_loss.language_models import step_of as step
 
 NUM_ROWS = 3 * 12
 

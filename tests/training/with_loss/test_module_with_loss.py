@@ -13,11 +13,11 @@ import torch
 
 from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackendOptions
-from onnxtool.training.losses import CriterionLoss, ModelLoss
-from onnxtool.training.module_with_loss import ModuleWithLoss
+from onnxtool.training.with_loss.losses import CriterionLoss, ModelLoss
+from onnxtool.training.with_loss.module_with_loss import ModuleWithLoss
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
-from tests.training.language_models import MODELS, TOLERANCE, batch_of, eager_step, require_same_step
-from tests.training.language_models import step_of as step
+from tests.training.with_loss.language_models import MODELS, TOLERANCE, batch_of, eager_step, require_same_step
+from tests.training.with_loss.language_models import step_of as step
 
 
 def classifier() -> torch.nn.Module:

@@ -11,7 +11,7 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from onnxtool.training import ModuleWithLoss
-from onnxtool.training.losses import CriterionLoss
+from onnxtool.training.with_loss.losses import CriterionLoss
 
 
 @pytest.fixture

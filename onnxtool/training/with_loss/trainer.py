@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
-from onnxtool.training.module_with_loss import ModuleWithLoss
-from onnxtool.training.trainer_limits import check_distribution, check_request
+from onnxtool.training.with_loss.module_with_loss import ModuleWithLoss
+from onnxtool.training.with_loss.trainer_limits import check_distribution, check_request
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from transformers import Trainer
 
 from onnxtool.training import OrtTrainer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 
 import check_trainer
 from check_trainer import CASES, TOLERANCE, Case

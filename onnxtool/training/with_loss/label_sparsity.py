@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch._dynamo import maybe_mark_dynamic
 
-from onnxtool.training.kept_rows import kept_rows
-from onnxtool.training.label_rows import IGNORE_INDEX
-from onnxtool.training.losses import Batch, ComputeLoss, predicts_next, without_adapters
-from onnxtool.training.output_head import RowSelection, output_head, places_of
-from onnxtool.training.sparsity_trial import Plan, Trial
+from onnxtool.training.graphs.label_rows import IGNORE_INDEX
+from onnxtool.training.with_loss.kept_rows import kept_rows
+from onnxtool.training.with_loss.losses import Batch, ComputeLoss, predicts_next, without_adapters
+from onnxtool.training.with_loss.output_head import RowSelection, output_head, places_of
+from onnxtool.training.with_loss.sparsity_trial import Plan, Trial
 
 NOT_ALLOWED = "label_sparsity is off"
 NO_HEAD = "the model has no output head that is known"

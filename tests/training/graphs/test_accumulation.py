@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxtool.training import artifacts
-from tests.training.live_memory import peak_bytes, training_feeds
+from tests.training.graphs.live_memory import peak_bytes, training_feeds
 from tests.training.small_models import make, parameters_of, perceptron
 
 ROWS, WIDTH, LAYERS = 256, 32, 8

@@ -10,9 +10,9 @@ import torch
 from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.reports import Explanation
-from onnxtool.training.label_sparsity import LabelSparsity, SparsityReport
-from onnxtool.training.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
-from onnxtool.training.whole_graphs import whole_graphs
+from onnxtool.training.with_loss.label_sparsity import LabelSparsity, SparsityReport
+from onnxtool.training.with_loss.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
+from onnxtool.training.with_loss.whole_graphs import whole_graphs
 
 
 class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here

@@ -23,7 +23,7 @@ def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> Non
     Raises:
         TrainingError: there is such a claim.
     """
-    from onnxtool.training.module_with_loss import ModuleWithLoss
+    from onnxtool.training.with_loss.module_with_loss import ModuleWithLoss
 
     if args.torch_compile:
         raise TrainingError(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from onnxtool.errors import OnnxtoolError
-from onnxtool.training.kept_rows import NUM_SPARE, kept_rows
-from onnxtool.training.label_rows import IGNORE_INDEX
-from onnxtool.training.losses import ComputeLoss
-from onnxtool.training.output_head import RowSelection
+from onnxtool.training.graphs.label_rows import IGNORE_INDEX
+from onnxtool.training.with_loss.kept_rows import NUM_SPARE, kept_rows
+from onnxtool.training.with_loss.losses import ComputeLoss
+from onnxtool.training.with_loss.output_head import RowSelection
 
 # Largest difference, as a part of the largest number. Attention and products sum in the same order in both runs, the
 # loss does not; a wrong row is wrong by a part of about 1.

@@ -12,8 +12,8 @@ import torch
 
 from onnxtool.errors import TrainingError
 from onnxtool.training import ModuleWithLoss, OrtTrainer
-from onnxtool.training.trainer_limits import check_distribution, check_request
-from tests.training.trainers import classified, classifier, trainer_of
+from onnxtool.training.with_loss.trainer_limits import check_distribution, check_request
+from tests.training.with_loss.trainers import classified, classifier, trainer_of
 
 
 def test_torch_compile_cannot_be_asked_for_as_well(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.training import ModuleWithLoss, OrtTrainer, create_model_with_loss
-from tests.training.trainers import (
+from tests.training.with_loss.trainers import (
     TOLERANCE,
     Example,
     classified,
@@ -259,7 +259,7 @@ def test_what_ran_where_is_logged_once(tmp_path: Path, caplog: pytest.LogCapture
     assert str(trainer.explain()) == "no graph was compiled"
     with caplog.at_level(logging.INFO, logger="onnxtool"):
         trainer.train()
-    (message,) = [record.getMessage() for record in caplog.records if record.name == "onnxtool.training.trainer"]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == OrtTrainer.__module__]
     assert str(trainer.explain()) in message
     assert str(trainer.model_with_loss.label_sparsity) not in message  # which went on counting
     assert "label sparsity: 0 of 1 batches" in message

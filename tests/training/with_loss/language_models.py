@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from onnxtool.training.losses import ModelLoss
+from onnxtool.training.with_loss.losses import ModelLoss
 
 VOCABULARY = 97
 IGNORED = -100

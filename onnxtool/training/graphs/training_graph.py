@@ -61,7 +61,7 @@ def build_graphs(
     """
     import onnx_ir as ir
 
-    from onnxtool.training.modes import untie_statistics
+    from onnxtool.training.graphs.modes import untie_statistics
 
     untie_statistics(model)
     choice = _checked(model, choice)
@@ -96,15 +96,15 @@ def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tu
     """Make a training graph of `model`; return the running statistics' new values and who is trained."""
     import onnx_ir.passes.common as common
 
-    from onnxtool.training.accumulation import accumulate, order_accumulations
     from onnxtool.training.autodiff import differentiate
     from onnxtool.training.autodiff.inference import infer_types
-    from onnxtool.training.cross_entropy import decompose_losses
-    from onnxtool.training.label_rows import drop_ignored_rows
-    from onnxtool.training.lowering import lower
-    from onnxtool.training.modes import decompose, running_statistics, start_training, update_statistics
-    from onnxtool.training.recomputation import recompute_activations
-    from onnxtool.training.row_factors import take_out_row_factors
+    from onnxtool.training.graphs.accumulation import accumulate, order_accumulations
+    from onnxtool.training.graphs.cross_entropy import decompose_losses
+    from onnxtool.training.graphs.label_rows import drop_ignored_rows
+    from onnxtool.training.graphs.lowering import lower
+    from onnxtool.training.graphs.modes import decompose, running_statistics, start_training, update_statistics
+    from onnxtool.training.graphs.recomputation import recompute_activations
+    from onnxtool.training.graphs.row_factors import take_out_row_factors
 
     graph = model.graph
     normalizations = start_training(graph, choice.trained)
@@ -133,9 +133,9 @@ def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tu
 
 def _evaluate(model: ir.Model, promoted: set[str]) -> None:
     from onnxtool.training.autodiff.inference import infer_types
-    from onnxtool.training.cross_entropy import decompose_losses
-    from onnxtool.training.lowering import lower
-    from onnxtool.training.modes import stop_training
+    from onnxtool.training.graphs.cross_entropy import decompose_losses
+    from onnxtool.training.graphs.lowering import lower
+    from onnxtool.training.graphs.modes import stop_training
 
     _promote(model.graph, promoted)
     stop_training(model.graph)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from onnxtool.training.label_rows import IGNORE_INDEX
+from onnxtool.training.graphs.label_rows import IGNORE_INDEX
 
 NUM_SPARE = 4
 """Rows kept beyond those that count, with an ignored label.
