@@ -46,14 +46,14 @@ def decompositions() -> Decompositions:
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return the softmax, with zeros in rows that are minus infinity as a whole: those that attention masks.
 
-    Such a row is told by one number of it, where PyTorch's decomposition compares every element: its largest is minus
-    infinity. So is its sum, unless it has a NaN, which onnxruntime's maximum leaves out.
+    Such a row is told by two numbers, where PyTorch's decomposition compares every element: its softmax is NaN, and its
+    sum minus infinity, which that of a row with a NaN or with plus infinity is not.
     """
     if not x.dim() or not x.is_floating_point():
         return NotImplemented
     softmax = torch.softmax(x, dim, dtype)
-    largest, total = aten.amax.default(x, [dim], True), aten.sum.dim_IntList(x, [dim], True)
-    is_masked = (largest == -torch.inf) & (total == -torch.inf)
+    first, total = aten.slice.Tensor(softmax, dim, 0, 1), aten.sum.dim_IntList(x, [dim], True)
+    is_masked = first.isnan() & (total == -torch.inf)
     return torch.where(is_masked, torch.zeros((), dtype=softmax.dtype, device=x.device), softmax)
 
 

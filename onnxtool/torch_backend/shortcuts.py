@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from onnxtool.torch_backend.empty_results import empty_result, joined_with_nothing
+from onnxtool.torch_backend.extremes import extreme_with_nan
 from onnxtool.torch_backend.label_gradients import label_gradient
 from onnxtool.torch_backend.rewriting import Node, Rule, call, is_call, tensor_of
 from onnxtool.torch_backend.slices import joined_slices, padded_slice
@@ -65,6 +66,7 @@ def _is_static(node: Node) -> bool:
 SHORTCUTS: tuple[Rule, ...] = (
     empty_result,
     joined_with_nothing,
+    extreme_with_nan,
     first_power,
     joined_slices,
     padded_slice,
