@@ -74,7 +74,7 @@ class ArtifactOptions:
         additional_output_names: values that training and eval model give besides the loss.
         nominal_checkpoint: write a checkpoint without values as well.
         loss_input_names: values that the loss is built on; else all outputs of the model.
-        aliases: further names of tied parameters, for the checkpoint.
+        aliases: further names of tied parameters, by which they may be chosen as well; the checkpoint has them.
         parameters: what patterns may mean; None for all float initializers of more than one element.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them: less memory.
         force: replace files that are there.
@@ -164,7 +164,7 @@ def make_artifacts(
     model, path = _load(options.model)
     check_sound(model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
-    choice = choose(model, options.requires_grad, options.frozen_params, options.parameters)
+    choice = choose(model, options.requires_grad, options.frozen_params, options.parameters, options.aliases)
     stopwatch.lap("read")
     on_progress("differentiating")
     block = _Training(loss, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ def choose(
     trained: Sequence[str] | None,
     frozen: Sequence[str] | None,
     parameters: Sequence[str] | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Choice:
     """Resolve names and patterns to a choice of parameters.
 
@@ -32,7 +33,8 @@ def choose(
     """
     from onnxtool.training.graphs.training_graph import Choice
 
-    trained, frozen = _listed(trained), _listed(frozen)
+    tied = aliases or {}
+    trained, frozen = ([tied.get(entry, entry) for entry in _listed(entries)] for entries in (trained, frozen))
     both = sorted(set(trained) & set(frozen))
     if both:
         raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
@@ -43,8 +45,9 @@ def choose(
         for tensor in model.graph.initializer
         if (_has_numbers(tensor) and tensor.name not in measured if parameters is None else tensor.name in parameters)
     ]
+    matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
     wanted, kept = (
-        _Resolved(entries, names, floats, what) for entries, what in ((trained, "train"), (frozen, "freeze"))
+        _Resolved(entries, names, matched, what) for entries, what in ((trained, "train"), (frozen, "freeze"))
     )
     loser = kept.by_pattern - wanted.exact
     return Choice(
@@ -76,9 +79,9 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
 
 
 class _Resolved:
-    """What a list means: names given as they are, and names that a pattern means."""
+    """What a list means: names given as they are, and names that a pattern means, which `matched` has by all names."""
 
-    def __init__(self, entries: Sequence[str], names: Sequence[str], floats: Sequence[str], verb: str) -> None:
+    def __init__(self, entries: Sequence[str], names: Sequence[str], matched: Mapping[str, str], verb: str) -> None:
         known = set(names)
         self.exact = {entry for entry in entries if entry in known}
         self.by_pattern: set[str] = set()
@@ -86,12 +89,13 @@ class _Resolved:
             if entry in known:
                 continue
             if not any(sign in entry for sign in "*?["):
-                raise _unknown(entry, names)
-            found = {name for name in floats if fnmatchcase(name, entry)}
+                raise _unknown(entry, list(dict.fromkeys((*names, *matched))))
+            found = {name for known_as, name in matched.items() if fnmatchcase(known_as, entry)}
             if not found:
+                called = list(matched)
                 raise ArtifactError(
-                    f"the pattern {entry!r} of parameters to {verb} fits none of the {len(floats)} of the model",
-                    f"they are called {', '.join(floats[:5])}{', …' if len(floats) > 5 else ''}",
+                    f"the pattern {entry!r} of parameters to {verb} fits none of the {len(called)} of the model",
+                    f"they are called {', '.join(called[:5])}{', …' if len(called) > 5 else ''}",
                 )
             self.by_pattern |= found
         self.by_pattern -= self.exact
