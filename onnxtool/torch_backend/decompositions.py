@@ -9,6 +9,7 @@ import torch
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
 from onnxtool.torch_backend.conversion import Decompositions, decompositions_but
+from onnxtool.torch_backend.fused_kernels import unless_large
 from onnxtool.torch_backend.rules import RULES
 from onnxtool.torch_backend.translations import translations
 
@@ -40,7 +41,7 @@ def decompositions() -> Decompositions:
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.rand_like.default] = functools.partial(_noise_like, aten.rand.default)
     table[aten.randn_like.default] = functools.partial(_noise_like, aten.randn.default)
-    return table
+    return unless_large(table)
 
 
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:

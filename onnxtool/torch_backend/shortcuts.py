@@ -54,6 +54,13 @@ def fusible_gelu(node: Node) -> Node | None:
     return call(node, aten.mul.Tensor, call(node, aten.mul.Tensor, x, call(node, aten.add.Tensor, erf, 1.0)), 0.5)
 
 
+def idle_detach(node: Node) -> Node | None:
+    """Replace `detach(x)` by x within a graph: where what reads it stays in PyTorch, a session would copy x."""
+    if not is_call(node, aten.detach.default) or any(user.op == "output" for user in node.users):
+        return None
+    return node.all_input_nodes[0]
+
+
 def _shape(node: Node) -> torch.Size | None:
     tensor = tensor_of(node)
     return None if tensor is None else tensor.shape
@@ -73,4 +80,5 @@ SHORTCUTS: tuple[Rule, ...] = (
     label_gradient,
     small_factor,
     fusible_gelu,
+    idle_detach,
 )

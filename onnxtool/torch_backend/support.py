@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from onnxtool.torch_backend.empty_results import is_empty, is_empty_constant
+from onnxtool.torch_backend.fused_kernels import FUSED, kernel_is_faster
 from onnxtool.torch_backend.known_wrong import known_problem
 from onnxtool.torch_backend.random import is_memory_for_random, is_random
 from onnxtool.torch_backend.translations import translations
@@ -78,6 +79,8 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return RANDOM
     if reason := known_problem(node):
         return reason
+    if kernel_is_faster(node, stay):
+        return FUSED
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return "changes an argument in place"
     if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
