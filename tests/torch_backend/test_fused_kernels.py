@@ -10,6 +10,8 @@ from onnxtool.torch_backend.fused_kernels import FUSED, LEAST_ELEMENTS
 from tests.torch_backend.oracle import require_same
 
 ROWS = LEAST_ELEMENTS // 256
+CONVOLUTION_TOLERANCE = 3e-4
+"""Gradients of weights before a batch normalization are small differences of sums over all pixels."""
 
 
 def left_to_kernels(backend: OrtBackend) -> set[str]:
@@ -31,7 +33,7 @@ def pictures() -> nn.Module:
 
 
 def test_large_gradients_stay_in_pytorch_and_the_report_says_why() -> None:
-    """Their sums over many rows are further from eager's than 1e-5 in no element."""
+    """Each at the size from which on it is large."""
     backend = require_same(perceptron(), torch.rand(ROWS, 8, requires_grad=True))
     assert left_to_kernels(backend) == {"gelu_backward", "native_layer_norm_backward"}
     assert FUSED in str(backend.explain())
@@ -52,7 +54,7 @@ def test_sizes_that_are_not_known_count_as_small() -> None:
 
 def test_a_block_of_large_pictures_stays_in_pytorch_as_a_whole() -> None:
     """The rectifier as well, which would be a session of its own."""
-    backend = require_same(pictures(), torch.rand(2, 3, 64, 64, requires_grad=True))
+    backend = require_same(pictures(), torch.rand(2, 3, 64, 64, requires_grad=True), atol=CONVOLUTION_TOLERANCE)
     assert left_to_kernels(backend) == {
         *("_native_batch_norm_legit_functional", "native_batch_norm_backward", "relu", "threshold_backward"),
         *("max_pool2d_with_indices", "max_pool2d_with_indices_backward"),
@@ -61,7 +63,7 @@ def test_a_block_of_large_pictures_stays_in_pytorch_as_a_whole() -> None:
 
 def test_a_block_of_small_pictures_becomes_onnx() -> None:
     """The same operators, of fewer elements."""
-    backend = require_same(pictures(), torch.rand(2, 3, 16, 16, requires_grad=True))
+    backend = require_same(pictures(), torch.rand(2, 3, 16, 16, requires_grad=True), atol=CONVOLUTION_TOLERANCE)
     assert left_to_kernels(backend) == set()
 
 
@@ -82,4 +84,4 @@ def test_a_rectifier_between_products_becomes_onnx() -> None:
 def test_pictures_with_channels_last_keep_their_layout() -> None:
     """As eager PyTorch does, whatever kernel ran."""
     x = torch.rand(2, 3, 64, 64).contiguous(memory_format=torch.channels_last).requires_grad_()
-    require_same(pictures().to(memory_format=torch.channels_last), x)
+    require_same(pictures().to(memory_format=torch.channels_last), x, atol=CONVOLUTION_TOLERANCE)
