@@ -105,8 +105,8 @@ class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
         return (nn.functional.cross_entropy(logits, torch.arange(len(x)) % 10),)
 
 
-def model_step(case: Case, backend: str = "") -> Step:
-    """Return a function that makes a step of the model, eager or through a backend of `torch.compile`."""
+def model_step(case: Case, backend: Any = "") -> Step:
+    """Return a function that makes a step of the model, eager or through a backend of `torch.compile`, or its name."""
     model = case.model.train(case.trains)
     call: Any = torch.compile(model, backend=backend, dynamic=False) if backend else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

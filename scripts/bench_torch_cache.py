@@ -1,0 +1,81 @@
+"""Measure how long a second process takes to compile a model that the cache on disk knows.
+
+`python scripts/bench_torch_cache.py` compiles each case of torch_backend_steps.py and makes one step, in three kinds of
+processes, in turns: with an empty cache, with the cache that this one left, and through PyTorch's `aot_eager`, which
+only traces and cuts: TorchDynamo and AOTAutograd do so in every process, whatever the backend remembers. Imports and a
+first eager step are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WAYS = ("first", "second", "aot_eager")
+
+
+def main() -> None:
+    """Print a row a case: seconds of the processor to compile and make a step, and the share of the first."""
+    arguments = _parse()
+    if arguments.way:
+        print(_compile(arguments.cases[0], arguments.way, arguments.folder))
+        return
+    print(
+        f"load average {os.getloadavg()[0]:.1f} at the start; seconds of the processor, medians of {arguments.rounds}"
+    )
+    print(f"{'case':<22} {'first':>7} {'second':>7} {'of first':>9} {'tracing alone':>14} {'of first':>9}")
+    for case in arguments.cases:
+        rounds = [_round(case) for _ in range(arguments.rounds)]
+        first, second, traced = (statistics.median(times[way] for times in rounds) for way in WAYS)
+        print(f"{case:<22} {first:>7.2f} {second:>7.2f} {second / first:>9.2f} {traced:>14.2f} {traced / first:>9.2f}")
+    print(f"load average {os.getloadavg()[0]:.1f} at the end")
+
+
+def _parse() -> argparse.Namespace:
+    from torch_backend_steps import CASES
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _round(case: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        return {way: _in_a_process(case, way, folder) for way in WAYS}
+
+
+def _in_a_process(case: str, way: str, folder: str) -> float:
+    command = [sys.executable, __file__, "--cases", case, "--way", way, "--folder", folder]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def _compile(name: str, way: str, folder: Path) -> float:
+    """Return the seconds of the processor that compiling and the first step take."""
+    import torch
+    from torch_backend_steps import CASES, model_step
+
+    from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    case = CASES[name]()
+    model_step(case)()
+    backend = way if way == "aot_eager" else OrtBackend(OrtBackendOptions(cache_folder=folder))
+    step = model_step(case, backend)
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()
