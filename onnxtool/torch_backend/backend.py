@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,7 +24,7 @@ _MOST_INSTANCES = 8
 class OrtBackend:
     """Compiles what it is called with, and remembers what it compiled."""
 
-    _instances: list[OrtBackend] = []  # noqa: RUF012 - one list for all, on purpose
+    _instances: ClassVar[list[OrtBackend]] = []
 
     def __init__(self, options: OrtBackendOptions | None = None) -> None:
         self.options = options or OrtBackendOptions()

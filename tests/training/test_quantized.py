@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from onnxtool.errors import GradientError
+from onnxtool.training.api import CheckpointState
 from tests.training.small_models import batch, load, make, parameters_of, perceptron
 
 _SCALES = np.linspace(0.005, 0.02, 7, dtype=np.float32)
@@ -39,6 +41,15 @@ def quantized_perceptron() -> onnx.ModelProto:
     return model
 
 
+def check_gradients(state: CheckpointState, weights: Mapping[str, torch.Tensor]) -> None:
+    """Require the gradients of a training step to be those of PyTorch."""
+    for name, weight in weights.items():
+        found = state.parameters[name].grad
+        assert weight.grad is not None
+        assert found is not None
+        np.testing.assert_allclose(found, weight.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
 def test_a_quantized_model_trains_as_pytorchs(tmp_path: Path) -> None:
     """Loss and gradients are those of fake quantization; scales are no parameters that a pattern means."""
     model = quantized_perceptron()
@@ -56,11 +67,7 @@ def test_a_quantized_model_trains_as_pytorchs(tmp_path: Path) -> None:
     loss = torch.nn.functional.cross_entropy(scores, torch.tensor(labels))
     loss.backward()
     assert module(x, labels) == pytest.approx(loss.item(), rel=1e-5)
-    for name, weight in weights.items():
-        found = state.parameters[name].grad
-        assert weight.grad is not None
-        assert found is not None
-        np.testing.assert_allclose(found, weight.grad.numpy(), rtol=1e-4, atol=1e-6)
+    check_gradients(state, weights)
     rows_found = state.parameters["fc1.weight"].grad
     assert rows_found is not None
     assert np.count_nonzero(rows_found == 0)  # some weights are out of range
@@ -129,9 +136,5 @@ def test_operators_of_builds_for_training_become_standard_ones(tmp_path: Path) -
     loss = torch.nn.functional.cross_entropy(scores, torch.tensor(labels))
     loss.backward()
     assert module(x, labels) == pytest.approx(loss.item(), rel=1e-5)
-    for name, weight in weights.items():
-        found = state.parameters[name].grad
-        assert weight.grad is not None
-        assert found is not None
-        np.testing.assert_allclose(found, weight.grad.numpy(), rtol=1e-4, atol=1e-6)
+    check_gradients(state, weights)
     assert module.eval()(x, labels) == pytest.approx(loss.item(), rel=1e-5)
