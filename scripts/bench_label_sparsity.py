@@ -10,24 +10,19 @@ after a call and would take the next one's cores; the processes take turns.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from step_workers import Worker, serve, take_turns
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-Floats = NDArray[np.float64]
 WAYS = ("all rows", "label sparsity", "eager")
 SHARES = (1.0, 0.5, 0.15)
 LAYERS, HIDDEN, HEADS, BATCH, LENGTH, VOCABULARY = 4, 256, 4, 8, 128, 30522
-WARMUP, BATCHES = 3, 5
+BATCHES = 5
 IGNORED = -100
 
 
@@ -35,7 +30,8 @@ def main() -> None:
     """Print the table, or serve one way to the process that prints it."""
     arguments = _parse()
     if arguments.serve:
-        _serve(arguments.serve, arguments.share, arguments.threads)
+        torch.set_num_threads(arguments.threads)
+        serve(_make_step(arguments.serve, arguments.share))
         return
     print(f"{arguments.threads} threads, {arguments.blocks} blocks of {arguments.steps} steps")
     print(f"load average {os.getloadavg()[0]:.1f} at the start\n")
@@ -49,7 +45,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=8, help="Turns of each process.")
-    parser.add_argument("--steps", type=int, default=4, help="Steps of a block.")
+    parser.add_argument("--steps", type=int, default=4, help="Counted steps of a block.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
@@ -59,55 +55,13 @@ def _parse() -> argparse.Namespace:
 
 def _measure(share: float, arguments: argparse.Namespace) -> None:
     """Let the ways take turns, and print their rows."""
-    workers = {way: _worker(way, share, arguments.threads) for way in WAYS}
-    blocks: dict[str, list[Floats]] = {way: [] for way in WAYS}
-    try:
-        for worker in workers.values():
-            _answer(worker)  # one warms up at a time
-        for _ in range(arguments.blocks):
-            for way, worker in workers.items():
-                if worker.stdin is None:
-                    raise RuntimeError("the worker has no pipe")
-                print(arguments.steps, file=worker.stdin, flush=True)
-                blocks[way].append(np.array(json.loads(_answer(worker))))
-    finally:
-        for worker in workers.values():
-            worker.terminate()
-            worker.wait()
-    medians = {way: np.median(np.concatenate(times), axis=0) for way, times in blocks.items()}
+    shared = [__file__, "--share", str(share), "--threads", str(arguments.threads), "--serve"]
+    starts = [partial(Worker.start, way, [*shared, way], arguments.threads) for way in WAYS]
+    medians = {worker.way: worker.medians() for worker in take_turns(starts, arguments.blocks, arguments.steps)}
     for way, (wall, processor) in medians.items():
         ratios = medians[WAYS[0]] / medians[way]
         cells = [f"{share:g}", way, f"{wall:.0f}", f"{ratios[0]:.2f}", f"{processor:.0f}", f"{ratios[1]:.2f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def _worker(way: str, share: float, threads: int) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--serve", way, "--share", str(share), "--threads", str(threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def _answer(worker: subprocess.Popen[str]) -> str:
-    line = worker.stdout.readline() if worker.stdout else ""
-    if not line:
-        raise RuntimeError("the process of a way ended")
-    return line
-
-
-def _serve(way: str, share: float, threads: int) -> None:
-    """Read numbers of steps, and answer each with the wall and processor milliseconds of every step."""
-    torch.set_num_threads(threads)
-    step = _make_step(way, share)
-    for _ in range(WARMUP):
-        step()
-    print(json.dumps("warm"), flush=True)
-    for line in sys.stdin:
-        times = []
-        for _ in range(int(line)):
-            wall, processor = time.perf_counter(), time.process_time()
-            step()
-            times.append([1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - processor)])
-        print(json.dumps(times), flush=True)
 
 
 def _make_step(way: str, share: float) -> Callable[[], None]:

@@ -11,73 +11,16 @@ scripts/torch_backend_steps.py.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from step_workers import Worker, take_turns
 from torch_backend_steps import CASES, WAYS
 
-Floats = NDArray[np.float64]
 STEPS = Path(__file__).resolve().with_name("torch_backend_steps.py")
 RESAMPLES = 2000
-
-
-@dataclass
-class Worker:
-    """A way to run a case, in a process of its own.
-
-    Attributes:
-        flops: of the products of a step, from the worker that runs those; else 0.
-        blocks: wall and processor milliseconds of each counted step: float64 [steps of a block, 2] a block.
-    """
-
-    way: str
-    process: subprocess.Popen[str]
-    flops: int = 0
-    blocks: list[Floats] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, case: str, way: str, threads: int) -> Worker:
-        """Start the process and wait until it is warm."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        process = subprocess.Popen(
-            [sys.executable, str(STEPS), case, way, str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        worker = cls(way, process)
-        worker.flops = json.loads(worker._answer())
-        return worker
-
-    def run(self, steps: int) -> None:
-        """Make a block of steps and keep the durations of all but the first."""
-        if self.process.stdin is None:
-            raise RuntimeError("the worker has no pipe")
-        print(steps + 1, file=self.process.stdin, flush=True)
-        self.blocks.append(np.array(json.loads(self._answer()))[1:])
-
-    def stop(self) -> None:
-        """End the process."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process.wait()
-
-    def medians(self) -> Floats:
-        """Return the median wall and processor milliseconds of all steps: [2]."""
-        return np.median(np.concatenate(self.blocks), axis=0)
-
-    def _answer(self) -> str:
-        line = self.process.stdout.readline() if self.process.stdout else ""
-        if not line:
-            raise RuntimeError(f"the process of {self.way} ended")
-        return line
 
 
 def main() -> None:
@@ -102,20 +45,13 @@ def _parse() -> argparse.Namespace:
 
 
 def _measure(case: str, arguments: argparse.Namespace) -> None:
-    workers: list[Worker] = []
-    try:
-        for way in arguments.ways:
-            workers.append(Worker.start(case, way, arguments.threads))  # noqa: PERF401 - one that fails ends the others
-        for _ in range(arguments.blocks):
-            for worker in workers:
-                worker.run(arguments.steps)
-    finally:
-        for worker in workers:
-            worker.stop()
+    threads = arguments.threads
+    starts = [partial(Worker.start, way, [str(STEPS), case, way, str(threads)], threads) for way in arguments.ways]
+    workers = take_turns(starts, arguments.blocks, arguments.steps)
     for worker in workers:
         wall, processor = worker.medians()
         ratios = [_ratio(worker, workers[0], column) if worker is not workers[0] else "1" for column in (0, 1)]
-        speed = f"{worker.flops / wall / 1e6:.0f}" if worker.flops else ""
+        speed = f"{worker.greeting / wall / 1e6:.0f}" if worker.greeting else ""
         print(
             f"| {case} | {worker.way} | {wall:.1f} | {ratios[0]} | {processor:.1f} | {ratios[1]} | {speed} |",
             flush=True,

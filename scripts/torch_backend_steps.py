@@ -8,15 +8,14 @@ of 128 tokens, or 8 pictures of 64 x 64; weights and inputs are random from a fi
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from step_workers import serve
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +24,6 @@ from torch.utils.flop_counter import FlopCounterMode
 os.environ["HF_HUB_OFFLINE"] = "1"
 WAYS = ("eager", "onnxtool", "inductor", "products")
 LAYERS, HIDDEN, HEADS, BATCH, LENGTH, VOCABULARY = 4, 256, 4, 8, 128, 4096
-WARMUP = 3
 Step = Callable[[], Any]
 aten = torch.ops.aten
 
@@ -185,18 +183,7 @@ def _serve(case_name: str, way: str, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     case = CASES[case_name]()
-    flops = count_flops(case) if way == "products" else 0
-    step = make_step(case, way)
-    for _ in range(WARMUP):
-        step()
-    print(json.dumps(flops), flush=True)
-    for line in sys.stdin:
-        times = []
-        for _ in range(int(line)):
-            wall, processor = time.perf_counter(), time.process_time()
-            step()
-            times.append([1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - processor)])
-        print(json.dumps(times), flush=True)
+    serve(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
 
 
 if __name__ == "__main__":
