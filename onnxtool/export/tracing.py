@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ExportError
+from onnxtool.export.exact_rules import exact_optimizer
 from onnxtool.export.signature import Signature
 from onnxtool.export.torchscript import trace_torchscript
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
@@ -140,9 +141,8 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
         for name in sample
     }
     config = OnnxConfig(dynamic=True, dynamic_shapes=axes, opset_version=opset)
-    with operators_apart():
+    with operators_apart(), exact_optimizer():
         graph: ir.Model = OnnxExporter().export(model, dict(sample), config=config).program
-    forget_graphs()
     return graph
 
 
@@ -188,20 +188,6 @@ def _inverse_error_function(value: Any) -> Any:
         newton = (torch.erf(found) - value) * math.sqrt(math.pi) / 2 * torch.exp(found * found)
         found = found - newton / (1 + found * newton)
     return found
-
-
-def forget_graphs() -> None:
-    """Let onnxscript's rewrite rules, which live as long as the process, forget the last graph they looked at.
-
-    It holds all weights, which would stay in memory while the file is verified. Tested with onnxscript 0.7.
-    """
-    from onnxscript.rewriter import _DEFAULT_REWRITE_RULES
-
-    for rule in _DEFAULT_REWRITE_RULES:
-        state = vars(rule._matcher)  # noqa: SLF001  nothing public resets it
-        state["_current_node"] = None
-        state.pop("_match", None)
-        state.pop("_graph", None)
 
 
 def _trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:

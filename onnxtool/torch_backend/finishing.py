@@ -6,10 +6,10 @@ import onnx_ir as ir
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import CompilationError
+from onnxtool.export.exact_rules import exact_optimizer
 from onnxtool.torch_backend.conversion import quiet
 from onnxtool.torch_backend.corrections import correct
 from onnxtool.torch_backend.known_wrong import RACY_ONNX
-from onnxtool.torch_backend.simplification import simplify
 
 INPUTS_KEY = "onnxtool.inputs"
 NUM_NODES_KEY = "onnxtool.num_nodes"
@@ -43,8 +43,10 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
             "a converter keeps the placeholders and the outputs of the graph, in their order",
         )
     if optimize:
-        with unset_fake_temporarily(), quiet():
-            simplify(model)
+        from onnxscript import optimizer
+
+        with unset_fake_temporarily(), quiet(), exact_optimizer():
+            optimizer.optimize(model, onnx_shape_inference=False)
     correct(model.graph)
     _separate_outputs(model.graph)
     inputs = list(model.graph.inputs)

@@ -14,10 +14,12 @@ import torch
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.exact_rules import exact_optimizer
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.signature import detect_signature, to_tensors
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTERS, guarded, operators_apart, trace
+from onnxtool.runtime.quiet import quiet
 from tests.workshop import Workshop
 
 
@@ -82,3 +84,36 @@ def test_the_inverse_of_the_error_function_is_made_of_operators_that_onnx_has() 
     assert not [node for node in program.graph.nodes if "erfinv" in str(node.target)]
     torch.testing.assert_close(program.module()(shares), wanted, rtol=1e-10, atol=1e-10)
     assert torch.equal(Quantiles()(shares), wanted)
+
+
+def test_only_what_is_0_or_1_is_dropped_from_a_graph() -> None:
+    """The optimizer at the end of torch's exporter takes numbers up to 1e-8 for 0, and the logarithm is infinite."""
+
+    class Logarithms(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ((x + 1e-9) * 1.000001 / 1.000002 - 1e-10).log() + (x * 1 + 0) / 1 - 0
+
+    with exact_optimizer(), quiet():
+        program = torch.onnx.export(Logarithms().eval(), (torch.zeros(3),), dynamo=True, verbose=False)
+    assert sorted(node.op_type for node in program.model.graph) == sorted(["Add", "Mul", "Div", "Sub", "Log", "Add"])
+
+
+def test_the_optimizer_keeps_its_own_rules_and_no_graph_after_a_trace() -> None:
+    from onnxscript import rewriter
+
+    class Weighted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 0) * self.weight
+
+    before = rewriter._DEFAULT_REWRITE_RULES
+    with exact_optimizer(), quiet():
+        program = torch.onnx.export(Weighted().eval(), (torch.zeros(3),), dynamo=True, verbose=False)
+    assert rewriter._DEFAULT_REWRITE_RULES is before
+    graph = weakref.ref(program.model.graph)
+    del program
+    gc.collect()
+    assert graph() is None

@@ -25,9 +25,10 @@ from onnxtool.export.decoding.step import (
     present_name,
 )
 from onnxtool.export.decoding.token_loop import loop_over_tokens
+from onnxtool.export.exact_rules import exact_optimizer
 from onnxtool.export.graph import name_nodes, renamed, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
-from onnxtool.export.tracing import forget_graphs, guarded, operators_apart
+from onnxtool.export.tracing import guarded, operators_apart
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:
@@ -107,9 +108,8 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
 
     shapes = {name: moving(get_auto_dynamic_shapes(value)) for name, value in tensors.items()}
     config = OnnxConfig(dynamic=True, dynamic_shapes=shapes, opset_version=opset)
-    with operators_apart():
+    with operators_apart(), exact_optimizer():
         exported = OnnxExporter().export(_counting_positions(model, step), arguments, config=config)
-    forget_graphs()
     graph: ir.Model = exported.program
     return graph
 

@@ -1,0 +1,63 @@
+"""Rewrite rules of onnxscript that take for 0 and 1 what is 0 and 1, in place of what is near.
+
+The only module that touches the private names of onnxscript. Tested with 0.7.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def exact_optimizer() -> Iterator[None]:
+    """Let `onnxscript.optimizer` apply exact rules while the block runs: torch.onnx calls it at the end of a trace.
+
+    Its own rules for `x + 0` and `x * 1` match every number up to 1e-8 and within 1e-5: the logarithm of `x + 1e-9`
+    would be infinite. The rules live as long as the process, so at the end they are made to forget the graph they
+    looked at: it holds all weights, which would stay in memory.
+    """
+    from onnxscript import rewriter
+
+    original, rewriter._DEFAULT_REWRITE_RULES = rewriter._DEFAULT_REWRITE_RULES, _exact_rules()
+    try:
+        yield
+    finally:
+        rewriter._DEFAULT_REWRITE_RULES = original
+        for rule in _exact_rules():
+            state = vars(rule._matcher)
+            state["_current_node"] = None
+            state.pop("_match", None)
+            state.pop("_graph", None)
+
+
+@functools.cache
+def _exact_rules() -> tuple[Any, ...]:
+    """Return onnxscript's default rules with those for neutral elements made exact."""
+    from onnxscript import rewriter
+    from onnxscript.rewriter.rules.common import _no_op
+
+    tolerant = {id(rule) for rule in _no_op.rules}
+    others = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if id(rule) not in tolerant]
+    dropouts = [_no_op.dropout_zero_rule, _no_op.dropout_inference_rule]
+    return (*_neutral_elements(), *dropouts, *others)
+
+
+def _neutral_elements() -> list[Any]:
+    """Return rules that take `x + 0`, `x - 0`, `x * 1` and `x / 1` for x."""
+    from onnxscript.rewriter import RewriteRule
+    from onnxscript.rewriter._pattern_ir import Constant
+
+    zero, one = (Constant(value, rel_tol=0, abs_tol=0) for value in (0.0, 1.0))
+
+    def rule(pattern: Callable[[Any, Any], Any]) -> Any:
+        return RewriteRule(pattern, lambda op, x, **_: op.Identity(x))
+
+    return [
+        *rule(lambda op, x: op.Add(x, zero)).commute(),
+        rule(lambda op, x: op.Sub(x, zero)),
+        *rule(lambda op, x: op.Mul(x, one)).commute(),
+        rule(lambda op, x: op.Div(x, one)),
+    ]
