@@ -12,8 +12,9 @@ from onnxruntime.capi import _pybind_state as binding
 from torch._prims_common import is_contiguous_or_false
 
 from onnxtool.torch_backend.denormals import are_flushed, flushed
+from onnxtool.torch_backend.openmp import pause
 from onnxtool.torch_backend.sessions import RUN_ERRORS, SILENT
-from onnxtool.torch_backend.sizes import seen_size
+from onnxtool.torch_backend.sizes import MANY_ELEMENTS, seen_elements, seen_size
 from onnxtool.torch_backend.values import CPU, dense, ort_device, unwrap, wrap
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class SessionCall:
         fixed = all(item.dtype and item.shape is not None for item in self.expected)
         self._preallocates = options.preallocate_output and fixed
         self._flushes = options.flush_denormals
+        self._uses_threads = any(map(_is_large, piece.module.graph.nodes))
         self._numbers: dict[tuple[type, int | bool], torch.Tensor] = {}
         self._options = binding.RunOptions()
         self._options.log_severity_level = SILENT
@@ -144,6 +146,8 @@ class SessionCall:
         ]
         outputs = [item.allocate() for item in self.expected] if self._preallocates else []
         results = wrap(outputs, self._output_devices)
+        if self._uses_threads:
+            pause()
         with flushed(self._flushes or are_flushed()):
             self._run(
                 self._options,
@@ -174,6 +178,11 @@ _MOST_NUMBERS = 1024
 
 def _has_symbolic_size(value: Fake) -> bool:
     return isinstance(value, torch.Tensor) and not all(isinstance(size, int) for size in value.shape)
+
+
+def _is_large(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and seen_elements(value) >= MANY_ELEMENTS
 
 
 def _order(value: torch.Tensor) -> tuple[int, ...] | None:

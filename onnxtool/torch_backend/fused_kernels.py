@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from onnxtool.torch_backend.rewriting import Node
+from onnxtool.torch_backend.sizes import MANY_ELEMENTS
 
 aten = torch.ops.aten
 
 FUSED = "one kernel of PyTorch takes a pass over memory where ONNX takes several"
-LEAST_ELEMENTS = 2**16
 _DTYPES = (torch.float32, torch.float64)
 
 Condition = Callable[[Node, Mapping[Node, str]], bool]
@@ -57,7 +57,7 @@ def _is_large(values: list[object]) -> bool:
         and value.device.type == "cpu"
         and value.dtype in _DTYPES
         and all(isinstance(size, int) for size in value.shape)
-        and value.numel() >= LEAST_ELEMENTS
+        and value.numel() >= MANY_ELEMENTS
         for value in values
     )
 

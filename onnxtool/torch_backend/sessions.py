@@ -87,8 +87,9 @@ def _session_options(flush_denormals: bool) -> ort.SessionOptions:
     settings = ort.SessionOptions()
     settings.log_severity_level = SILENT
     settings.intra_op_num_threads = torch.get_num_threads()
-    # PyTorch's threads need the cores between two pieces. It was faster in every comparison.
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads wait busily for the next node, and not after the last one: between two pieces, PyTorch's need the cores.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    settings.add_session_config_entry("session.force_spinning_stop", "1")
     settings.add_session_config_entry("session.set_denormal_as_zero", str(int(flush_denormals)))
     return settings
 

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from onnxtool.torch_backend import OrtBackend
-from onnxtool.torch_backend.fused_kernels import FUSED, LEAST_ELEMENTS
+from onnxtool.torch_backend.fused_kernels import FUSED
+from onnxtool.torch_backend.sizes import MANY_ELEMENTS
 from tests.torch_backend.oracle import require_same
 
-ROWS = LEAST_ELEMENTS // 256
+ROWS = MANY_ELEMENTS // 256
 CONVOLUTION_TOLERANCE = 3e-4
 """Gradients of weights before a batch normalization are small differences of sums over all pixels."""
 
