@@ -20,9 +20,9 @@ from onnxtool.torch_backend.reports import EagerNode, GraphReport, PieceReport
 from onnxtool.torch_backend.rewriting import rewritten
 from onnxtool.torch_backend.sessions import select_providers
 from onnxtool.torch_backend.shortcuts import SHORTCUTS
-from onnxtool.torch_backend.support import reasons_to_stay
+from onnxtool.torch_backend.support import VIEW, reasons_to_stay
 from onnxtool.torch_backend.translation import PieceError, Translated, Translator
-from onnxtool.torch_backend.views import views_last
+from onnxtool.torch_backend.views import views_at_readers
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions
@@ -62,7 +62,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     start = time.perf_counter()
     original, owner = owner, rewritten(owner, SHORTCUTS)
     translator = Translator(options)
-    views = views_last(owner.graph)
+    views = views_at_readers(owner.graph)
     prepare_numbers(owner.graph)
     rejected: dict[str, str] = translator.rejected_before(owner)
     while True:
@@ -85,7 +85,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
         eager=tuple(
             EagerNode(node.name, called(node.target), why)
             for node, why in stay.items()
-            if _computes(node) and node not in views
+            if _computes(node) and node not in views and why != VIEW
         ),
         duration_ms=(time.perf_counter() - start) * 1e3,
     )

@@ -12,11 +12,13 @@ from onnxtool.torch_backend.fused_kernels import FUSED, kernel_is_faster
 from onnxtool.torch_backend.known_wrong import known_problem
 from onnxtool.torch_backend.random import is_memory_for_random, is_random
 from onnxtool.torch_backend.translations import translations
+from onnxtool.torch_backend.views import left_to_pytorch
 
 SIZE = "a size that Python computes"
 MEMORY = "as_strided reads memory by place, and onnxruntime keeps values only"
 RANDOM = "random numbers come from PyTorch's generator"
 CHECK = "a check, which has no result"
+VIEW = "a view for what stays in PyTorch, which costs nothing there"
 EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree about what that gives"
 
 _DEVICES = ("cpu", "cuda")
@@ -49,7 +51,7 @@ def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[
                 stay[node] = reason
         elif node.op not in ("get_attr", "output"):
             stay[node] = f"{node.op} is no operator"
-    return stay
+    return stay | dict.fromkeys(left_to_pytorch(graph, stay), VIEW)
 
 
 def _reads_memory(node: torch.fx.Node) -> bool:
