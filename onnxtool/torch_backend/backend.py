@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.attention import traceable_attention
 from onnxtool.torch_backend.cache import Cache
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
 from onnxtool.torch_backend.decompositions import decompositions
@@ -116,11 +115,6 @@ class OrtBackend:
             return make_boxed_func(self.compile(graph_module, kind))  # type: ignore[no-any-return]
 
         return compile_traced
-
-
-def traceable_attention() -> contextlib.AbstractContextManager[None]:
-    """Let attention be traced as the products it is made of: as one operator it has no translation."""
-    return sdpa_kernel(SDPBackend.MATH)  # type: ignore[no-any-return]
 
 
 def onnxtool_backend(

@@ -39,13 +39,13 @@ def rewritten(owner: torch.fx.GraphModule, rules: tuple[Rule, ...]) -> torch.fx.
     return module
 
 
-def call(before: Node, target: Any, *arguments: Any) -> Node:
+def call(before: Node, target: Any, *arguments: Any, **options: Any) -> Node:
     """Insert a call of `target` before a node, with the fake value of its result."""
     graph = before.graph
     values = torch.fx.node.map_arg(arguments, lambda node: node.meta["val"])
     with graph.inserting_before(before):
-        node = graph.call_function(target, arguments)
-    node.meta["val"] = target(*values)
+        node = graph.call_function(target, arguments, options)
+    node.meta["val"] = target(*values, **options)
     return node
 
 

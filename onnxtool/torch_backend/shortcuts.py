@@ -61,6 +61,34 @@ def idle_detach(node: Node) -> Node | None:
     return node.all_input_nodes[0]
 
 
+def transposed_product(node: Node) -> Node | None:
+    """Replace `transpose(bmm(a, b))`, which the gradient of transposed keys is, by `bmm(transpose(b), transpose(a))`.
+
+    onnxruntime's products read transposed matrices as they are, and write none. The result keeps the layout that it had
+    in memory, which is nothing to onnxruntime, where the two transpositions around it vanish.
+    """
+    if not is_call(node, aten.transpose.int) or not _swaps_last_two(node):
+        return None
+    product = node.all_input_nodes[0]
+    if not is_call(product, aten.bmm.default) or len(product.users) != 1:
+        return None
+    left, right = product.args
+    replacement = call(node, aten.bmm.default, _transposed(node, right), _transposed(node, left))
+    in_memory = call(node, aten.clone.default, _transposed(node, replacement), memory_format=torch.contiguous_format)
+    return _transposed(node, in_memory)
+
+
+def _transposed(before: Node, matrices: Node) -> Node:
+    if is_call(matrices, aten.transpose.int) and _swaps_last_two(matrices):
+        return matrices.all_input_nodes[0]
+    return call(before, aten.transpose.int, matrices, 1, 2)
+
+
+def _swaps_last_two(node: Node) -> bool:
+    tensor = tensor_of(node)
+    return tensor is not None and tensor.dim() == 3 and {dim % 3 for dim in node.args[1:]} == {1, 2}
+
+
 def _shape(node: Node) -> torch.Size | None:
     tensor = tensor_of(node)
     return None if tensor is None else tensor.shape
@@ -80,5 +108,6 @@ SHORTCUTS: tuple[Rule, ...] = (
     label_gradient,
     small_factor,
     fusible_gelu,
+    transposed_product,
     idle_detach,
 )
