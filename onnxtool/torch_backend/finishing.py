@@ -9,6 +9,7 @@ from onnxtool.errors import CompilationError
 from onnxtool.export.exact_rules import exact_optimizer
 from onnxtool.torch_backend.conversion import quiet
 from onnxtool.torch_backend.corrections import correct
+from onnxtool.torch_backend.fusions import fuse
 from onnxtool.torch_backend.known_wrong import RACY_ONNX
 
 INPUTS_KEY = "onnxtool.inputs"
@@ -47,6 +48,7 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
 
         with unset_fake_temporarily(), quiet(), exact_optimizer():
             optimizer.optimize(model, onnx_shape_inference=False)
+            fuse(model)
     correct(model.graph)
     _separate_outputs(model.graph)
     inputs = list(model.graph.inputs)
