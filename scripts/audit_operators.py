@@ -122,7 +122,7 @@ def _audit(sample: Sample) -> dict[str, str]:
     from functorch.compile import aot_function
 
     from onnxtool.torch_backend import OrtBackend
-    from onnxtool.torch_backend.backend import traceable_attention
+    from onnxtool.torch_backend.attention import traceable_attention
 
     try:
         expected = _run(sample.function, sample.tensors)

@@ -50,17 +50,21 @@ def _fuse_normalization(graph: ir.Graph, reciprocal: ir.Node) -> None:
 
 
 def _scaled(x: ir.Value | None, factor: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """Return w and the result of `w * (x * factor)`, where w is an input or a constant and nobody else reads the inner."""
+    """Return w and the result of `w * (x * factor)`, where w is there from the start and nobody reads the inner one."""
     for inner in [use.node for use in factor.uses() if use.node.op_type == "Mul"]:
         value = inner.outputs[0]
         readers = [use.node for use in value.uses()]
         if x not in inner.inputs or len(readers) != 1 or readers[0].op_type != "Mul" or value.is_graph_output():
             continue
         for weight, other in _both_orders(readers[0]):
-            if other is value and weight is not None and weight is not value and weight.producer() is None:
-                if x is not None and x.shape is not None and weight.shape == x.shape[-1:]:
-                    return weight, readers[0].outputs[0]
+            if other is value and weight is not None and weight is not value and _has_last_size(weight, x):
+                return weight, readers[0].outputs[0]
     return None
+
+
+def _has_last_size(weight: ir.Value, x: ir.Value | None) -> bool:
+    """Whether the weight is an input or a constant, with a number for each feature of x."""
+    return weight.producer() is None and x is not None and x.shape is not None and weight.shape == x.shape[-1:]
 
 
 def _is_over_the_last(mean: ir.Node) -> bool:

@@ -32,4 +32,4 @@ def _pause_resource() -> Callable[[int], int]:
     except (AttributeError, OSError, TypeError):  # an older OpenMP, or Windows, where a name needs its library
         return lambda _kind: 0
     function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
-    return function  # type: ignore[no-any-return]
+    return function

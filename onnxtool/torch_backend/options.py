@@ -40,7 +40,8 @@ class OrtBackendOptions:
         preallocate_output: whether PyTorch allocates the outputs of static graphs, and onnxruntime writes into them.
         use_aot_autograd: whether the backend gets what TorchDynamo captured, and runs AOTAutograd on it. Without it,
             it takes graphs of ATen operators and is itself the compiler to give to AOTAutograd.
-        ort_session_options: copied into every session; else they have as many threads as PyTorch, which wait busily during a call and never between two.
+        ort_session_options: copied into every session; else each has as many threads as PyTorch, which wait busily
+            during a call and never between two.
         pre_ort_model_transforms: functions that change each model in place before its session is made, or names of
             ready-made ones (onnxtool/torch_backend/transforms.py).
         partition_fn: cuts a joint graph into forward and backward; the minimum cut where none is given.

@@ -9,6 +9,7 @@ from onnxtool.torch_backend.extremes import extreme_with_nan
 from onnxtool.torch_backend.label_gradients import label_gradient
 from onnxtool.torch_backend.rewriting import Node, Rule, call, is_call, tensor_of
 from onnxtool.torch_backend.slices import joined_slices, padded_slice
+from onnxtool.torch_backend.views import is_view
 
 aten = torch.ops.aten
 _SQUARE_ROOT_OF_TWO = 2**0.5
@@ -70,12 +71,17 @@ def transposed_product(node: Node) -> Node | None:
     if not is_call(node, aten.transpose.int) or not _swaps_last_two(node):
         return None
     product = node.all_input_nodes[0]
-    if not is_call(product, aten.bmm.default) or len(product.users) != 1:
+    if not is_call(product, aten.bmm.default) or len(product.users) != 1 or _leaves(node):
         return None
     left, right = product.args
     replacement = call(node, aten.bmm.default, _transposed(node, right), _transposed(node, left))
     in_memory = call(node, aten.clone.default, _transposed(node, replacement), memory_format=torch.contiguous_format)
     return _transposed(node, in_memory)
+
+
+def _leaves(node: Node) -> bool:
+    """Whether some output is a view of the node: PyTorch transposes that for nothing."""
+    return any(user.op == "output" or (is_view(user) and _leaves(user)) for user in node.users)
 
 
 def _transposed(before: Node, matrices: Node) -> Node:

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def views_at_readers(graph: torch.fx.Graph) -> tuple[Node, ...]:
-    """Give every reader in `graph` views of its own, and return those of the output, which PyTorch makes after all else.
+    """Give every reader in `graph` views of its own, and return those of the output: PyTorch makes them after all else.
 
     Views of views are traced back to what holds the memory. Where an output is a view of an input, nothing changes:
     AOTAutograd makes such an output itself, of the input as it is after the call.
