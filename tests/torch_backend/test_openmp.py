@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +14,19 @@ from onnxtool.torch_backend.openmp import pause
 from onnxtool.torch_backend.sizes import MANY_ELEMENTS
 
 
+def num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_team_of_threads_ends_and_the_next_kernel_makes_another() -> None:
     x = torch.randn(MANY_ELEMENTS)
     pause()
-    before = len(os.listdir("/proc/self/task"))
+    before = num_threads()
     expected = torch.erfinv(x)
-    assert len(os.listdir("/proc/self/task")) == before + 1
+    assert num_threads() == before + 1
     pause()
-    assert len(os.listdir("/proc/self/task")) == before
+    assert num_threads() == before
     torch.testing.assert_close(torch.erfinv(x), expected, rtol=0, atol=0, equal_nan=True)
 
 
