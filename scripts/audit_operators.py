@@ -122,7 +122,7 @@ def _audit(sample: Sample) -> dict[str, str]:
     from functorch.compile import aot_function
 
     from onnxtool.torch_backend import OrtBackend
-    from onnxtool.torch_backend.attention import traceable_attention
+    from onnxtool.torch_backend.functional import traceable_functions
 
     try:
         expected = _run(sample.function, sample.tensors)
@@ -130,7 +130,7 @@ def _audit(sample: Sample) -> dict[str, str]:
         return _finding("not traceable", error)
     backend = OrtBackend()
     try:
-        with traceable_attention():
+        with traceable_functions():
             compiled = aot_function(sample.function, **backend.autograd_arguments())
             _run(compiled, sample.tensors)  # compiles, and may draw numbers while it does
             actual = _run(compiled, sample.tensors)

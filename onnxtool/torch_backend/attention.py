@@ -7,36 +7,16 @@ Letters of shapes: N batches and heads, L queries, S keys, E and V features.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
-_attention = torch.nn.functional.scaled_dot_product_attention
+from onnxtool.torch_backend.random import draws_as_eager, kept_shares
+
 _DTYPES = (torch.float32, torch.float64)
 
 
-@contextlib.contextmanager
-def traceable_attention() -> Iterator[None]:
-    """Let attention be traced as what it is made of; where the way below does not serve, as PyTorch takes it apart."""
-    with sdpa_kernel(SDPBackend.MATH), _Apart():
-        yield
-
-
-class _Apart(TorchFunctionMode):  # type: ignore[misc]  # PyTorch has no types here
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = _apart(*args, **kwargs) if function is _attention else None
-        return function(*args, **kwargs) if result is None else result
-
-
-def _apart(
+def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -51,9 +31,11 @@ def _apart(
     None where the leading dimensions differ, where there are none, or in half precision, in which queries and keys have
     to be scaled each on their own.
     """
+    if dropout_p and not draws_as_eager(query, dropout_p):
+        return None
     if query.dtype not in _DTYPES or query.dim() < 3 or (is_causal and attn_mask is not None):
         return None
-    if dropout_p >= 1 or (attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype)):
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
         return None
     if enable_gqa and query.dim() == 4:
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
@@ -72,12 +54,8 @@ def _apart(
         scores = scores + bias
     probabilities = torch.softmax(scores, -1)
     if dropout_p:
-        _, mask = torch.native_dropout(probabilities, dropout_p, True)
-        probabilities = probabilities * mask.to(query.dtype)
-    result = torch.bmm(probabilities.flatten(0, -3), values)
-    if dropout_p:
-        result = result * (1 / (1 - dropout_p))  # as a factor of the product, and not of all probabilities
-    result = result.unflatten(0, leading)
+        probabilities = probabilities * kept_shares(probabilities, dropout_p)
+    result = torch.bmm(probabilities.flatten(0, -3), values).unflatten(0, leading)
     return result if kept is None else result * kept
 
 

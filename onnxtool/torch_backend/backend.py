@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 
 from onnxtool.errors import CompilationError
-from onnxtool.torch_backend.attention import traceable_attention
 from onnxtool.torch_backend.cache import Cache
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
 from onnxtool.torch_backend.decompositions import decompositions
+from onnxtool.torch_backend.functional import traceable_functions
 from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.random import is_scaled_draw
 from onnxtool.torch_backend.reports import Explanation
 from onnxtool.torch_backend.translations import recall
 
@@ -72,23 +73,21 @@ class OrtBackend:
             return self._compiler("graph")(graph_module, example_inputs)
         from torch._dynamo.backends.common import aot_autograd
 
-        with traceable_attention():
+        with traceable_functions():
             return aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)  # type: ignore[no-any-return]
 
     def autograd_arguments(self) -> dict[str, Any]:
         """Return what AOTAutograd has to be called with, by the names of its parameters.
 
         They are those of `torch._dynamo.backends.common.aot_autograd` and of `functorch.compile.aot_function`, which
-        trace while `traceable_attention` holds.
+        trace while `traceable_functions` holds.
         """
-        from functorch.compile import min_cut_rematerialization_partition
-
         recall(Cache(self.options.cache_folder))
         return {
             "fw_compiler": self._compiler("forward"),
             "bw_compiler": self._compiler("backward"),
             "inference_compiler": self._compiler("inference"),
-            "partition_fn": self.options.partition_fn or min_cut_rematerialization_partition,
+            "partition_fn": self.options.partition_fn or partition,
             "decompositions": decompositions(),
         }
 
@@ -115,6 +114,17 @@ class OrtBackend:
             return make_boxed_func(self.compile(graph_module, kind))  # type: ignore[no-any-return]
 
         return compile_traced
+
+
+def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Any:
+    """Cut a joint graph at its minimum; scaled random numbers are kept, and not scaled once more for the gradient."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in joint.graph.nodes:
+        if is_scaled_draw(node):
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
 
 
 def onnxtool_backend(

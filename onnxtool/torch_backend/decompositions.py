@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 
 import torch
-from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
 from onnxtool.torch_backend.conversion import Decompositions, decompositions_but
 from onnxtool.torch_backend.fused_kernels import unless_large
+from onnxtool.torch_backend.random import drawn
 from onnxtool.torch_backend.rules import RULES
 from onnxtool.torch_backend.translations import translations
 
@@ -64,7 +64,7 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torc
         return x, torch.ones_like(x, dtype=torch.bool)
     if p >= 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = _drawn(x, lambda shape: aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=x.device), 1 - p))
+    mask = drawn(x, lambda shape: aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=x.device), 1 - p))
     return x * mask.to(x.dtype) * (1.0 / (1.0 - p)), mask
 
 
@@ -81,16 +81,4 @@ def _noise_like(
     """Draw numbers of the shape of `x` without its values, so that they need not wait for them."""
     if memory_format not in (None, torch.preserve_format) or layout not in (None, torch.strided) or pin_memory:
         return NotImplemented  # what the protocol of decompositions asks for
-    return _drawn(x, lambda shape: draw(shape, dtype=dtype or x.dtype, device=device or x.device))
-
-
-def _drawn(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
-    """Return what `draw` makes for the memory of `x`, in the layout of `x`.
-
-    Generators fill memory in its order: the layout decides which element gets which number.
-    """
-    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
-    numbers = draw([x.shape[dim] for dim in order])
-    if list(order) == list(range(x.dim())):
-        return numbers
-    return numbers.permute([order.index(dim) for dim in range(x.dim())])
+    return drawn(x, lambda shape: draw(shape, dtype=dtype or x.dtype, device=device or x.device))

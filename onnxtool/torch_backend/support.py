@@ -10,13 +10,14 @@ import torch
 from onnxtool.torch_backend.empty_results import is_empty, is_empty_constant
 from onnxtool.torch_backend.fused_kernels import FUSED, kernel_is_faster
 from onnxtool.torch_backend.known_wrong import known_problem
-from onnxtool.torch_backend.random import is_memory_for_random, is_random
+from onnxtool.torch_backend.random import is_memory_for_random, is_random, is_scaled_draw
 from onnxtool.torch_backend.translations import translations
 from onnxtool.torch_backend.views import left_to_pytorch
 
 SIZE = "a size that Python computes"
 MEMORY = "as_strided reads memory by place, and onnxruntime keeps values only"
 RANDOM = "random numbers come from PyTorch's generator"
+SCALED = "the scale of random numbers, which PyTorch has just drawn"
 CHECK = "a check, which has no result"
 VIEW = "a view for what stays in PyTorch, which costs nothing there"
 EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree about what that gives"
@@ -79,6 +80,8 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return stay.get(node.all_input_nodes[0], "") or ("" if node.all_input_nodes[0].op == "call_function" else SIZE)
     if is_random(node) or is_memory_for_random(node):
         return RANDOM
+    if is_scaled_draw(node):
+        return SCALED
     if reason := known_problem(node):
         return reason
     if kernel_is_faster(node, stay):
