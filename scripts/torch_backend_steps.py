@@ -30,11 +30,23 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Case:
-    """A model whose first result is a loss where it trains, and what it is called with."""
+    """A model, which gives its loss where it trains, and what it is called with."""
 
     model: nn.Module
     inputs: dict[str, torch.Tensor]
     trains: bool
+
+
+class LossAlone(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """A model of transformers that gives its loss alone: as a second result, logits would have a gradient of zeros."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: torch.Tensor) -> Any:
+        """Return the loss of `inputs`, which hold labels."""
+        return self.model(**inputs).loss
 
 
 def bert_training() -> Case:
@@ -43,22 +55,25 @@ def bert_training() -> Case:
 
     ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return Case(BertForMaskedLM(BertConfig(**_sizes())), inputs, trains=True)
+    return Case(LossAlone(BertForMaskedLM(BertConfig(**_sizes()))), inputs, trains=True)
 
 
 def llama_training() -> Case:
     """Return a Llama with its causal loss."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return Case(LlamaForCausalLM(LlamaConfig(**_sizes(), use_cache=False)), inputs, trains=True)
+    return Case(LossAlone(_llama()), inputs, trains=True)
 
 
 def llama_inference() -> Case:
     """Return the same Llama, which gives its logits."""
-    case = llama_training()
-    return Case(case.model, {"input_ids": case.inputs["input_ids"]}, trains=False)
+    return Case(_llama(), {"input_ids": torch.randint(0, VOCABULARY, (BATCH, LENGTH))}, trains=False)
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_sizes(), use_cache=False))
 
 
 def convolution_training() -> Case:
@@ -97,10 +112,10 @@ class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(widths[-1], 10)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the cross entropy of `x`: float32 [N, 3, H, W], against classes 0, 1, 2, ..."""
         logits = self.classifier(self.blocks(x).mean((2, 3)))
-        return (nn.functional.cross_entropy(logits, torch.arange(len(x)) % 10),)
+        return nn.functional.cross_entropy(logits, torch.arange(len(x)) % 10)
 
 
 def model_step(case: Case, backend: Any = "") -> Step:
@@ -111,7 +126,7 @@ def model_step(case: Case, backend: Any = "") -> Step:
 
     def train() -> None:
         optimizer.zero_grad()
-        call(**case.inputs)[0].backward()
+        call(**case.inputs).backward()
         optimizer.step()
 
     def infer() -> None:
