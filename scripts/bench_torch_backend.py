@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from step_workers import Worker, take_turns
-from torch_backend_steps import CASES, WAYS
+from torch_backend_steps import CASES, VOCABULARY, WAYS
 
 STEPS = Path(__file__).resolve().with_name("torch_backend_steps.py")
 RESAMPLES = 2000
@@ -26,7 +26,8 @@ RESAMPLES = 2000
 def main() -> None:
     """Print the table of each case."""
     arguments = _parse()
-    print(f"{arguments.threads} threads, {arguments.blocks} blocks of {arguments.steps} steps\n")
+    print(f"{arguments.threads} threads, {arguments.blocks} blocks of {arguments.steps} steps, ", end="")
+    print(f"{arguments.vocabulary} words\n")
     print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
     print("|---|---|---|---|---|---|---|")
     for case in arguments.cases:
@@ -39,6 +40,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=10, help="Turns of each process.")
     parser.add_argument("--steps", type=int, default=10, help="Counted steps of a block.")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="Words of the language models.")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="The first is the measure.")
     return parser.parse_args()
@@ -46,7 +48,10 @@ def _parse() -> argparse.Namespace:
 
 def _measure(case: str, arguments: argparse.Namespace) -> None:
     threads = arguments.threads
-    starts = [partial(Worker.start, way, [str(STEPS), case, way, str(threads)], threads) for way in arguments.ways]
+    starts = [
+        partial(Worker.start, way, [str(STEPS), case, way, str(threads), str(arguments.vocabulary)], threads)
+        for way in arguments.ways
+    ]
     workers = take_turns(starts, arguments.blocks, arguments.steps)
     for worker in workers:
         wall, processor = worker.medians()

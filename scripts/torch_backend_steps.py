@@ -1,8 +1,8 @@
 """The steps that bench_torch_backend.py times: one way to run one case, in a process of its own.
 
-`python scripts/torch_backend_steps.py CASE WAY THREADS` reads numbers of steps from its input and answers each with
-the wall and processor milliseconds of every step as JSON. Models have 4 layers of hidden size 256 and get 8 sequences
-of 128 tokens, or 8 pictures of 64 x 64; weights and inputs are random from a fixed seed.
+`python scripts/torch_backend_steps.py CASE WAY THREADS VOCABULARY` reads numbers of steps from its input and answers
+each with the wall and processor milliseconds of every step as JSON. Models have 4 layers of hidden size 256 and get
+8 sequences of 128 tokens, or 8 pictures of 64 x 64; weights and inputs are random from a fixed seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 WAYS = ("eager", "onnxtool", "inductor", "products")
-LAYERS, HIDDEN, HEADS, BATCH, LENGTH, VOCABULARY = 4, 256, 4, 8, 128, 4096
+LAYERS, HIDDEN, HEADS, BATCH, LENGTH = 4, 256, 4, 8, 128
+VOCABULARY = 30522
 Step = Callable[[], Any]
 aten = torch.ops.aten
 
@@ -49,39 +50,39 @@ class LossAlone(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
         return self.model(**inputs).loss
 
 
-def bert_training() -> Case:
+def bert_training(vocabulary: int = VOCABULARY) -> Case:
     """Return a BERT with its masked-language loss."""
     from transformers import BertConfig, BertForMaskedLM
 
-    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    ids = torch.randint(0, vocabulary, (BATCH, LENGTH))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return Case(LossAlone(BertForMaskedLM(BertConfig(**_sizes()))), inputs, trains=True)
+    return Case(LossAlone(BertForMaskedLM(BertConfig(**_sizes(vocabulary)))), inputs, trains=True)
 
 
-def llama_training() -> Case:
+def llama_training(vocabulary: int = VOCABULARY) -> Case:
     """Return a Llama with its causal loss."""
-    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    ids = torch.randint(0, vocabulary, (BATCH, LENGTH))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return Case(LossAlone(_llama()), inputs, trains=True)
+    return Case(LossAlone(_llama(vocabulary)), inputs, trains=True)
 
 
-def llama_inference() -> Case:
+def llama_inference(vocabulary: int = VOCABULARY) -> Case:
     """Return the same Llama, which gives its logits."""
-    return Case(_llama(), {"input_ids": torch.randint(0, VOCABULARY, (BATCH, LENGTH))}, trains=False)
+    return Case(_llama(vocabulary), {"input_ids": torch.randint(0, vocabulary, (BATCH, LENGTH))}, trains=False)
 
 
-def _llama() -> nn.Module:
+def _llama(vocabulary: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**_sizes(), use_cache=False))
+    return LlamaForCausalLM(LlamaConfig(**_sizes(vocabulary), use_cache=False))
 
 
-def convolution_training() -> Case:
+def convolution_training(_vocabulary: int = 0) -> Case:
     """Return a small net for pictures with its loss."""
     return Case(ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True)
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[..., Case]] = {
     "bert-training": bert_training,
     "llama-training": llama_training,
     "llama-inference": llama_inference,
@@ -89,9 +90,9 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def _sizes() -> dict[str, int]:
+def _sizes(vocabulary: int) -> dict[str, int]:
     return {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
@@ -194,12 +195,12 @@ def make_step(case: Case, way: str) -> Step:
     return model_step(case, "" if way == "eager" else way)
 
 
-def _serve(case_name: str, way: str, threads: int) -> None:
+def _serve(case_name: str, way: str, threads: int, vocabulary: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    case = CASES[case_name]()
+    case = CASES[case_name](vocabulary)
     serve(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

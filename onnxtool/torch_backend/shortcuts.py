@@ -8,6 +8,7 @@ from onnxtool.torch_backend.empty_results import empty_result, joined_with_nothi
 from onnxtool.torch_backend.extremes import extreme_with_nan
 from onnxtool.torch_backend.label_gradients import label_gradient
 from onnxtool.torch_backend.rewriting import Node, Rule, call, is_call, tensor_of
+from onnxtool.torch_backend.row_factors import row_factor
 from onnxtool.torch_backend.slices import joined_slices, padded_slice
 from onnxtool.torch_backend.views import is_view
 
@@ -112,6 +113,7 @@ SHORTCUTS: tuple[Rule, ...] = (
     joined_slices,
     padded_slice,
     label_gradient,
+    row_factor,
     small_factor,
     fusible_gelu,
     transposed_product,

@@ -149,3 +149,35 @@ def test_what_draws_numbers_is_drawn_though_nobody_reads_it() -> None:
     after = rewritten(graph, SHORTCUTS)
     assert names(graph) == ["bernoulli", "pow", "add"]
     assert names(after) == ["bernoulli", "add"]
+
+
+@pytest.mark.parametrize("factor", [torch.rand(5, 1), torch.rand(())], ids=["of each row", "one number"])
+def test_a_factor_of_rows_goes_where_it_is_smaller(factor: torch.Tensor) -> None:
+    """The gradient of the scores is read by two products and the sum that is the gradient of the bias."""
+
+    def gradients(s: torch.Tensor, r: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scaled = aten.view(aten.view(s * r, [5, 1, 9]), [5, 9])
+        return aten.mm(scaled, w), aten.mm(aten.permute(scaled, [1, 0]), x), aten.sum(scaled, [0], True)
+
+    inputs = (torch.rand(5, 9), factor, torch.rand(9, 3), torch.rand(5, 4))
+    graph = make_fx(gradients, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    after = rewritten(graph, SHORTCUTS)
+    (scores, *_) = after.graph.find_nodes(op="placeholder")
+    assert not [user for user in scores.users if user.target is aten.mul.Tensor]
+    for ours, theirs in zip(after(*inputs), gradients(*inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, r, w: (aten.mm(s * r, w), (s * r).exp()),
+        lambda s, r, w: (aten.mm(w.t(), (s * r).t()),),
+        lambda s, r, w: (aten.mm(aten.permute((s * r).view(9, 5), [1, 0]), w), w),
+        lambda s, r, w: (aten.mm(s * r, torch.cat([w] * 4, 1)),),
+    ],
+    ids=["somebody else reads it", "the right factor", "other rows", "a result with more columns"],
+)
+def test_other_factors_of_rows_stay(function: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    before, after = operators(function, torch.rand(5, 9), torch.rand(5, 1), torch.rand(9, 3))
+    assert before.count("mul") == after.count("mul")
