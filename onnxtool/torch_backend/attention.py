@@ -28,10 +28,10 @@ def attention(
 ) -> torch.Tensor | None:
     """Do what `scaled_dot_product_attention` does, for queries [..., L, E], keys [..., S, E] and values [..., S, V].
 
-    None where the leading dimensions differ, where there are none, or in half precision, in which queries and keys have
-    to be scaled each on their own.
+    None where the leading dimensions differ, where there are none, or in half precision, also by autocast, in which
+    queries and keys have to be scaled each on their own.
     """
-    if dropout_p and not draws_as_eager(query, dropout_p):
+    if torch.is_autocast_enabled(query.device.type) or (dropout_p and not draws_as_eager(query, dropout_p)):
         return None
     if query.dtype not in _DTYPES or query.dim() < 3 or (is_causal and attn_mask is not None):
         return None

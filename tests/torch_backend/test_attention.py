@@ -104,6 +104,18 @@ def test_other_precisions(dtype: torch.dtype) -> None:
     require_same(scaled_dot_product_attention, *tensors(BATCHES, HEADS, dtype=dtype), atol=atol)
 
 
+def test_autocast_halves_the_precision_of_attention_as_well() -> None:
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return scaled_dot_product_attention(query, key, value, mask)
+
+    mask = some_mask()
+    inputs = tensors(BATCHES, HEADS)
+    result = torch.compile(attend, backend=OrtBackend())(*inputs)
+    assert result.dtype is torch.bfloat16
+    torch.testing.assert_close(result, attend(*inputs), rtol=0, atol=0.02)  # bfloat16 has 8 bits
+
+
 def test_the_scale_is_a_factor_of_the_products_and_no_gradient_is_transposed(tmp_path: Path) -> None:
     """Forward and backward hold six products, and nothing passes over the scores but the mask and the softmax."""
     mask = some_mask()
