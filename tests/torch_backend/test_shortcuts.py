@@ -171,7 +171,7 @@ def test_a_factor_of_rows_goes_where_it_is_smaller(factor: torch.Tensor) -> None
 @pytest.mark.parametrize(
     "function",
     [
-        lambda s, r, w: (aten.mm(s * r, w), (s * r).exp()),
+        lambda s, r, w: (lambda scaled: (aten.mm(scaled, w), scaled.exp()))(s * r),
         lambda s, r, w: (aten.mm(w.t(), (s * r).t()),),
         lambda s, r, w: (aten.mm(aten.permute((s * r).view(9, 5), [1, 0]), w), w),
         lambda s, r, w: (aten.mm(s * r, torch.cat([w] * 4, 1)),),
