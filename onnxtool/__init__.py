@@ -8,17 +8,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from onnxtool.renamed import install
+from onnxtool.version import __version__ as __version__
+
+install()
+
 if TYPE_CHECKING:
+    from onnxtool.benchmarking import BenchmarkOptions as BenchmarkOptions
+    from onnxtool.benchmarking import benchmark as benchmark
+    from onnxtool.corpus import CorpusOptions as CorpusOptions
+    from onnxtool.corpus import encode_corpus as encode_corpus
     from onnxtool.errors import OnnxtoolError as OnnxtoolError
     from onnxtool.errors import VerificationError as VerificationError
     from onnxtool.export import ExportOptions as ExportOptions
     from onnxtool.export import export_model as export_model
-    from onnxtool.infer import BenchmarkOptions as BenchmarkOptions
     from onnxtool.infer import encode as encode
     from onnxtool.infer import load as load
-    from onnxtool.infer.benchmark import benchmark as benchmark
-    from onnxtool.infer.corpus import CorpusOptions as CorpusOptions
-    from onnxtool.infer.corpus import encode_corpus as encode_corpus
     from onnxtool.model_file import ModelFile as ModelFile
     from onnxtool.optimize import OptimizeOptions as OptimizeOptions
     from onnxtool.optimize import optimize_model as optimize_model
@@ -26,18 +31,16 @@ if TYPE_CHECKING:
     from onnxtool.stats import compare_models as compare_models
     from onnxtool.stats import summarize_model as summarize_model
 
-__version__ = "0.1.0"
-
 _MODULES = {
     "OnnxtoolError": "onnxtool.errors",
     "VerificationError": "onnxtool.errors",
     "ExportOptions": "onnxtool.export",
     "export_model": "onnxtool.export",
-    "BenchmarkOptions": "onnxtool.infer",
-    "CorpusOptions": "onnxtool.infer.corpus",
-    "benchmark": "onnxtool.infer.benchmark",
+    "BenchmarkOptions": "onnxtool.benchmarking",
+    "CorpusOptions": "onnxtool.corpus",
+    "benchmark": "onnxtool.benchmarking",
     "encode": "onnxtool.infer",
-    "encode_corpus": "onnxtool.infer.corpus",
+    "encode_corpus": "onnxtool.corpus",
     "load": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",
     "OptimizeOptions": "onnxtool.optimize",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxtool.reports import Verification
+    from onnxtool.verification import Verification
 
 
 class OnnxtoolError(Exception):

@@ -28,9 +28,9 @@ from make_models import ROOT, trained_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtool
-from onnxtool.infer.benchmark.contenders import SessionContender
-from onnxtool.infer.benchmark.rounds import Limits, Turns
-from onnxtool.infer.benchmark.samples import interval_of_median
+from onnxtool.benchmarking.contenders import SessionContender
+from onnxtool.benchmarking.rounds import Limits, Turns
+from onnxtool.benchmarking.samples import interval_of_median
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 from onnxtool.runtime.kernel import ReferenceKernel

@@ -29,8 +29,8 @@ import numpy as np
 from documentation_texts import documentation_texts, write_corpus
 from make_models import make_model, trained_model
 
+from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.infer.corpus import CorpusOptions, encode_corpus
 from onnxtool.optimize import OptimizeOptions, optimize_model
 
 PEER_SCRIPT = Path(__file__).parent / "infer_peers" / "encode.py"

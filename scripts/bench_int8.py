@@ -25,12 +25,12 @@ import onnxruntime as ort
 
 from onnxtool.errors import OnnxtoolError
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize.precision.bounded import Quantized
-from onnxtool.optimize.precision.calibration import make_calibration
-from onnxtool.optimize.precision.int4 import to_int4
-from onnxtool.optimize.precision.int8 import to_int8
+from onnxtool.model_file.weights import load_model, write_inline
+from onnxtool.optimize.quantization.bounded import Quantized
+from onnxtool.optimize.quantization.calibration import make_calibration
+from onnxtool.optimize.quantization.int4 import to_int4
+from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
-from onnxtool.weights import load_model, write_inline
 
 METHODS: dict[str, Callable[..., Quantized]] = {
     "int8": to_int8,

@@ -68,7 +68,7 @@ def _make_step(way: str, share: float) -> Callable[[], None]:
     """Return a function that makes one step of training on the next of a few batches."""
     from transformers import BertConfig, BertForMaskedLM
 
-    from onnxtool.training.with_loss.module_with_loss import ModuleWithLoss
+    from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
     torch.manual_seed(0)
     config = BertConfig(

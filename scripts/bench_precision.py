@@ -273,7 +273,7 @@ def distance(one: Path, other: Path) -> float:
 
 def operations(path: Path, shape: tuple[int, int]) -> float:
     """Return the multiplications and additions of a model's products with weights, for tokens [batch, length]."""
-    from onnxtool.weights import load_model
+    from onnxtool.model_file.weights import load_model
 
     graph = load_model(path).graph
     weights = [node.inputs[1] for node in graph if node.op_type in ("MatMul", "Gemm")]

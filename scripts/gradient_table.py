@@ -56,8 +56,8 @@ def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
         errors: the largest error of each operator, by domain and name.
         machine: where they were measured.
     """
-    from onnxtool.training.autodiff.rules.stops import EVERY, STOPS
-    from tests.training.autodiff.cases import CASES
+    from onnxtool.autodiff.rules.stops import EVERY, STOPS
+    from tests.autodiff.cases import CASES
 
     operators = sorted({(case.domain, case.op_type) for case in CASES})
     rows = [_row(domain, op_type, errors.get((domain, op_type), "")) for domain, op_type in operators]
@@ -67,7 +67,7 @@ def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
 
 def measure_networks() -> str:
     """Return a table of whole networks."""
-    from tests.training.autodiff.networks import NETWORKS, make_network, measure
+    from tests.autodiff.networks import NETWORKS, make_network, measure
 
     rows = []
     for name in NETWORKS:
@@ -79,8 +79,8 @@ def measure_networks() -> str:
 
 
 def _row(domain: str, op_type: str, error: str) -> str:
-    from onnxtool.training.autodiff.rules import RULES
-    from tests.training.autodiff.cases import CASES
+    from onnxtool.autodiff.rules import RULES
+    from tests.autodiff.cases import CASES
 
     cases = [case for case in CASES if (case.domain, case.op_type) == (domain, op_type)]
     against = "PyTorch, slopes" if any(case.reference for case in cases) else "PyTorch"
@@ -103,7 +103,7 @@ def _names(domain: str, op_type: str) -> list[str]:
     """Return the names of the inputs that cases differentiate by."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-    from tests.training.autodiff.cases import CASES
+    from tests.autodiff.cases import CASES
 
     places = sorted(
         {place for case in CASES if (case.domain, case.op_type) == (domain, op_type) for place in case.wanted}
@@ -119,8 +119,8 @@ def measure() -> dict[tuple[str, str], str]:
     """Return the largest error of each operator over its cases, rounded up to one digit."""
     import numpy as np
 
-    from tests.training.autodiff import gradients
-    from tests.training.autodiff.cases import CASES
+    from tests.autodiff import gradients
+    from tests.autodiff.cases import CASES
 
     largest: dict[tuple[str, str], float] = {}
     for case in CASES:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from onnxtool.gates import parse_gate
 from onnxtool.stats import read_settings
+from onnxtool.summary.gates import parse_gate
 from tests.graphs import save_operators, value
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,10 +9,10 @@ import click
 from onnxtool.cli.options import NameChoice, PathType, output_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
 from onnxtool.export.tasks import TASK_NAMES
-from onnxtool.training.artifact_report import ArtifactReport
-from onnxtool.training.forward_export import ForwardOptions
-from onnxtool.training.preparing import LOSS_NAMES, OPTIMIZER_NAMES, PreparationOptions, prepare_training
-from onnxtool.training.proof import Proof
+from onnxtool.training.artifacts.forward_export import ForwardOptions
+from onnxtool.training.artifacts.preparation import LOSS_NAMES, OPTIMIZER_NAMES, PreparationOptions, prepare_training
+from onnxtool.training.artifacts.report import ArtifactReport
+from onnxtool.training.artifacts.verification import Proof
 
 
 @click.command(

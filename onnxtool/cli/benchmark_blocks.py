@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Comparison, GateOutcome
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration
-from onnxtool.reports import BenchmarkReport, BenchmarkResult, Comparison, GateOutcome, LatencySummary
+from onnxtool.runtime.timing import LatencySummary
 
 
 def benchmark_blocks(report: BenchmarkReport) -> list[Block]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
+from onnxtool.benchmarking.report import BenchmarkReport
 from onnxtool.cli.printable import printable
-from onnxtool.reports import BenchmarkReport
 
 _LATENCIES = ("min", "p50", "p90", "p95", "p99", "max", "mean", "stdev")
 _RESULT = ("throughput_samples_per_s", "throughput_tokens_per_s", "spread", "drift", "waited_share", "peak_rss_bytes")

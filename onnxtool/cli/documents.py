@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from onnxtool.figures import to_json
+from onnxtool.reports import to_json
 
 
 def json_document(report: object) -> str:

@@ -12,11 +12,11 @@ from typing import NoReturn
 
 import click
 
-from onnxtool import __version__
 from onnxtool.cli.printable import is_text, printable
 from onnxtool.cli.streams import drop_output
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import stop
+from onnxtool.version import __version__
 
 # Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
 COMMANDS = {

@@ -8,7 +8,7 @@ import click
 
 from onnxtool.cli.options import output_options, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit
-from onnxtool.reports import EnvironmentReport
+from onnxtool.runtime.environment import EnvironmentReport
 
 
 @click.command(epilog="Example: onnxtool env --format json")

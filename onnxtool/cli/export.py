@@ -17,10 +17,11 @@ from onnxtool.cli.verification import verification_blocks
 from onnxtool.export import DTYPES, ExportOptions, export_model
 from onnxtool.export.heads.choice import HEAD_NAMES
 from onnxtool.export.opsets import LOWEST_OPSET
+from onnxtool.export.report import ExportReport
 from onnxtool.export.targets.table import PLAIN, TARGET_NAMES
 from onnxtool.export.tasks import TASK_NAMES
 from onnxtool.export.tracing import EXPORTER_NAMES
-from onnxtool.reports import ExportReport, TensorInfo
+from onnxtool.reports import TensorInfo
 
 
 @click.command(

@@ -114,7 +114,8 @@ def command(
     if output is not None:
         check_writable(output, force=force)
     # Imported here so that --help needs neither numpy nor tokenizers.
-    from onnxtool.infer import BenchmarkOptions, LongTexts, TextInput, load, read_texts
+    from onnxtool.benchmarking import BenchmarkOptions
+    from onnxtool.infer import LongTexts, TextInput, load, read_texts
 
     named = [TextInput(text) for text in texts]
     named += read_texts(input_path) if input_path is not None else ()

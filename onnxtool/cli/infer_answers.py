@@ -8,7 +8,7 @@ import click
 
 from onnxtool.cli.options import Command, PathType
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
-from onnxtool.reports import InferReport, TextAnswer
+from onnxtool.infer.report import InferReport, TextAnswer
 
 # What the two columns of candidates are called, by kind.
 _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "labels": ("label", "score")}

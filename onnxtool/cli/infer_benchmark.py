@@ -16,7 +16,7 @@ from onnxtool.model_file import check_writable
 from onnxtool.runtime.bounds import MAX_BATCH_SIZE, MAX_DURATION_S, MAX_RUNS, MAX_SEQUENCE_LENGTH, MAX_THREADS
 
 if TYPE_CHECKING:
-    from onnxtool.infer import BenchmarkOptions
+    from onnxtool.benchmarking import BenchmarkOptions
 
 # Parameters that mean nothing without --benchmark.
 BENCHMARK_PARAMETERS = frozenset(
@@ -126,7 +126,7 @@ def run_benchmark(
     Raises:
         UsageError: a gate or a baseline cannot be used, or the plot cannot be drawn as asked.
     """
-    from onnxtool.infer.benchmark import benchmark
+    from onnxtool.benchmarking import benchmark
 
     if plot is not None:
         from onnxtool.cli.latency_plot import check_plot, draw_latencies

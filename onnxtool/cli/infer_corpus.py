@@ -14,10 +14,10 @@ import click
 
 from onnxtool.cli.options import Command, PathType
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
-from onnxtool.reports.corpus import OUTPUT_FORMATS, WEIGHTS, CorpusReport
+from onnxtool.corpus.report import OUTPUT_FORMATS, WEIGHTS, CorpusReport
 
 if TYPE_CHECKING:
-    from onnxtool.infer.corpus import CorpusOptions, CorpusProgress
+    from onnxtool.corpus import CorpusOptions, CorpusProgress
 
 OF_CORPORA = frozenset(
     {"output_format", "gzip", "contents", "weights", "keep_special", "strict", "workers", "shard_size", "batch_tokens"}
@@ -126,7 +126,7 @@ def given_corpus_options(
     model_name: str | None, prompt: str | None, provider: str, threads: int, *, force: bool
 ) -> CorpusOptions:
     """Return what the command line asked for, with the options that other jobs have as well."""
-    from onnxtool.infer.corpus import CorpusOptions
+    from onnxtool.corpus import CorpusOptions
 
     given: dict[str, Any] = click.get_current_context().meta[_GIVEN]
     return CorpusOptions(
@@ -153,7 +153,7 @@ def encode_folder(
     """Encode `corpus` into the folder `output`, and print the report."""
     if corpus is None:
         raise click.UsageError("nothing to encode: pass the corpus with --input, or an --output that is a file")
-    from onnxtool.infer.corpus import encode_corpus
+    from onnxtool.corpus import encode_corpus
 
     with corpus_progress(quiet=quiet) as show:
         report = encode_corpus(model_path, corpus, output, options, on_progress=show)

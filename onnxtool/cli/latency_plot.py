@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from onnxtool.benchmarking.report import BenchmarkReport
 from onnxtool.cli.printable import printable
 from onnxtool.errors import OutputWriteError
 from onnxtool.model_file import staged
-from onnxtool.reports import BenchmarkReport
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _WIDTH_OF_POINTS = 0.5  # of the distance between two shapes

@@ -12,9 +12,9 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.precision.conversion import ACTIVATIONS
 from onnxtool.optimize.presets import PRECISION_NAMES, PROVIDER_NAMES
-from onnxtool.reports import Candidate, FusionCount, OptimizeReport, Quantization
+from onnxtool.optimize.quantization.conversion import ACTIVATIONS
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization
 
 
 @click.command(

@@ -17,8 +17,8 @@ import click
 
 from onnxtool.cli.documents import json_document
 from onnxtool.cli.printable import printable
-from onnxtool.figures import Dimension, TensorInfo
 from onnxtool.model_file import write_text
+from onnxtool.reports import Dimension, TensorInfo
 
 
 class Heading(NamedTuple):

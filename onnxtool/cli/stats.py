@@ -13,11 +13,12 @@ from onnxtool.cli.printable import printable
 from onnxtool.cli.render import emit, write_out
 from onnxtool.cli.stats_blocks import difference_blocks
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
-from onnxtool.figures import Difference, Stats, to_json
+from onnxtool.reports import to_json
 from onnxtool.stats import Settings, Shape, compare_models, describe_model, find_settings, read_settings
+from onnxtool.summary.figures import Difference, Stats
 
 if TYPE_CHECKING:
-    from onnxtool.gates import Gate
+    from onnxtool.summary.gates import Gate
 
 
 @click.command(
@@ -114,7 +115,7 @@ def _parse_gates(expressions: Sequence[str], settings: Settings, *, has_base: bo
     if not expressions and not settings.fail_if:
         return []
     from onnxtool.errors import GateError
-    from onnxtool.gates import parse_gate
+    from onnxtool.summary.gates import parse_gate
 
     gates = []
     for source, texts in (("--fail_if", expressions), (str(settings.source), settings.fail_if)):
@@ -138,7 +139,7 @@ def _met_gates(gates: Sequence[Gate], report: Stats | Difference) -> list[str]:
     if not gates:
         return []
     from onnxtool.errors import GateError
-    from onnxtool.gates import check_gates
+    from onnxtool.summary.gates import check_gates
 
     figures, base = to_json(report), None
     if isinstance(report, Difference) and isinstance(figures, dict) and isinstance(figures["model"], dict):

@@ -24,8 +24,9 @@ from onnxtool.cli.stats_wording import (
     signatures,
     step_row,
 )
-from onnxtool.figures import Cost, Difference, Stats, TensorInfo
-from onnxtool.metadata import STEPS_KEY
+from onnxtool.model_file.metadata import STEPS_KEY
+from onnxtool.reports import TensorInfo
+from onnxtool.summary.figures import Cost, Difference, Stats
 
 _MAX_ROWS = 40
 

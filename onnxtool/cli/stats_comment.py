@@ -32,8 +32,8 @@ from onnxtool.cli.stats_wording import (
     signatures,
     step_row,
 )
-from onnxtool.figures import Difference, Stats
-from onnxtool.metadata import STEPS_KEY
+from onnxtool.model_file.metadata import STEPS_KEY
+from onnxtool.summary.figures import Difference, Stats
 
 # GitHub refuses a comment of more than 65,536 characters.
 _MAX_LENGTH = 60_000

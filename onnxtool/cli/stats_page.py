@@ -14,7 +14,7 @@ from onnxtool.cli.printable import printable
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes
 from onnxtool.cli.stats_blocks import difference_blocks, summary_blocks
 from onnxtool.cli.stats_wording import names_of, shorten
-from onnxtool.figures import Difference, Stats
+from onnxtool.summary.figures import Difference, Stats
 
 _MAX_BARS = 60
 _STYLE = """

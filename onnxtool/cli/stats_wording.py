@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from onnxtool.cli.render import format_bytes, format_shape, format_tensor
-from onnxtool.figures import Cost, Json, Layer, MappingDelta, Stats, TensorInfo
-from onnxtool.metadata import STEPS_KEY
+from onnxtool.model_file.metadata import STEPS_KEY
+from onnxtool.reports import Json, TensorInfo
+from onnxtool.summary.figures import Cost, Layer, MappingDelta, Stats
 
 ABSENT = "absent"
 _MAX_CELL_LENGTH = 160

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
-from onnxtool.reports import Verification
+from onnxtool.verification import Verification
 
 
 def verification_blocks(verification: Verification | None) -> list[Block]:

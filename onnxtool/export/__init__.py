@@ -19,6 +19,7 @@ from onnxtool.export.opsets import check_opset
 from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.provenance import describe
 from onnxtool.export.recipes import OneCall, Recipe, WithCache
+from onnxtool.export.report import ExportReport
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.targets.contracts import Contract, make_contract
@@ -27,12 +28,12 @@ from onnxtool.export.targets.table import PLAIN, Layout, find_target, layout
 from onnxtool.export.tasks import TASK_WITH_CACHE
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.export.ways import Way
-from onnxtool.metadata import stamp_step
 from onnxtool.model_file import ModelFile, check_companions, check_model_output, save_model, staged
-from onnxtool.reports import ExportReport, Verification
+from onnxtool.model_file.metadata import stamp_step
+from onnxtool.model_file.weights import write_inline
 from onnxtool.runtime.comparison import Answers
 from onnxtool.runtime.timing import Stopwatch
-from onnxtool.weights import write_inline
+from onnxtool.verification import Verification
 
 __all__ = ["DTYPES", "ExportOptions", "export_model"]
 

@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MODULES_NAME, TRANSFORMER_NAMES
 from onnxtool.export.heads.checkpoint_modules import MODULE_WEIGHTS, module_list
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files
-from onnxtool.sentence_modules import ENCODER_NAME, MODULES_NAME, TRANSFORMER_NAMES
 
 # What a consumer may need beside the graph and beside the files that the tokenizer's class names. Only those that a
 # checkpoint has are copied.

@@ -12,7 +12,7 @@ from typing import Any
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.ways import Way
-from onnxtool.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
+from onnxtool.model_file.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
 from onnxtool.reports import Json
 
 _PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")

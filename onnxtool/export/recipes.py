@@ -18,8 +18,8 @@ from onnxtool.export.targets.contracts import Contract
 from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import Prover, prove
 from onnxtool.export.ways import Way, attention_of, ways_to_trace
-from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Answers, Tolerance
+from onnxtool.verification import Verification
 
 if TYPE_CHECKING:
     import onnx_ir as ir

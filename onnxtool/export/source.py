@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from onnxtool.checkpoint.sentence_modules import stays_inside
 from onnxtool.errors import CheckpointError
 from onnxtool.reports import Json
-from onnxtool.sentence_modules import stays_inside
 
 
 @dataclass(frozen=True)

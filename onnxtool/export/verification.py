@@ -15,9 +15,9 @@ from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import SEQUENCE, Shape, run_torch_tensors, to_numpy
 from onnxtool.export.targets.contracts import Contract
 from onnxtool.model_file import ModelFile
-from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Answers, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.session import open_session
+from onnxtool.verification import Verification
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtool.checkpoint.cutting import EncodedText, Text
+from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Answer, AnswerHead, Asked
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.pooling import cosine_similarities
+from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
-from onnxtool.reports import InferReport, Ranking, Scored, TextAnswer
-from onnxtool.texts.cutting import EncodedText, Text
-from onnxtool.texts.inputs import TextInput
 
 if TYPE_CHECKING:
     from onnxtool.infer.loaded_model import LoadedModel

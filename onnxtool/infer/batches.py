@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.limits import fixed_shape
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import is_mask
-from onnxtool.texts.cutting import EncodedText
-from onnxtool.texts.limits import fixed_shape
 
 _MAX_BATCH_SIZE = 32
 # Bounds the memory of logits: 256 MB of float32, which is 2200 tokens of BERT's vocabulary.

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.cutting import EncodedText, Text, Way
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.answering import Item, answer_texts, make_request
 from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.report import InferReport
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
-from onnxtool.reports import InferReport
 from onnxtool.runtime.session import Session
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
-from onnxtool.texts.cutting import EncodedText, Text, Way
-from onnxtool.texts.feeds import text_feeds
-from onnxtool.texts.limits import Limit
-from onnxtool.texts.prompts import Prompts
-from onnxtool.texts.tokenizer import TextTokenizer
+from onnxtool.runtime.text_feeds import text_feeds
 
 
 @dataclass(frozen=True)

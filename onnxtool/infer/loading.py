@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from onnxtool.checkpoint.folder import find_checkpoint_folder
+from onnxtool.checkpoint.limits import text_limit
+from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.loaded_model import LoadedModel as LoadedModel
@@ -14,10 +18,6 @@ from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
-from onnxtool.texts.checkpoint_folder import find_checkpoint_folder
-from onnxtool.texts.limits import text_limit
-from onnxtool.texts.prompts import Prompts
-from onnxtool.texts.tokenizer import TextTokenizer
 
 
 def load(

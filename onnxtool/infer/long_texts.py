@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnxtool.checkpoint.cutting import EncodedText, Text, Way
+from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
 from onnxtool.errors import InputError
-from onnxtool.texts.cutting import EncodedText, Text, Way
-from onnxtool.texts.limits import Limit
-from onnxtool.texts.tokenizer import TextTokenizer, require_unicode
 
 _OVERLAP = 4  # neighbouring windows share one token of so many
 

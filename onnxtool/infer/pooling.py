@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.sentence_modules import pooling_modes as stated_modes
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
-from onnxtool.sentence_modules import pooling_modes as stated_modes
 
 Floats = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onnxtool.metadata import TASK_KEY
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.reports import TensorInfo
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
 
 UNKNOWN_TASK = "unknown"
 

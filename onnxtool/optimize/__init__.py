@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import PassError
-from onnxtool.metadata import stamp_step
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
+from onnxtool.model_file.metadata import stamp_step
+from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.fusions import count_fusions, expected_attentions, require_attention
 from onnxtool.optimize.pipeline import Context, run_passes
-from onnxtool.optimize.precision.candidates import choose
-from onnxtool.optimize.precision.conversion import DYNAMIC, MAX_ERROR, QUANTIZED, Conversion, Converted
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
+from onnxtool.optimize.quantization.candidates import choose
+from onnxtool.optimize.quantization.conversion import DYNAMIC, MAX_ERROR, QUANTIZED, Conversion, Converted
+from onnxtool.optimize.report import Candidate, OptimizeReport
 from onnxtool.optimize.verification import Prover, verification_feeds
-from onnxtool.reports import Candidate, OptimizeReport, Stats
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_model
-from onnxtool.weights import load_model
+from onnxtool.summary.figures import Stats
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from onnxtool.errors import FusionError
 from onnxtool.optimize.attention.scores import anchors
-from onnxtool.reports import FusionCount, PassResult, Stats
+from onnxtool.optimize.report import FusionCount, PassResult
+from onnxtool.summary.figures import Stats
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import OnnxtoolError, PassError
-from onnxtool.reports import PassResult
-from onnxtool.weights import release_weights
+from onnxtool.model_file.weights import release_weights
+from onnxtool.optimize.report import PassResult
 
 if TYPE_CHECKING:
     import onnx_ir as ir

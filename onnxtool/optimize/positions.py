@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.matching import attribute, constant, is_weight, producer
+from onnxtool.graph.edit import attribute, constant, is_weight, producer
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnxtool.optimize.shapes import Shapes
+    from onnxtool.graph.shapes import Shapes
 
 # Between a size as a number and the same as a list of one.
 _WRAPPERS = ("Cast", "Reshape", "Squeeze", "Unsqueeze")

@@ -38,7 +38,7 @@ _CPU = (*_SETTLE, *_FUSE, *_CLEAN)
 _CUDA = (*_SETTLE, *_FUSE, skip_layer_normalization, *_CLEAN)
 
 PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
-"""The passes of each provider, which keep float32; onnxtool/optimize/precision/ goes on from there."""
+"""The passes of each provider, which keep float32; onnxtool/optimize/quantization/ goes on from there."""
 
 FINISHING: dict[str, tuple[Pass, ...]] = {"cpu": (residual_sums,), "cuda": ()}
 """What runs at last, once the model has its precision: what it writes, no other pass looks for."""

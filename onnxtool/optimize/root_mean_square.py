@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.matching import attribute, constant, operands, producer, scalar
+from onnxtool.graph.edit import attribute, constant, operands, producer, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file import ModelFile, scratch_file
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.reports import TensorInfo, Verification
+from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.feeds import (
     FeedShape,
@@ -23,7 +24,7 @@ from onnxtool.runtime.feeds import (
 )
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
-from onnxtool.weights import load_model
+from onnxtool.verification import Verification
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

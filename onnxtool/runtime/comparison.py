@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
-from onnxtool.reports import Verification, VerificationCase
+from onnxtool.verification import Verification, VerificationCase
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

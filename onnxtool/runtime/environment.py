@@ -6,17 +6,28 @@ import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from onnxtool.reports import EnvironmentReport
 from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
 
 # Both write the module `onnxruntime`; of two that are installed, the last one written is the one that runs.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _MISSING = "not installed"
+
+
+@dataclass(frozen=True)
+class EnvironmentReport:
+    """What is installed here, which execution providers run, and what is wrong."""
+
+    python: str
+    platform: str
+    packages: dict[str, str]
+    providers: dict[str, str]
+    problems: tuple[str, ...]
 
 
 def describe_environment() -> EnvironmentReport:

@@ -13,8 +13,8 @@ import numpy as np
 
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
-from onnxtool.wire import Node, read_nodes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import InputError, ProviderError, SessionError
-from onnxtool.metadata import DISABLED_OPTIMIZERS_KEY
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
+from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY
+from onnxtool.model_file.wire import externalized
 from onnxtool.runtime.binding import BoundRun
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
-from onnxtool.wire import externalized
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,11 +6,24 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from onnxtool.reports import LatencySummary
+
+@dataclass(frozen=True)
+class LatencySummary:
+    """Latencies in milliseconds; percentiles interpolate linearly between the sorted samples."""
+
+    min: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    mean: float
+    stdev: float
 
 
 def summarize_latencies(samples_ms: Sequence[float]) -> LatencySummary:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ModelFileError
-from onnxtool.figures import Cost
+from onnxtool.model_file.wire import LARGE_BYTES, externalized
 from onnxtool.stats.contrib import Value
 from onnxtool.stats.known import Names
 from onnxtool.stats.propagation import Propagation
 from onnxtool.stats.settings import Shape
-from onnxtool.wire import LARGE_BYTES, externalized
+from onnxtool.summary.figures import Cost
 
 if TYPE_CHECKING:
     import onnx

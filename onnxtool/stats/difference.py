@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.figures import Change, Difference, Json, MappingDelta, Stats, StatsDelta, TensorInfo, Weight, to_json
 from onnxtool.model_file import ModelFile
+from onnxtool.reports import Json, TensorInfo, to_json
 from onnxtool.stats.settings import Shape
 from onnxtool.summary import summarize_file
 from onnxtool.summary.duplicates import hash_weights
+from onnxtool.summary.figures import Change, Difference, MappingDelta, Stats, StatsDelta, Weight
 
 
 def describe_model(path: Path, shape: Shape | None = None) -> Stats:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.model_file.wire import ELEMENT_BITS
 from onnxtool.stats.bodies import collected, slices, times_of
 from onnxtool.stats.contrib import RULES, Call, Value
 from onnxtool.stats.known import WRONG, Names, attributes_of, compute, is_small, reads_of
 from onnxtool.stats.multiplications import count_macs
-from onnxtool.wire import ELEMENT_BITS
 
 if TYPE_CHECKING:
     import onnx

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from onnxtool.figures import FunctionFigures, Layer, Stats, Weight
-from onnxtool.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
+from onnxtool.model_file.wire import Structure
 from onnxtool.summary.duplicates import find_duplicates
+from onnxtool.summary.figures import FunctionFigures, Layer, Stats, Weight
 from onnxtool.summary.releases import least_onnxruntime
-from onnxtool.wire import Structure
 
 # Operators that compute a whole attention, of ONNX itself and of onnxruntime.
 _ATTENTIONS = frozenset(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxtool.errors import ModelFileError
-from onnxtool.figures import Duplicate
 from onnxtool.model_file import ModelFile
-from onnxtool.wire import Tensor
+from onnxtool.model_file.wire import Tensor
+from onnxtool.summary.figures import Duplicate
 
 _SAMPLE_BYTES = 64
 _PIECE_BYTES = 1 << 17  # two pieces fit the cache of one core

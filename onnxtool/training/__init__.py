@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxtool.training.with_loss.module_with_loss import ModuleWithLoss as ModuleWithLoss
-    from onnxtool.training.with_loss.trainer import OrtTrainer as OrtTrainer
-    from onnxtool.training.with_loss.trainer import create_model_with_loss as create_model_with_loss
+    from onnxtool.training.trainer.module_with_loss import ModuleWithLoss as ModuleWithLoss
+    from onnxtool.training.trainer.ort_trainer import OrtTrainer as OrtTrainer
+    from onnxtool.training.trainer.ort_trainer import create_model_with_loss as create_model_with_loss
 
 _MODULES = {
-    "ModuleWithLoss": "onnxtool.training.with_loss.module_with_loss",
-    "OrtTrainer": "onnxtool.training.with_loss.trainer",
-    "create_model_with_loss": "onnxtool.training.with_loss.trainer",
+    "ModuleWithLoss": "onnxtool.training.trainer.module_with_loss",
+    "OrtTrainer": "onnxtool.training.trainer.ort_trainer",
+    "create_model_with_loss": "onnxtool.training.trainer.ort_trainer",
 }
 
 __all__ = ["ModuleWithLoss", "OrtTrainer", "create_model_with_loss"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.weights import write_inline
+from onnxtool.model_file.weights import write_inline
 from tests.cli.entry_point import run_onnxtool
 from tests.optimize.passes.exports import CAPPED, export
 from tests.workshop import Workshop

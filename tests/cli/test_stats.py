@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.metadata import STEPS_KEY, stamp
+from onnxtool.model_file.metadata import STEPS_KEY, stamp
 from tests.cli.entry_point import run_onnxtool
 from tests.graphs import save_operators, value
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxtool.metadata import STEPS_KEY, stamp
+from onnxtool.model_file.metadata import STEPS_KEY, stamp
 from tests.cli.entry_point import run_onnxtool
 from tests.graphs import make_model, value
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnxtool.metadata import STEPS_KEY
+from onnxtool.model_file.metadata import STEPS_KEY
 from tests.cli.entry_point import run_onnxtool
 from tests.graphs import make_model, save_operators, value
 

@@ -23,9 +23,9 @@ import onnxtool.export.ways
 from onnxtool.errors import ExportError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.provenance import _figure
+from onnxtool.export.report import ExportReport
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.model_file import ModelFile
-from onnxtool.reports import ExportReport
 from onnxtool.runtime.opsets import highest_opset
 from tests.workshop import Workshop
 

@@ -12,9 +12,9 @@ from torch import nn
 from onnxtool.export.graph import tidy
 from onnxtool.export.signature import Signature
 from onnxtool.export.torchscript import trace_torchscript
+from onnxtool.model_file.weights import write_inline
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import open_session
-from onnxtool.weights import write_inline
 
 SHAPES = {"x": ("batch_size", 1, "height", "width")}
 

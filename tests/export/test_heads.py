@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from onnxtool.checkpoint.sentence_modules import POOLING_FLAGS
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.choice import Head, append_head, read_head, recognize_head, require_output
 from onnxtool.export.heads.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.sentence_modules import POOLING_FLAGS
 
 # Rows without padding, padded on the right, on the left, and of a single token.
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=np.int64)

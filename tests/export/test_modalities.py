@@ -23,11 +23,11 @@ from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import usual_sizes
 from onnxtool.export.modalities.text import TextInputs, longest_text
 from onnxtool.export.recipes import OneCall, Recipe, WithCache
+from onnxtool.export.report import ExportReport
 from onnxtool.export.signature import Signature
 from onnxtool.export.tasks import TASK_WITH_CACHE
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.export.ways import Way
-from onnxtool.reports import ExportReport
 from onnxtool.runtime.comparison import Case
 from tests.infer.tiny_models import write_checkpoint
 from tests.workshop import Workshop

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from onnxtool.export.torchscript import trace_torchscript
+from onnxtool.model_file.weights import write_inline
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import open_session
-from onnxtool.weights import write_inline
 
 INPUTS = {"input_ids": ("batch_size", "sequence")}
 OUTPUTS = {"output": ("batch_size", "sequence", 11)}

@@ -19,8 +19,8 @@ from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.verification import Prover, prove
-from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import TOLERANCES
+from onnxtool.verification import Verification
 from tests.workshop import Workshop
 
 

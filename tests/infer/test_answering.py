@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError, ModelFileError, ProviderError
 from onnxtool.infer import TextInput, answering, batches
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
-from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import (
     POOLED,
     TEXTS,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import InputError, SessionError
-from onnxtool.reports import Ranking
+from onnxtool.infer.report import Ranking
 from tests.infer.tiny_models import (
     MASK,
     POOLED,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnxtool.checkpoint.cutting import EncodedText, TokenPlaces
 from onnxtool.errors import InputError
 from onnxtool.infer import LoadedModel, LongTexts, SparseVectors, load
 from onnxtool.infer.heads.entities import Entities, TaggedToken
 from onnxtool.infer.heads.labels import LabelNames
-from onnxtool.texts.cutting import EncodedText, TokenPlaces
 from tests.infer.tiny_models import (
     CLS,
     SEP,

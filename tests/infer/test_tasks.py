@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.model_file import ModelFile
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
-from onnxtool.texts.tokenizer import TextTokenizer
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
 V = len(VOCABULARY)

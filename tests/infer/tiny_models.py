@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from onnxtool.infer import DenseVectors, SparseVectors, TextInput, load
-from onnxtool.reports import InferReport
+from onnxtool.infer.report import InferReport
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("a", "cat", "dog", "sat", "on", "the", "red", "blue", "mat", "house")

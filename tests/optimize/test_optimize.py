@@ -16,10 +16,10 @@ from onnx import numpy_helper
 import onnxtool.optimize
 from onnxtool.errors import FusionError, ModelFileError, OutputExistsError, PassError, VerificationError
 from onnxtool.model_file import ModelFile, save_model
+from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.runtime.feeds import index_bounds
-from onnxtool.weights import write_inline
 from tests.optimize.passes.builders import build, ragged_feeds
 from tests.optimize.passes.exports import CAPPED, export
 from tests.workshop import Workshop

@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize.passes.int4_embeddings import int4_embeddings
-from onnxtool.optimize.passes.int4_products import quantize_int4
+from onnxtool.model_file.weights import write_inline
+from onnxtool.optimize.quantization.int4_embeddings import int4_embeddings
+from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
 from onnxtool.reports import Dimension, TensorInfo
 from onnxtool.runtime.feeds import (
     FeedShape,
@@ -24,10 +25,9 @@ from onnxtool.runtime.feeds import (
     random_feeds,
     verification_shapes,
 )
-from onnxtool.weights import write_inline
 from tests.infer.tiny_models import save_graph
 from tests.optimize.passes.builders import apply, build, normal, operators
-from tests.optimize.precision.test_int4_embeddings import TIED
+from tests.optimize.quantization.test_int4_embeddings import TIED
 
 
 def _info(name: str, dtype: str = "int64", shape: Sequence[Dimension] = ("batch_size", "sequence")) -> TensorInfo:

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from onnxtool.model_file.wire import read_nodes, read_structure
 from onnxtool.summary import summarize_model
-from onnxtool.wire import read_nodes, read_structure
-from tests.test_wire import assert_same_structure, graphs_of
+from tests.model_file.test_wire import assert_same_structure, graphs_of
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}
 # Architecture to what its configuration has beside or in place of the above.

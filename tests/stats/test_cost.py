@@ -15,10 +15,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ModelFileError
-from onnxtool.figures import Cost
 from onnxtool.stats import Shape, compare_models, describe_model
+from onnxtool.summary.figures import Cost
 from tests.graphs import value
-from tests.test_wire_fuzz import mutated
+from tests.model_file.test_wire_fuzz import mutated
 
 B, S, D, H = 2, 5, 8, 2  # rows, tokens, width, heads
 FLOAT = TensorProto.FLOAT

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.figures import Cost
 from onnxtool.stats import Shape, describe_model
+from onnxtool.summary.figures import Cost
 from tests.graphs import value
 
 B, S, D = 2, 5, 8

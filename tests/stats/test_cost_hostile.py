@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.cli.documents import json_document
 from onnxtool.errors import ModelFileError
-from onnxtool.figures import Cost
 from onnxtool.stats import Shape, describe_model
+from onnxtool.summary.figures import Cost
 from tests.graphs import value
 
 X = value("x", ["batch", 8])

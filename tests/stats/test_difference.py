@@ -11,8 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.figures import Change, Difference, Json, MappingDelta
+from onnxtool.reports import Json
 from onnxtool.stats import compare_models, summarize_model
+from onnxtool.summary.figures import Change, Difference, MappingDelta
 from tests.graphs import make_model, value
 
 

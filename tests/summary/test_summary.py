@@ -11,8 +11,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxtool.errors import ModelFileError
-from onnxtool.figures import Duplicate, Stats, TensorInfo, Weight
+from onnxtool.reports import TensorInfo
 from onnxtool.summary import summarize_model
+from onnxtool.summary.figures import Duplicate, Stats, Weight
 from onnxtool.summary.releases import least_onnxruntime
 from tests.graphs import identity, make_model, refer_to, save_external, value
 

@@ -26,10 +26,10 @@ from onnxtool.export.decoding.step import (
     takes_positions,
 )
 from onnxtool.export.modalities.sizes import BATCH
-from onnxtool.reports import Verification
 from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import Session, open_session
+from onnxtool.verification import Verification
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.errors import CheckpointError
-from onnxtool.export.heads.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
-from onnxtool.export.source import Source
-from onnxtool.reports import Json
-from onnxtool.sentence_modules import (
+from onnxtool.checkpoint.sentence_modules import (
     POOLING_FLAGS,
     Module,
     encoder_type,
@@ -18,6 +14,10 @@ from onnxtool.sentence_modules import (
     read_modules,
     read_settings,
 )
+from onnxtool.errors import CheckpointError
+from onnxtool.export.heads.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Pool, Splade, Step
+from onnxtool.export.source import Source
+from onnxtool.reports import Json
 
 if TYPE_CHECKING:
     import numpy as np

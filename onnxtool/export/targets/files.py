@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.checkpoint.sentence_modules import POOLING_FLAGS
 from onnxtool.errors import TargetError
 from onnxtool.export.companions import is_wordpiece, wordpiece_vocabulary
 from onnxtool.export.heads.steps import Normalize, Pool
 from onnxtool.export.targets.table import DENSE, SPARSE, Target
 from onnxtool.reports import Json
-from onnxtool.sentence_modules import POOLING_FLAGS
 
 if TYPE_CHECKING:
     from onnxtool.export.targets.contracts import Contract

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.heads.embeddings import EMBEDDING, Embeddings
 from onnxtool.infer.heads.entities import Entities
 from onnxtool.infer.heads.head import AnswerHead, VectorHead
@@ -14,8 +16,6 @@ from onnxtool.infer.heads.shapes import Shapes
 from onnxtool.infer.heads.spans import END, START, AnswerSpans
 from onnxtool.infer.heads.terms import Terms
 from onnxtool.model_file import ModelFile
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
-from onnxtool.texts.tokenizer import TextTokenizer
 
 AnyHead = VectorHead[Any] | AnswerHead[Any]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite
 from onnxtool.infer.heads.layers import Layer, read_layers, scale
 from onnxtool.infer.pooling import pool, pooling_modes
 from onnxtool.infer.vectors import DenseVectors
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
-from onnxtool.texts.cutting import EncodedText
 
 EMBEDDING = "sentence_embedding"
 

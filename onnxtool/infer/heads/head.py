@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.pooling import Floats
-from onnxtool.reports import Scored, Span
-from onnxtool.texts.cutting import EncodedText
+from onnxtool.infer.report import Scored, Span
 
 Reading = TypeVar("Reading")
 Vectors = TypeVar("Vectors")

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, largest, probabilities_of, require_finite
 from onnxtool.infer.heads.layers import find_activation
 from onnxtool.infer.pooling import Floats, sigmoid, softmax
-from onnxtool.reports import Json, Scored
-from onnxtool.sentence_modules import ENCODER_NAME
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
-from onnxtool.texts.cutting import EncodedText
+from onnxtool.infer.report import Scored
+from onnxtool.reports import Json
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.errors import InputError
 from onnxtool.infer.pooling import Floats, normalize, sigmoid
 from onnxtool.reports import Json
-from onnxtool.texts.checkpoint_folder import CheckpointFolder
 
 Vectors = NDArray[np.float32]
 Layer = Callable[[Vectors], Vectors]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, largest, probabilities_of
 from onnxtool.infer.pooling import softmax
-from onnxtool.reports import Scored
-from onnxtool.texts.tokenizer import TextTokenizer
+from onnxtool.infer.report import Scored
 
 _TOP_K = 10
 

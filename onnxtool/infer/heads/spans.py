@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite, span_of
 from onnxtool.infer.pooling import softmax
-from onnxtool.texts.cutting import EncodedText
 
 START, END = "start_logits", "end_logits"
 _TOP_K = 3

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite
 from onnxtool.infer.pooling import Floats, splade_weights
 from onnxtool.infer.vectors import SparseVectors
-from onnxtool.texts.cutting import EncodedText
-from onnxtool.texts.tokenizer import TextTokenizer
 
 _ANSERINI = frozenset({"output_idx", "output_weights"})
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.matching import attribute, is_weight, operands, producer, tensor_of
-from onnxtool.optimize.shapes import Shapes
+from onnxtool.graph.edit import attribute, is_weight, operands, producer, tensor_of
+from onnxtool.graph.shapes import Shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtool.graph.probing import axis_name
+from onnxtool.graph.shapes import Shapes
 from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above, table_lengths
 from onnxtool.optimize.attention.scores import Masking
-from onnxtool.optimize.probing import axis_name
-from onnxtool.optimize.shapes import Shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtool.optimize.matching import attribute, constant, producer, scalar
-from onnxtool.optimize.shapes import Shapes
+from onnxtool.graph.edit import attribute, constant, producer, scalar
+from onnxtool.graph.shapes import Shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

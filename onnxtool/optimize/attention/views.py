@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.matching import attribute, only_consumer, producer, scalar
-from onnxtool.optimize.shapes import Shapes
+from onnxtool.graph.edit import attribute, only_consumer, producer, scalar
+from onnxtool.graph.shapes import Shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtool.graph.edit import MICROSOFT, Editor, remove_unused, replace, tensor_of
+from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.optimize.attention.linear import Linear, find_linear
 from onnxtool.optimize.attention.masks import Meaning, find_meaning
 from onnxtool.optimize.attention.scores import Found, Masking, RefusedError, Term, anchors, find_attention
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
-from onnxtool.optimize.matching import MICROSOFT, Editor, remove_unused, replace, tensor_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.shapes import Shapes, find_shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.matching import is_made_on_saving, replace, tensor_of
+from onnxtool.graph.edit import is_made_on_saving, replace, tensor_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.optimize.matching import attribute, replace
+from onnxtool.graph.edit import attribute, replace
+from onnxtool.graph.shapes import fill_types
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.shapes import fill_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

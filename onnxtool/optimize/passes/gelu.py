@@ -7,20 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.optimize.matching import (
-    MICROSOFT,
-    Editor,
-    attribute,
-    is_closed,
-    operands,
-    producer,
-    supersede,
-    value_graph,
-)
+from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_closed, operands, producer, supersede, value_graph
+from onnxtool.graph.polynomials import Polynomial, as_polynomial, number_in
+from onnxtool.graph.shapes import fill_types
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.polynomials import Polynomial, as_polynomial, number_in
-from onnxtool.optimize.shapes import fill_types
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.matching import Editor, producer, remove_unused
+from onnxtool.graph.edit import Editor, producer, remove_unused
+from onnxtool.graph.shapes import Shapes, find_shapes, named_axes
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.shapes import Shapes, find_shapes, named_axes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

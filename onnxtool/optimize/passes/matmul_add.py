@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.matching import Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.graph.edit import Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.shapes import Shapes, find_shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onnxtool.graph.protos import from_light_proto, to_light_proto
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
-from onnxtool.optimize.protos import from_light_proto, to_light_proto
 
 if TYPE_CHECKING:
     import onnx_ir as ir

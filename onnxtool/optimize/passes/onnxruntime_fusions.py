@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onnxtool.graph.protos import restore_description, to_full_proto
 from onnxtool.optimize.attention.scores import anchors, keeps_probabilities
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
-from onnxtool.optimize.protos import restore_description, to_full_proto
 from onnxtool.runtime.quiet import quiet
 
 if TYPE_CHECKING:

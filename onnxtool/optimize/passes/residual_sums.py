@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.matching import Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.graph.edit import Editor, is_weight, only_consumer, operands, producer, supersede
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.optimize.matching import Editor, attribute, is_closed, only_consumer, producer, supersede
+from onnxtool.graph.edit import Editor, attribute, is_closed, only_consumer, producer, supersede
+from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
-from onnxtool.optimize.shapes import Shapes, fill_types, find_shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtool.optimize.attention.views import Heads, Layout, find_heads
-from onnxtool.optimize.matching import (
+from onnxtool.graph.edit import (
     MICROSOFT,
     Editor,
     attribute,
@@ -23,9 +22,10 @@ from onnxtool.optimize.matching import (
     supersede,
     tensor_of,
 )
+from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.optimize.attention.views import Heads, Layout, find_heads
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.shapes import Shapes, find_shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

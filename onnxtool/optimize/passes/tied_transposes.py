@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.optimize.matching import Editor, is_made_on_saving, is_weight, tensor_of
+from onnxtool.graph.edit import Editor, is_made_on_saving, is_weight, tensor_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:

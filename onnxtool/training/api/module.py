@@ -12,7 +12,7 @@ from onnxtool.errors import ArtifactError, InputError
 from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
 from onnxtool.training.api.session import Runner
 from onnxtool.training.api.state import CheckpointState
-from onnxtool.training.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
+from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,7 +177,7 @@ class Module:
             ArtifactError: there is no eval model, or it has no such value.
             OutputWriteError: it cannot be written.
         """
-        from onnxtool.training.inference_model import export_inference_model
+        from onnxtool.training.artifacts.inference_model import export_inference_model
 
         if self._eval_path is None:
             raise ArtifactError("an export is made of the eval model, and there is none", "pass eval_model_uri")

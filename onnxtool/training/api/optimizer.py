@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from onnxtool.errors import ArtifactError
 from onnxtool.training.api.memory import Buffer
 from onnxtool.training.api.session import Runner
-from onnxtool.training.names import GRADIENTS, LEARNING_RATE, MOMENTS, PARAMETERS, STEP, updated_name
+from onnxtool.training.graphs.names import GRADIENTS, LEARNING_RATE, MOMENTS, PARAMETERS, STEP, updated_name
 
 if TYPE_CHECKING:
     from onnxtool.training.api.module import Module

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onnxtool.errors import ArtifactError
-from onnxtool.training.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
+from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from onnxtool.training.names import LAZY_RESET, accumulated_name, buffer_name, gradient_name
+from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, gradient_name
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -109,6 +109,6 @@ def _branch(kind: str, node: ir.Node, buffer: ir.Value, name: str) -> ir.Graph:
 
 def _makers(node: ir.Node) -> list[ir.Node | None]:
     """Return the nodes that make what a choice reads."""
-    from onnxtool.training.autodiff.flow import reads
+    from onnxtool.autodiff.flow import reads
 
     return [value.producer() for value in reads(node) if value is not None]

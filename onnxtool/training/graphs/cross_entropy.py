@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.training.autodiff.builder import Builder, Tensor
+from onnxtool.autodiff.builder import Builder, Tensor
 
 if TYPE_CHECKING:
     import onnx_ir as ir

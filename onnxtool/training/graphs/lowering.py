@@ -12,7 +12,7 @@ from onnxtool.errors import ArtifactError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnxtool.training.autodiff.builder import Builder, Tensor
+    from onnxtool.autodiff.builder import Builder, Tensor
 
 IR_VERSION = 9
 HIGHEST_OPSET = 20
@@ -27,7 +27,7 @@ def lower(model: ir.Model) -> None:
     """
     import onnx_ir.passes.common as common
 
-    from onnxtool.training.autodiff.preparation import opset_of
+    from onnxtool.autodiff.preparation import opset_of
 
     common.ClearMetadataAndDocStringPass()(model)  # IR 9 has none of nodes and values
     made = (value for node in model.graph.all_nodes() for value in node.outputs)
@@ -54,7 +54,7 @@ def _standardize(model: ir.Model) -> None:
     """Replace the operators that no stock onnxruntime has."""
     import onnx_ir.passes.common as common
 
-    from onnxtool.training.autodiff.builder import Builder
+    from onnxtool.autodiff.builder import Builder
 
     build = Builder(model.graph)
     replaced = {

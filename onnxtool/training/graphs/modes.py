@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxtool.training.autodiff.builder import Builder, Tensor
+from onnxtool.autodiff.builder import Builder, Tensor
 
 if TYPE_CHECKING:
     import onnx

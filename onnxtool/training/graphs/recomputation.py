@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from onnxtool.training.autodiff.builder import Builder, Tensor
-from onnxtool.training.autodiff.engine import arriving_gradient
+from onnxtool.autodiff.builder import Builder, Tensor
+from onnxtool.autodiff.engine import arriving_gradient
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -198,7 +198,7 @@ def sources(node: ir.Node) -> list[ir.Value]:
 
 def _ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
     """Return all nodes that values depend on."""
-    from onnxtool.training.autodiff.flow import reads
+    from onnxtool.autodiff.flow import reads
 
     found: set[ir.Node] = set()
     waiting = list(values)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.training.autodiff.builder import Builder, Tensor
+from onnxtool.autodiff.builder import Builder, Tensor
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -8,29 +8,17 @@ content of each buffer and the running statistics of batch normalizations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ArtifactError
-from onnxtool.training.names import updated_name
+from onnxtool.training.graphs.names import updated_name
+from onnxtool.training.graphs.parameters import Choice, check_names
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which parameters are trained and which are frozen, by exact name.
-
-    Attributes:
-        optional: those to train only where the loss depends on them; else they are frozen.
-    """
-
-    trained: tuple[str, ...]
-    frozen: tuple[str, ...] = ()
-    optional: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True)
@@ -96,8 +84,8 @@ def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tu
     """Make a training graph of `model`; return the running statistics' new values and who is trained."""
     import onnx_ir.passes.common as common
 
-    from onnxtool.training.autodiff import differentiate
-    from onnxtool.training.autodiff.inference import infer_types
+    from onnxtool.autodiff import differentiate
+    from onnxtool.autodiff.types import infer_types
     from onnxtool.training.graphs.accumulation import accumulate, order_accumulations
     from onnxtool.training.graphs.cross_entropy import decompose_losses
     from onnxtool.training.graphs.label_rows import drop_ignored_rows
@@ -132,7 +120,7 @@ def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tu
 
 
 def _evaluate(model: ir.Model, promoted: set[str]) -> None:
-    from onnxtool.training.autodiff.inference import infer_types
+    from onnxtool.autodiff.types import infer_types
     from onnxtool.training.graphs.cross_entropy import decompose_losses
     from onnxtool.training.graphs.lowering import lower
     from onnxtool.training.graphs.modes import stop_training
@@ -192,8 +180,6 @@ def _tidy(model: ir.Model) -> None:
 
 def _checked(model: onnx.ModelProto, choice: Choice) -> Choice:
     """Refuse names that are no float parameters of the model."""
-    from onnxtool.training.parameters import check_names
-
     both = sorted(set(choice.trained) & set(choice.frozen))
     if both:
         raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")

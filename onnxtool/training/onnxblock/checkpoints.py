@@ -11,7 +11,7 @@ from onnxtool.errors import CheckpointError
 if TYPE_CHECKING:
     import onnx
 
-    from onnxtool.training.checkpoint import Checkpoint
+    from onnxtool.training.checkpoints.checkpoint import Checkpoint
 
 
 def save_checkpoint(
@@ -25,7 +25,7 @@ def save_checkpoint(
         CheckpointError: a parameter is in both lists.
         OutputWriteError: it cannot be written.
     """
-    from onnxtool.training.checkpoint import save_checkpoint as save
+    from onnxtool.training.checkpoints.checkpoint import save_checkpoint as save
 
     save(checkpoint_of(*parameters, nominal=nominal_checkpoint), Path(path_to_checkpoint))
 
@@ -38,7 +38,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | Path, model: onnx.ModelPr
     """
     from onnx import numpy_helper
 
-    from onnxtool.training.checkpoint import load_checkpoint
+    from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(Path(path_to_checkpoint))
     if checkpoint.is_nominal:
@@ -72,7 +72,7 @@ def checkpoint_of(
     """
     import onnx_ir as ir
 
-    from onnxtool.training.checkpoint import Checkpoint
+    from onnxtool.training.checkpoints.checkpoint import Checkpoint
 
     both = sorted({tensor.name for tensor in trainable} & {tensor.name for tensor in frozen})
     if both:

@@ -195,7 +195,7 @@ def custom_op_library(path: str | Path) -> NoReturn:
     raise ArtifactError(
         f"a library of custom operators ({path}) has no gradients",
         "gradients are made of standard operators, so that they run on any onnxruntime: rewrite the operator with "
-        "those, or add a rule in onnxtool/training/autodiff/rules/",
+        "those, or add a rule in onnxtool/autodiff/rules/",
     )
 
 
@@ -214,9 +214,9 @@ def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     """Return a copy that gradients can be built on."""
     import onnx_ir as ir
 
+    from onnxtool.autodiff import LOWEST_OPSET, prepare
+    from onnxtool.autodiff.preparation import opset_of
     from onnxtool.runtime.quiet import quiet
-    from onnxtool.training.autodiff import LOWEST_OPSET, prepare
-    from onnxtool.training.autodiff.preparation import opset_of
 
     prepared = ir.from_proto(model)
     if path is not None:

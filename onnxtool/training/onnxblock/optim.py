@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ArtifactError
-from onnxtool.training.names import (
+from onnxtool.training.graphs.names import (
     FIRST_MOMENTS,
     GRADIENTS,
     LEARNING_RATE,

@@ -12,7 +12,7 @@ from onnxtool.training.onnxblock.forward import declare_outputs, output_names
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
-    from onnxtool.training.graphs.training_graph import Choice
+    from onnxtool.training.graphs.parameters import Choice
 
 
 class TrainingBlock(Block):
@@ -78,7 +78,7 @@ class TrainingBlock(Block):
     @property
     def choice(self) -> Choice:
         """Which parameters are trained and which are frozen."""
-        from onnxtool.training.graphs.training_graph import Choice
+        from onnxtool.training.graphs.parameters import Choice
 
         chosen = self._chosen()
         trained = tuple(name for name, value in chosen.items() if value)

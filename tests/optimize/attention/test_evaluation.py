@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxtool.graph.shapes import find_shapes
 from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above, table_lengths
-from onnxtool.optimize.shapes import find_shapes
 from tests.optimize.passes.builders import build, normal
 
 MASK = """g (float[B, S, 8] x, int64[B, S] mask) => (bool[B, 1, 1, S] y) {

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from onnxtool.graph.shapes import find_shapes
 from onnxtool.optimize.attention.linear import Linear, find_linear
-from onnxtool.optimize.shapes import find_shapes
 from tests.optimize.passes.builders import build, normal
 
 WEIGHTS = {

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from onnxtool.graph.shapes import find_shapes
 from onnxtool.optimize.attention.masks import BIAS, NOTHING, Meaning, find_meaning
 from onnxtool.optimize.attention.scores import Masking, anchors, find_attention
 from onnxtool.optimize.passes.attention import attention
-from onnxtool.optimize.shapes import find_shapes
 from tests.optimize.attention.graphs import INPUTS, MASKINGS, PADDING, PLACES, attention_graph, ragged_feeds
 from tests.optimize.passes.builders import apply, run
 

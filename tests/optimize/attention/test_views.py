@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from onnxtool.graph.shapes import find_shapes
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
-from onnxtool.optimize.shapes import find_shapes
 from tests.optimize.passes.builders import build
 
 NUMBERS = {

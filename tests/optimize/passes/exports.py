@@ -15,7 +15,7 @@ import onnxruntime as ort
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from onnxtool.weights import load_model, write_inline
+from onnxtool.model_file.weights import load_model, write_inline
 from tests.workshop import Workshop
 
 Feeds = Mapping[str, NDArray[Any]]

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
+from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.passes.fold_constants import fold_constants
-from onnxtool.weights import load_model
 from tests.optimize.passes.builders import (
     Arrays,
     apply,

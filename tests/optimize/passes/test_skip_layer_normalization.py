@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
-from onnxtool.weights import load_model
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from onnxtool.model_file.weights import load_model, write_inline
 from onnxtool.optimize.passes.transposed_weights import transposed_weights
-from onnxtool.weights import load_model, write_inline
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

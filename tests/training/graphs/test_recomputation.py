@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from onnxtool.training import artifacts
-from tests.training.autodiff.networks import NETWORKS, Network, exported, make_network
+from tests.autodiff.networks import NETWORKS, Network, exported, make_network
 from tests.training.graphs.live_memory import peak_bytes, training_feeds
 from tests.training.small_models import make, parameters_of
 

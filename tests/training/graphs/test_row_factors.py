@@ -7,9 +7,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import pytest
 
-from onnxtool.training.autodiff.inference import infer_types
+from onnxtool.autodiff.types import infer_types
 from onnxtool.training.graphs.row_factors import take_out_row_factors
-from tests.training.autodiff.gradients import run_onnxruntime
+from tests.autodiff.gradients import run_onnxruntime
 
 ROWS, COLUMNS, WIDTH = 6, 11, 4
 

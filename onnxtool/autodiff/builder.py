@@ -1,0 +1,276 @@
+"""Expressions over values of a graph, so that a gradient is written as its formula.
+
+Every expression is made once: the same operator on the same values with the same attributes gives the value that is
+there already, and so does the same constant. So rules need not share what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from onnxtool.autodiff.names import Names
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+    from numpy.typing import ArrayLike, NDArray
+
+Dimension: TypeAlias = "int | str | None"
+Attribute: TypeAlias = "int | float | str | Sequence[int]"
+Operand: TypeAlias = "Tensor | float"
+
+_BOOLEAN = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or"))
+_INTEGER = frozenset(("NonZero", "Shape", "Size"))
+_DTYPE_FROM = {"OneHot": 2, "Where": 1}  # the place of the input whose dtype the output has, where it is not the first
+
+
+class UnknownDtypeError(Exception):
+    """Type inference found nothing of a value that an expression is over."""
+
+
+class Tensor:
+    """A value of a graph, on which the operators of Python add nodes. Numbers become constants of its dtype."""
+
+    __slots__ = ("_builder", "value")
+
+    def __init__(self, builder: Builder, value: ir.Value) -> None:
+        self._builder = builder
+        self.value = value
+
+    @property
+    def shape(self) -> tuple[Dimension, ...] | None:
+        """The sizes of its axes, dynamic ones by name or None; None where not even the rank is known."""
+        shape = self.value.shape
+        return None if shape is None else tuple(size if isinstance(size, int) else size.value for size in shape)
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The type of its elements.
+
+        Raises:
+            UnknownDtypeError: it is not known, though type inference has gone over the graph.
+        """
+        if self.value.dtype is None:
+            raise UnknownDtypeError(f"the dtype of {self.value.name} cannot be inferred")
+        return self.value.dtype
+
+    def _binary(self, op_type: str, other: Operand, *, swapped: bool = False) -> Tensor:
+        operand = other if isinstance(other, Tensor) else self._builder.constant(other, self.dtype)
+        return self._builder.op(op_type, *((operand, self) if swapped else (self, operand)))
+
+    def __add__(self, other: Operand) -> Tensor:
+        return self._binary("Add", other)
+
+    def __radd__(self, other: float) -> Tensor:
+        return self._binary("Add", other)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return self._binary("Sub", other)
+
+    def __rsub__(self, other: float) -> Tensor:
+        return self._binary("Sub", other, swapped=True)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return self._binary("Mul", other)
+
+    def __rmul__(self, other: float) -> Tensor:
+        return self._binary("Mul", other)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return self._binary("Div", other)
+
+    def __rtruediv__(self, other: float) -> Tensor:
+        return self._binary("Div", other, swapped=True)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return self._binary("Pow", other)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self._binary("MatMul", other)
+
+    def __neg__(self) -> Tensor:
+        return self._builder.op("Neg", self)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return self._binary("Greater", other)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return self._binary("Less", other)
+
+    def equals(self, other: Operand) -> Tensor:
+        """Compare element by element; `==` remains a question to Python."""
+        return self._binary("Equal", other)
+
+    def cast(self, dtype: ir.DataType) -> Tensor:
+        """Convert the elements, where they are of another type."""
+        return self if self.dtype == dtype else self._builder.op("Cast", self, to=int(dtype))
+
+    def size(self) -> Tensor:
+        """Return its shape as int64 [rank]."""
+        return self._builder.op("Shape", self)
+
+    def reshape(self, shape: Tensor | Sequence[int]) -> Tensor:
+        """Lay the same elements out anew; a size of -1 is computed, one of 0 stays."""
+        return self._builder.op("Reshape", self, self._builder.axes(shape))
+
+    def expand(self, shape: Tensor | Sequence[int]) -> Tensor:
+        """Broadcast to `shape`."""
+        return self._builder.op("Expand", self, self._builder.axes(shape))
+
+    def transpose(self, permutation: Sequence[int]) -> Tensor:
+        """Reorder the axes; nothing is added where they stay in order."""
+        if list(permutation) == list(range(len(permutation))):
+            return self
+        return self._builder.op("Transpose", self, perm=list(permutation))
+
+    def sum(self, axes: Tensor | Sequence[int], *, keepdims: bool = True) -> Tensor:
+        """Sum over `axes`; over none of them where the list is empty."""
+        if not isinstance(axes, Tensor) and not axes:
+            return self
+        return self._builder.op("ReduceSum", self, self._builder.axes(axes), keepdims=int(keepdims))
+
+    def mean(self, axes: Tensor | Sequence[int], *, keepdims: bool = True) -> Tensor:
+        """Average over `axes`, of which there is at least one."""
+        return self._builder.op("ReduceMean", self, self._builder.axes(axes), keepdims=int(keepdims))
+
+    def slice(self, start: int, end: int, axis: int = 0) -> Tensor:
+        """Cut one axis to [start, end)."""
+        bounds = [self._builder.axes([number]) for number in (start, end, axis)]
+        return self._builder.op("Slice", self, *bounds)
+
+
+class Builder:
+    """Adds nodes and constants to a graph: collected at first, put into the graph by `finish`.
+
+    Args:
+        graph: the graph whose values the expressions are over.
+        names: where the names of values come from; those of the graph itself if left out.
+
+    Attributes:
+        names: where they come from.
+    """
+
+    def __init__(self, graph: ir.Graph, *, names: Names | None = None) -> None:
+        self._graph = graph
+        self.names = names or Names(graph)
+        self._nodes: list[ir.Node] = []
+        self._made: dict[object, tuple[Tensor, ...]] = {}
+        self._constants: dict[object, Tensor] = {}
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """Wrap a value of the graph."""
+        return Tensor(self, value)
+
+    def op(self, op_type: str, *inputs: Tensor | None, **attributes: Attribute) -> Tensor:
+        """Apply a standard operator of one output, whose dtype is known from its inputs."""
+        return self.ops(op_type, *inputs, outputs=1, **attributes)[0]
+
+    def ops(self, op_type: str, *inputs: Tensor | None, outputs: int, **attributes: Attribute) -> tuple[Tensor, ...]:
+        """Apply a standard operator of several outputs, all of one dtype."""
+        import onnx_ir as ir
+
+        values = [None if tensor is None else tensor.value for tensor in inputs]
+        key = (op_type, outputs, *map(id, values), repr(sorted(attributes.items())))
+        if key not in self._made:
+            node = ir.node(op_type, values, attributes, num_outputs=outputs)
+            self._made[key] = self.add(node, [_dtype(op_type, inputs, attributes)] * outputs)
+        return self._made[key]
+
+    def constant(self, numbers: ArrayLike, dtype: ir.DataType) -> Tensor:
+        """Return an initializer with these elements."""
+        import numpy as np
+
+        array: NDArray[np.generic] = np.asarray(numbers).astype(dtype.numpy())
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = Tensor(self, self._initializer(array, dtype))
+        return self._constants[key]
+
+    def axes(self, numbers: Tensor | Sequence[int]) -> Tensor:
+        """Return a list of axes or sizes as int64 [N]."""
+        import onnx_ir as ir
+
+        return numbers if isinstance(numbers, Tensor) else self.constant(list(numbers), ir.DataType.INT64)
+
+    def concat(self, *pieces: Tensor | Sequence[int]) -> Tensor:
+        """Join lists of axes or sizes to one, int64 [N]."""
+        return self.op("Concat", *map(self.axes, pieces), axis=0)
+
+    def zeros(self, shape: Tensor | Sequence[int], dtype: ir.DataType) -> Tensor:
+        """Return zeros of a shape that is known when the graph runs."""
+        return self.constant(0.0, dtype).expand(shape)
+
+    def where(self, condition: Tensor, positive: Operand, negative: Operand) -> Tensor:
+        """Choose element by element; one of the two is a tensor, and a number becomes one of its dtype."""
+        dtypes = [operand.dtype for operand in (positive, negative) if isinstance(operand, Tensor)]
+        chosen = [self.constant(one, dtypes[0]) if not isinstance(one, Tensor) else one for one in (positive, negative)]
+        return self.op("Where", condition, *chosen)
+
+    def once(self, key: object, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return what was made under this key; make it where nothing was."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return the same elements as another value, a new one each time."""
+        import onnx_ir as ir
+
+        return self.add(ir.node("Identity", [tensor.value]), [tensor.dtype])[0]
+
+    def add(self, node: ir.Node, dtypes: Sequence[ir.DataType]) -> tuple[Tensor, ...]:
+        """Name a node and its outputs, which have these dtypes, and take it over."""
+        node.name = self.names.new(node.op_type)
+        for value, dtype in zip(node.outputs, dtypes, strict=True):
+            value.name, value.dtype = self.names.new(node.op_type), dtype
+        self._nodes.append(node)
+        return tuple(Tensor(self, value) for value in node.outputs)
+
+    def finish(self, replaced: Mapping[ir.Node, Sequence[Tensor]] | None = None) -> None:
+        """Put everything into the graph, the nodes after those that are there.
+
+        Args:
+            replaced: nodes of the graph to take out, with what is read in place of their outputs.
+        """
+        import onnx_ir as ir
+
+        # A value that leaves the graph keeps its name.
+        copied = {
+            node: [
+                self.copy(new) if old.is_graph_output() else new for old, new in zip(node.outputs, news, strict=True)
+            ]
+            for node, news in (replaced or {}).items()
+        }
+        for constant in self._constants.values():
+            self._graph.register_initializer(constant.value)
+        self._graph.extend(self._nodes)
+        for node, news in copied.items():
+            for old, new in zip(node.outputs, news, strict=True):
+                if old.is_graph_output():
+                    old.name, new.value.name = None, old.name
+                    new.value.shape = old.shape
+                ir.convenience.replace_all_uses_with(old, new.value, replace_graph_outputs=True)
+            self._graph.remove(node, safe=True)
+        if copied:
+            self._graph.sort()
+
+    def _initializer(self, array: NDArray[np.generic], dtype: ir.DataType) -> ir.Value:
+        import onnx_ir as ir
+
+        name = self.names.new("constant")
+        tensor = ir.Tensor(array, dtype=dtype, name=name)
+        return ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype), const_value=tensor)
+
+
+def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Attribute]) -> ir.DataType:
+    import onnx_ir as ir
+
+    if op_type in _BOOLEAN:
+        return ir.DataType.BOOL
+    if op_type in _INTEGER:
+        return ir.DataType.INT64
+    if op_type == "Cast" and isinstance(to := attributes["to"], int):
+        return ir.DataType(to)
+    present = [tensor for tensor in inputs if tensor is not None]
+    return present[_DTYPE_FROM.get(op_type, 0)].dtype

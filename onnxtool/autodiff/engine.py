@@ -1,0 +1,229 @@
+"""Reverse-mode differentiation of a graph; it knows no operator.
+
+The graph is walked from the output back. Each node turns the gradients of its outputs into those of its inputs by the
+rule of its operator, and where a value is read several times its gradients are added. Values that do not depend on what
+is differentiated by, or that the output does not depend on, are left out. The method: Griewank and Walther, Evaluating
+Derivatives, SIAM 2008, chapter 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from onnxtool.autodiff.broadcasting import sum_to
+from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError
+from onnxtool.autodiff.expansion import expand_functions
+from onnxtool.autodiff.flow import Flow, reads
+from onnxtool.autodiff.preparation import check_prepared
+from onnxtool.autodiff.rules import READERS, RULES
+from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
+from onnxtool.autodiff.rules.scatter import add_up
+from onnxtool.autodiff.sequences import replace_sequences
+from onnxtool.autodiff.types import infer_types
+from onnxtool.errors import GradientError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# Where a value notes its gradient; such notes are in no file.
+_GRADIENT = "onnxtool.gradient"
+
+
+def differentiate(
+    model_or_graph: ir.Model | ir.Graph, output: str, with_respect_to: Sequence[str]
+) -> dict[str, ir.Value]:
+    """Add to a graph the gradients of a scalar value with respect to others, made of standard operators.
+
+    Where the gradient goes through them, operators without a rule are replaced by those that ONNX defines them by,
+    sequences of chunks by the chunks, and a cross entropy or a BatchNormalization that trains by operators that the
+    gradient shares; nodes get outputs that they left out where a rule reads them. All values keep their meaning, and
+    the outputs of the graph their names. What is added has names that begin with `gradient/`.
+
+    Args:
+        model_or_graph: of opset 18 or later, sorted, with no functions of its own; the main graph is changed in place.
+        output: the name of a float value of one element, the loss.
+        with_respect_to: names of float values of the main graph: initializers, inputs, or outputs of nodes.
+
+    Returns:
+        The gradient of each of them, of its dtype and shape; two may be one value. Those that `output` does not
+        depend on are left out.
+
+    Raises:
+        GradientError: a name is not in the graph, the output is no scalar, or operators have no gradient; the message
+            lists all of those, the hint what to leave out of `with_respect_to` to get around them.
+    """
+    import onnx_ir as ir
+
+    model = model_or_graph if isinstance(model_or_graph, ir.Model) else ir.Model(model_or_graph, ir_version=10)
+    check_prepared(model)
+    values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    for name in (output, *with_respect_to):
+        _check_name(name, values)
+    infer_types(model)
+    if replace_sequences(model.graph):
+        infer_types(model)
+    flow = Flow(model.graph, output, with_respect_to)
+    while expand_functions(model, [node for node in flow.nodes if _find_rule(node) is None]):
+        infer_types(model)
+        flow = Flow(model.graph, output, with_respect_to)
+    if _add_outputs(flow.nodes):
+        infer_types(model)
+    _check_scalar(flow.output)
+    for value, role in ((flow.output, "output"), *((source, "value") for source in flow.sources)):
+        _check_float(value, role)
+    return _Walk(flow, Builder(model.graph)).gradients()
+
+
+def _find_rule(node: ir.Node) -> Rule | None:
+    return RULES.get((node.domain, node.op_type))
+
+
+def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
+    """Let nodes yield the outputs that their rules read, and say whether any left some out."""
+    added = False
+    for node in nodes:
+        rule = _find_rule(node)
+        for place in range(0 if rule is None else rule.num_outputs):
+            if place == len(node.outputs):
+                node.resize_outputs(place + 1)
+            if not node.outputs[place].name:
+                node.outputs[place].name = f"{node.outputs[0].name}/output_{place}"
+                added = True
+    return added
+
+
+class _Walk:
+    """The way back through a flow, collecting gradients of values and refusals of nodes."""
+
+    def __init__(self, flow: Flow, build: Builder) -> None:
+        self._flow = flow
+        self._build = build
+        one = build.constant(1.0, build.tensor(flow.output).dtype)
+        self._arriving = {
+            flow.output: [one if flow.output.shape == () else one.reshape(build.tensor(flow.output).size())]
+        }
+        self._refusals: dict[ir.Node, Refusal] = {}
+        self._unknown: dict[ir.Node, Refusal] = {}
+
+    def gradients(self) -> dict[str, ir.Value]:
+        """Add the gradients of all sources to the graph; nothing is added where a node is refused."""
+        replaced = {node: self._forward(node) for node in self._flow.nodes}
+        for node in reversed(self._flow.nodes):
+            self._pass(node)
+        if refusals := self._refusals or self._unknown:
+            raise _unsupported(refusals, self._flow)
+        found = {str(source.name): self._sum(source) for source in self._flow.sources}
+        for node, outputs in replaced.items():
+            for old, new in zip(node.outputs, outputs, strict=False):
+                new.value.meta.update(old.meta)
+        self._build.finish({node: outputs for node, outputs in replaced.items() if outputs})
+        return {name: gradient.value for name, gradient in found.items() if gradient is not None}
+
+    def _forward(self, node: ir.Node) -> Sequence[Tensor]:
+        """Return the outputs of a node computed by others, where its rule has them so; none otherwise."""
+        rule = _find_rule(node)
+        if rule is None or rule.forward is None:
+            return ()
+        try:
+            return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.trained[node]))
+        except UnknownDtypeError as error:
+            self._unknown[node] = Refusal(str(error))
+        except Refusal as refusal:
+            self._refusals[node] = refusal
+        return ()
+
+    def _pass(self, node: ir.Node) -> None:
+        """Give the gradients of the outputs of `node` on to its inputs."""
+        gradients = [self._sum(value) for value in node.outputs]
+        if all(gradient is None for gradient in gradients):
+            return
+        read = reads(node)
+        for index in sorted(self._flow.trained[node]):
+            value = read[index]
+            if value is None:
+                continue
+            try:
+                gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.trained[node]))
+            except UnknownDtypeError as error:  # perhaps as an operator before it, which is refused, is not known
+                self._unknown[node] = Refusal(str(error))
+                gradient = self._build.tensor(value)
+            except Refusal as refusal:
+                self._refusals.setdefault(node, refusal)
+                gradient = self._build.tensor(value)  # stands in for it, so that all further refusals are found too
+            self._arriving.setdefault(value, []).append(gradient)
+
+    def _apply(self, back: Backward) -> Tensor:
+        """Return the gradient with respect to the input `back.index`."""
+        rule = _find_rule(back.node)
+        if rule is None:
+            raise Refusal("")
+        for place, gradient in enumerate(back.gradients):
+            if gradient is not None and place not in rule.outputs:
+                raise Refusal(f"not through its output {place}")
+        value = back.x(back.index)
+        kind = value.value.dtype
+        if kind is not None and kind.is_integer() and (back.node.domain, back.node.op_type) not in READERS:
+            raise Refusal(f"its input {back.index} is of quantized numbers")
+        gradient = rule.gradient(back.index)(back)
+        if rule.broadcasts:
+            gradient = sum_to(self._build, gradient, of=back.y(), to=value)
+        if gradient.value.shape is None:
+            gradient.value.shape = value.value.shape
+        return gradient
+
+    def _sum(self, value: ir.Value) -> Tensor | None:
+        gradients = self._arriving.get(value, [])
+        if len(gradients) > 1:
+            total = add_up(self._build, gradients)
+            total.value.shape = value.shape
+            self._arriving[value] = gradients = [total]
+        if gradients:
+            value.meta[_GRADIENT] = gradients[0].value
+        return gradients[0] if gradients else None
+
+
+def arriving_gradient(value: ir.Value) -> ir.Value | None:
+    """Return the gradient of the loss with respect to a value of a graph that was differentiated, where it has one."""
+    gradient: ir.Value | None = value.meta.get(_GRADIENT)
+    return gradient
+
+
+def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:
+    """Say of all refused nodes why they are, and which sources reach them."""
+    nodes = sorted(refusals, key=lambda node: (node.op_type, str(node.name)))
+    lines = [
+        f"{node.op_type} (node {node.name or node.outputs[0].name})"
+        + (f": {refusals[node]}" if str(refusals[node]) else "")
+        for node in nodes
+    ]
+    places = {value for node in nodes for value in reads(node)}
+    reaching = frozenset().union(*(flow.reaching.get(value, ()) for value in places if value is not None))
+    names = [str(source.name) for source in flow.sources if source.name in reaching]
+    return GradientError(
+        f"no gradient for {'; '.join(lines)}",
+        f"freeze the parameters behind {'it' if len(nodes) == 1 else 'them'}: {', '.join(names)}; "
+        "or add a rule in onnxtool/autodiff/rules/",
+    )
+
+
+def _check_name(name: str, values: Mapping[str, ir.Value]) -> None:
+    if name not in values:
+        close = get_close_matches(name, values, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "pass the name of an initializer, input or output"
+        raise GradientError(f"the graph has no value called {name}", hint)
+
+
+def _check_float(value: ir.Value, role: str) -> None:
+    if value.dtype is None or not value.dtype.is_floating_point():
+        kind = "of unknown dtype" if value.dtype is None else value.dtype.name.lower()
+        raise GradientError(f"the {role} {value.name} is {kind}", "only floating point values have a gradient")
+
+
+def _check_scalar(output: ir.Value) -> None:
+    if output.shape is None or any(size != 1 for size in output.shape):
+        raise GradientError(
+            f"the output {output.name} has the shape {output.shape or 'unknown'}, and a loss has one element",
+            "reduce it with ReduceMean or ReduceSum first",
+        )

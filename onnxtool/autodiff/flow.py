@@ -1,0 +1,93 @@
+"""Find the part of a graph that a gradient flows through."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from onnxtool.autodiff.rules import QUANTIZERS, STOPS
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Flow:
+    """The nodes between values and an output, by edges that are differentiable.
+
+    Args:
+        graph: sorted, its dtypes known.
+        output: the name of what is differentiated.
+        sources: the names of what it is differentiated by.
+
+    Attributes:
+        output: what is differentiated.
+        sources: what it is differentiated by.
+        reaching: the names of the sources that a value depends on.
+        trained: for each node that depends on a source, the places in `reads` of what does.
+        nodes: those of them that the output depends on, in the order of the graph.
+    """
+
+    def __init__(self, graph: ir.Graph, output: str, sources: Sequence[str]) -> None:
+        import onnx_ir as ir
+
+        values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+        self.output = values[output]
+        self.sources = [values[name] for name in dict.fromkeys(sources)]
+        self.reaching = {source: frozenset((str(source.name),)) for source in self.sources}
+        self.trained: dict[ir.Node, frozenset[int]] = {}
+        for node in graph:
+            self._reach(node)
+        self.nodes = self._leading_to(self.output)
+
+    def _reach(self, node: ir.Node) -> None:
+        """Note which sources a node depends on, and pass them on to its outputs of float and of quantized numbers."""
+        stopped = STOPS.get((node.domain, node.op_type), frozenset())
+        reached = {
+            index: self.reaching[value]
+            for index, value in enumerate(reads(node))
+            if value is not None and value in self.reaching and index not in stopped
+        }
+        if not reached:
+            return
+        self.trained[node] = frozenset(reached)
+        carries = _carries_integers(node, reached)
+        for value in node.outputs:
+            if value.dtype is None or value.dtype.is_floating_point() or (carries and value.dtype.is_integer()):
+                known = self.reaching.get(value, frozenset())
+                self.reaching[value] = known.union(*reached.values())
+
+    def _leading_to(self, output: ir.Value) -> list[ir.Node]:
+        needed: set[ir.Value | None] = {output}
+        nodes = []
+        for node, places in reversed(self.trained.items()):
+            if not needed.isdisjoint(node.outputs):
+                read = reads(node)
+                needed.update(read[place] for place in places)
+                nodes.append(node)
+        return nodes[::-1]
+
+
+def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
+    """Return whether integers that a node makes stand for numbers, so that a gradient goes through them.
+
+    Those of most operators are positions, steps or sizes. Of an operator that ONNX does not know they may be anything.
+    """
+    if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in QUANTIZERS:
+        return True
+    read = reads(node)
+    kinds = [value.dtype for index in reached if (value := read[index]) is not None]
+    return any(kind is not None and kind.is_integer() for kind in kinds)
+
+
+def reads(node: ir.Node) -> list[ir.Value | None]:
+    """Return what a node reads: its inputs, then what graphs inside it may take from outside."""
+    import onnx_ir as ir
+
+    inside: list[ir.Value | None] = []
+    for attribute in node.attributes.values():
+        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            graphs = attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]
+            for graph in graphs:
+                inside.extend(graph.outputs)
+                inside.extend(value for inner in ir.traversal.RecursiveGraphIterator(graph) for value in inner.inputs)
+    return [*node.inputs, *inside]

@@ -1,0 +1,57 @@
+"""Bring a model into the form that gradients are built on: no functions of its own, and an opset that is new enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import GradientError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+LOWEST_OPSET = 18  # before it, ScatterElements takes no maximum, and the axes of ReduceMean are an attribute
+
+
+def prepare(model: ir.Model) -> None:
+    """Inline the functions of `model`, and convert it to opset 18 where it is older; it is changed in place.
+
+    Raises:
+        GradientError: it cannot be converted.
+    """
+    import onnx_ir.passes.common as common
+    from onnxscript.version_converter import convert_version
+
+    common.InlinePass()(model)
+    opset = opset_of(model)
+    if opset >= LOWEST_OPSET:
+        return
+    convert_version(model, LOWEST_OPSET, fallback=True)
+    if opset_of(model) < LOWEST_OPSET:
+        raise GradientError(
+            f"the model is of opset {opset} and cannot be converted to {LOWEST_OPSET}",
+            f"export it again with opset {LOWEST_OPSET} or later",
+        )
+
+
+def check_prepared(model: ir.Model) -> None:
+    """Refuse a model that `prepare` has not gone over and that needs it.
+
+    Raises:
+        GradientError: the opset is too old, or nodes call functions of the model.
+    """
+    if opset_of(model) < LOWEST_OPSET:
+        raise GradientError(
+            f"the model is of opset {opset_of(model)}, and gradients need {LOWEST_OPSET}",
+            "convert it with onnxtool.autodiff.prepare",
+        )
+    called = sorted({node.op_type for node in model.graph if node.op_identifier() in model.functions})
+    if called:
+        raise GradientError(
+            f"the model calls functions of its own: {', '.join(called)}",
+            "inline them with onnxtool.autodiff.prepare",
+        )
+
+
+def opset_of(model: ir.Model) -> int:
+    """Return the version of the standard operators that the main graph uses."""
+    return model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))

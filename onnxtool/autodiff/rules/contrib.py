@@ -1,0 +1,118 @@
+"""Gradients of onnxruntime's own operators, which its optimizer and exporters fuse others into.
+
+Their gradients consist of standard operators all the same. FakeQuant and ScaledSum come from builds of onnxruntime for
+training; no other build runs them.
+"""
+
+from __future__ import annotations
+
+from onnxtool.autodiff.broadcasting import sum_to
+from onnxtool.autodiff.builder import Tensor
+from onnxtool.autodiff.rules.math import gelu_slope, tanh_gelu_slope
+from onnxtool.autodiff.rules.nn import as_matrices, normalized_gradient, rms_gradient, summed_factor, swapped
+from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, broadcasting, rule
+
+_LEFT, _RIGHT = 0, 1
+
+
+def _bias_gelu(n: Backward) -> Tensor:
+    return n.dy * gelu_slope(n, n.x(0) + n.x(1))
+
+
+def _fast_gelu(n: Backward) -> Tensor:
+    return n.dy * tanh_gelu_slope(n, n.x(0) + n.x(1) if n.has(1) else n.x(0))
+
+
+def _quick_gelu(n: Backward) -> Tensor:
+    scaled = n.x(0) * n.attribute("alpha", 1.702)
+    gate = n.build.op("Sigmoid", scaled)
+    return n.dy * (gate + gate * (1.0 - gate) * scaled)
+
+
+def _fused_matmul(n: Backward) -> Tensor:
+    if n.attribute("transBatchA", 0) or n.attribute("transBatchB", 0):
+        raise Refusal("it moves the axes of the batch")
+    ranks = len(n.shape(0)), len(n.shape(1))
+    if min(ranks) < 2:
+        raise Refusal("it multiplies a vector")
+    left, right, dy = as_matrices(n)
+    turned = [bool(n.attribute("transA", 0)), bool(n.attribute("transB", 0))]
+    factors = [
+        swapped(one, rank) if turn else one for one, rank, turn in zip((left, right), ranks, turned, strict=True)
+    ]
+    gradient = (
+        dy @ swapped(factors[_RIGHT], ranks[_RIGHT]) if n.index == _LEFT else swapped(factors[_LEFT], ranks[_LEFT]) @ dy
+    )
+    if turned[n.index]:
+        gradient = swapped(gradient, max(ranks))
+    scaled = gradient if n.attribute("alpha", 1.0) == 1 else gradient * n.attribute("alpha", 1.0)
+    return summed_factor(n, scaled, n.shape(n.index), n.x(n.index))
+
+
+def _skipped(n: Backward, bias: int) -> Tensor:
+    """Return what a SkipLayerNormalization normalizes."""
+    added = n.x(0) + n.x(1)
+    return added + n.x(bias) if n.has(bias) else added
+
+
+def _skip_layer_norm(n: Backward) -> tuple[Tensor, Tensor]:
+    """Return the gradient with respect to the sum that is normalized, and the normalized values."""
+    total = _skipped(n, 4)
+    epsilon = n.attribute("epsilon", 1e-12)
+    # For its statistics alone: what it shifts by does not matter, but onnxruntime 1.17 falls over where there is none.
+    inputs = total, n.x(2), n.x(2)
+    _, mean, deviation = n.build.ops("LayerNormalization", *inputs, outputs=3, axis=-1, epsilon=epsilon)
+    normalized = (total - mean) * deviation
+    return normalized_gradient(n.dy * n.x(2), normalized, deviation, [-1]), normalized
+
+
+def _skip_rms_norm(n: Backward) -> tuple[Tensor, Tensor]:
+    total = _skipped(n, 3)
+    mean = (total * total).mean([-1]) + n.attribute("epsilon", 1e-12)
+    deviation = n.build.op("Reciprocal", n.build.op("Sqrt", mean))
+    return rms_gradient(n.dy * n.x(2), total, deviation, [-1]), total * deviation
+
+
+def _parts(n: Backward) -> tuple[Tensor, Tensor]:
+    return (_skip_layer_norm if n.node.op_type == "SkipLayerNormalization" else _skip_rms_norm)(n)
+
+
+def _through_skip(n: Backward) -> Tensor:
+    """Return the gradient of what is added up; the sum itself may be read as well, as the fourth output."""
+    gradient = _parts(n)[0]
+    further = n.gradients[3] if len(n.gradients) > 3 else None
+    return sum_to(n.build, gradient if further is None else gradient + further, of=n.y(), to=n.x(n.index))
+
+
+def _skip_scale(n: Backward) -> Tensor:
+    return sum_to(n.build, n.dy * _parts(n)[1], of=n.y(), to=n.x(n.index))
+
+
+def _skip_shift(n: Backward) -> Tensor:
+    return sum_to(n.build, n.dy, of=n.y(), to=n.x(n.index))
+
+
+def _fake_quant(n: Backward) -> Tensor:
+    """Let the gradient through where the value was within the range of the integers."""
+    return n.build.where(n.y(1), n.dy, 0.0)
+
+
+def _scaled_sum(n: Backward) -> Tensor:
+    return n.dy * n.attribute(f"scale_{n.index}", 1.0)
+
+
+CONTRIB: dict[str, Rule] = {
+    "BiasGelu": broadcasting(_bias_gelu, _bias_gelu),
+    "FakeQuant": Rule((_fake_quant,), num_outputs=2),
+    "FastGelu": broadcasting(_fast_gelu, _fast_gelu),
+    "FusedMatMul": rule(_fused_matmul, _fused_matmul),
+    "Gelu": rule(lambda n: n.dy * gelu_slope(n, n.x(0))),
+    "QuickGelu": rule(_quick_gelu),
+    "ScaledSum": Rule((_scaled_sum,), variadic=True),
+    "SkipLayerNormalization": Rule(
+        (_through_skip, _through_skip, _skip_scale, _skip_shift, _through_skip), outputs=(0, 3)
+    ),
+    "SkipSimplifiedLayerNormalization": Rule(
+        (_through_skip, _through_skip, _skip_scale, _through_skip), outputs=(0, 3)
+    ),
+}

@@ -1,0 +1,118 @@
+"""Gradient of the cross entropy, from the probabilities that the loss computes anyway.
+
+Letters: N samples, C classes, D* further axes of a sample, as of a picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxtool.autodiff.builder import Tensor
+from onnxtool.autodiff.rules.rule import Backward, Rule
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a loss.
+
+    Attributes:
+        classes: valid ones all, [N, 1, D*]; 0 where the label counts nothing.
+        weight: of each sample, [N, 1, D*]; None where each counts alike.
+        count: the sum of the weights; a number.
+    """
+
+    classes: Tensor
+    weight: Tensor | None
+    count: Tensor
+
+    @classmethod
+    def of(cls, n: Backward) -> Labels:
+        """Read the inputs and attributes of the loss."""
+        build, dtype = n.build, n.x(0).dtype
+        labels = build.op("Unsqueeze", n.x(1), build.axes([1]))
+        if (ignored := n.node.attributes.get("ignore_index")) is None:
+            weight = build.op("Gather", n.x(2), labels) if n.has(2) else None
+        else:
+            kept = build.op("Not", labels.equals(build.constant(ignored.as_int(), labels.dtype)))
+            labels = build.where(kept, labels, build.constant(0, labels.dtype))
+            weight = build.where(kept, build.op("Gather", n.x(2), labels), 0.0) if n.has(2) else kept.cast(dtype)
+        count = build.op("Size", labels).cast(dtype) if weight is None else build.op("ReduceSum", weight, keepdims=0)
+        return cls(labels, weight, count)
+
+
+def _gradient(n: Backward) -> Tensor:
+    """Return `(softmax(x) - one_hot(label)) * share`, the share being what a sample adds to the loss."""
+    labels = Labels.of(n)
+    return _error(n, labels) * _share(n, labels)
+
+
+def _error(n: Backward, labels: Labels) -> Tensor:
+    """Return `softmax(x) - one_hot(label)`, [N, C, D*].
+
+    Where the loss is made of the probabilities, that of the label is the exponential of the loss of the sample. Taken
+    from there and not read again, it lets the loss be done before, and the probabilities be written over.
+    """
+    build = n.build
+    if _is_flat(n):
+        probability = build.op("Softmax", n.x(0), axis=-1)
+        taken = build.op("Exp", -_losses(n, labels)) - 1.0
+        return build.op("ScatterElements", probability, labels.classes, taken, axis=1)
+    taken = build.constant(-1.0, n.x(0).dtype).expand(labels.classes.size())
+    probability = build.op("Exp", n.y(1))
+    return build.op("ScatterElements", probability, labels.classes, taken, axis=1, reduction="add")
+
+
+def _share(n: Backward, labels: Labels) -> Tensor:
+    """Return the gradient of the loss with respect to the loss of each sample, a number or [N, 1, D*]."""
+    reduction = n.attribute("reduction", "mean")
+    slope = n.dy
+    if reduction == "none":
+        slope = n.build.op("Unsqueeze", slope, n.build.axes([1]))
+    elif reduction == "mean":
+        # With no sample at all the loss is not a number, and its gradient is zero.
+        slope = slope / n.build.where(labels.count.equals(0.0), 1.0, labels.count)
+    return slope if labels.weight is None else labels.weight * slope
+
+
+def _is_flat(n: Backward) -> bool:
+    """Return whether the classes are the last axis."""
+    shape = n.x(0).shape
+    return shape is not None and len(shape) == 2
+
+
+def _losses(n: Backward, labels: Labels) -> Tensor:
+    """Return the loss of each sample of logits [N, C], [N, 1].
+
+    The largest probability is 1 over the sum of the exponentials, so its logarithm is that of a LogSoftmax; with it
+    the gradient's Softmax is the one pass over all classes that takes exponentials.
+    """
+    build, x, classes = n.build, n.x(0), n.build.axes([1])
+    largest = build.op("Log", build.op("ReduceMax", build.op("Softmax", x, axis=-1), classes, keepdims=1))
+    # onnxruntime computes first what was added last; with this before it, Softmax writes over the logits.
+    taken = build.op("GatherElements", x, labels.classes, axis=1)
+    return build.op("ReduceMax", x, classes, keepdims=1) - taken - largest
+
+
+def _forward(n: Backward) -> tuple[Tensor, ...]:
+    """Compute the loss of logits [N, C] from their Softmax along the last axis.
+
+    onnxruntime takes the operator for its definition, with LogSoftmax of an axis in the middle, which takes three times
+    as long.
+    """
+    if not _is_flat(n):
+        return ()
+    build, labels = n.build, Labels.of(n)
+    each = _losses(n, labels)
+    if labels.weight is not None:
+        each = each * labels.weight
+    logarithms = build.op("LogSoftmax", n.x(0), axis=-1)  # dropped where nobody reads it
+    reduction = n.attribute("reduction", "mean")
+    if reduction == "none":
+        return build.op("Squeeze", each, build.axes([1])), logarithms
+    total = build.op("ReduceSum", each, keepdims=0)
+    return (total / labels.count if reduction == "mean" else total), logarithms
+
+
+LOSS: dict[str, Rule] = {
+    "SoftmaxCrossEntropyLoss": Rule((_gradient,), num_outputs=2, forward=_forward),
+}

@@ -1,0 +1,145 @@
+"""Gradients of elementwise arithmetic and functions."""
+
+from __future__ import annotations
+
+import math
+
+from onnxtool.autodiff.builder import Tensor
+from onnxtool.autodiff.rules.rule import Backward, Rule, broadcasting, rule
+
+_TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
+
+
+def _pow_base(n: Backward) -> Tensor:
+    x, exponent = n.x(0), n.constant(1)
+    if exponent is None or exponent.size != 1:
+        power = n.x(1).cast(x.dtype)
+        # At an exponent of zero the slope is zero, at x = 0 too.
+        slope = n.build.where(power.equals(0.0), 0.0, power * x ** (power - 1.0))
+        return n.dy * slope
+    number = float(exponent.item())
+    if number == 2:
+        return n.dy * (2.0 * x)
+    return n.dy * (number * x ** (number - 1.0)) if number else n.dy * 0.0
+
+
+def _pow_exponent(n: Backward) -> Tensor:
+    x, y = n.x(0), n.y()
+    # The limit at x = 0, where the logarithm is infinite.
+    slope = n.build.where(x.equals(0.0), 0.0, y * n.build.op("Log", n.build.where(x.equals(0.0), 1.0, x)))
+    return (n.dy * slope).cast(n.x(1).dtype)
+
+
+def _cast(n: Backward) -> Tensor:
+    return n.dy.cast(n.x(0).dtype)
+
+
+def _clip(n: Backward) -> Tensor:
+    x, inside = n.x(0), None
+    for place, outside in ((1, Tensor.__lt__), (2, Tensor.__gt__)):
+        if n.has(place):
+            here = n.build.op("Not", outside(x, n.x(place)))
+            inside = here if inside is None else n.build.op("And", inside, here)
+    return n.dy if inside is None else n.build.where(inside, n.dy, 0.0)
+
+
+def _clip_bound(n: Backward) -> Tensor:
+    beyond = n.x(0) < n.x(1) if n.index == 1 else n.x(0) > n.x(2)
+    return n.build.op("ReduceSum", n.build.where(beyond, n.dy, 0.0), keepdims=0)
+
+
+def _extremum(n: Backward) -> Tensor:
+    """Give the gradient to those that have the value, in equal parts, as PyTorch's amax does."""
+    hits = [n.x(place).equals(n.y()).cast(n.dy.dtype) for place in range(len(n.node.inputs))]
+    if len(hits) == 1:
+        return n.dy
+    total = n.build.op("Add", *hits) if len(hits) == 2 else n.build.op("Sum", *hits)
+    return n.dy * hits[n.index] / total
+
+
+def _leaky_relu(n: Backward) -> Tensor:
+    return n.build.where(n.x(0) > 0.0, n.dy, n.dy * n.attribute("alpha", 0.01))
+
+
+def _mod_divisor(n: Backward) -> Tensor:
+    """Return minus how often the divisor went into the number, times the gradient."""
+    return -n.dy * n.build.op("Round", (n.x(0) - n.y()) / n.x(1))
+
+
+def _gelu(n: Backward) -> Tensor:
+    x = n.x(0)
+    slope = tanh_gelu_slope(n, x) if n.attribute("approximate", "none") == "tanh" else gelu_slope(n, x)
+    return n.dy * slope
+
+
+def gelu_slope(n: Backward, x: Tensor) -> Tensor:
+    """Return the derivative of `x * cdf(x)`: `cdf(x) + x * pdf(x)`.
+
+    Dividing by `exp(u^2)` saves the sign of the exponent, a pass over all elements; it overflows to infinity where the
+    density is zero.
+    """
+    u = x * math.sqrt(0.5)
+    density = 1 / math.sqrt(2 * math.pi) / n.build.op("Exp", u * u)
+    return half_and_half(n, n.build.op("Erf", u)) + x * density
+
+
+def half_and_half(n: Backward, x: Tensor) -> Tensor:
+    """Return `0.5 + 0.5 * x` of x in [-1, 1]; HardSigmoid is that in one pass, where onnxruntime has it."""
+    if x.dtype.name == "FLOAT":
+        return n.build.op("HardSigmoid", x, alpha=0.5, beta=0.5)
+    return 0.5 + 0.5 * x
+
+
+def tanh_gelu_slope(n: Backward, x: Tensor) -> Tensor:
+    """Return the derivative of `x * sigmoid(2 u)` with `u = sqrt(2 / pi) * (x + 0.044715 x^3)`."""
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    square = x * x
+    gate = n.build.op("Sigmoid", x * (square * (2 * scale * cubic) + 2 * scale))
+    return gate + gate * (1.0 - gate) * x * (square * (6 * scale * cubic) + 2 * scale)
+
+
+MATH: dict[str, Rule] = {
+    "Abs": rule(lambda n: n.dy * n.build.op("Sign", n.x(0))),
+    "Acos": rule(lambda n: -n.dy / n.build.op("Sqrt", 1.0 - n.x(0) * n.x(0))),
+    "Acosh": rule(lambda n: n.dy / n.build.op("Sqrt", n.x(0) * n.x(0) - 1.0)),
+    "Add": broadcasting(lambda n: n.dy, lambda n: n.dy),
+    "Asin": rule(lambda n: n.dy / n.build.op("Sqrt", 1.0 - n.x(0) * n.x(0))),
+    "Asinh": rule(lambda n: n.dy / n.build.op("Sqrt", n.x(0) * n.x(0) + 1.0)),
+    "Atan": rule(lambda n: n.dy / (n.x(0) * n.x(0) + 1.0)),
+    "Atanh": rule(lambda n: n.dy / (1.0 - n.x(0) * n.x(0))),
+    "Cast": rule(_cast),
+    "CastLike": rule(_cast),
+    "Clip": rule(_clip, _clip_bound, _clip_bound),
+    "Cos": rule(lambda n: -n.dy * n.build.op("Sin", n.x(0))),
+    "Cosh": rule(lambda n: n.dy * n.build.op("Sinh", n.x(0))),
+    "Div": broadcasting(lambda n: n.dy / n.x(1), lambda n: -(n.dy / n.x(1) * n.y())),
+    "Erf": rule(lambda n: n.dy * n.build.op("Exp", -(n.x(0) * n.x(0))) * _TWO_OVER_ROOT_PI),
+    "Exp": rule(lambda n: n.dy * n.y()),
+    "Gelu": rule(_gelu),
+    "Identity": rule(lambda n: n.dy),
+    "LeakyRelu": rule(_leaky_relu),
+    "Log": rule(lambda n: n.dy / n.x(0)),
+    "Max": Rule((_extremum,), variadic=True, broadcasts=True),
+    "Mean": Rule((lambda n: n.dy / float(len(n.node.inputs)),), variadic=True, broadcasts=True),
+    "Min": Rule((_extremum,), variadic=True, broadcasts=True),
+    "Mod": broadcasting(lambda n: n.dy, _mod_divisor),
+    "Mul": broadcasting(lambda n: n.dy * n.x(1), lambda n: n.dy * n.x(0)),
+    "Neg": rule(lambda n: -n.dy),
+    "Pow": broadcasting(_pow_base, _pow_exponent),
+    "Reciprocal": rule(lambda n: -n.dy * (n.y() * n.y())),
+    "Relu": rule(lambda n: n.build.where(n.y() > 0.0, n.dy, 0.0)),
+    "Sigmoid": rule(lambda n: n.dy * n.y() * (1.0 - n.y())),
+    "Sin": rule(lambda n: n.dy * n.build.op("Cos", n.x(0))),
+    "Sinh": rule(lambda n: n.dy * n.build.op("Cosh", n.x(0))),
+    "Softplus": rule(lambda n: n.dy * n.build.op("Sigmoid", n.x(0))),
+    "Sqrt": rule(lambda n: n.dy / n.y() * 0.5),
+    "Sub": broadcasting(lambda n: n.dy, lambda n: -n.dy),
+    "Sum": Rule((lambda n: n.dy,), variadic=True, broadcasts=True),
+    "Tan": rule(lambda n: n.dy * (n.y() * n.y() + 1.0)),
+    "Tanh": rule(lambda n: n.dy * (1.0 - n.y() * n.y())),
+    "Where": broadcasting(
+        None,
+        lambda n: n.build.where(n.x(0), n.dy, 0.0),
+        lambda n: n.build.where(n.x(0), 0.0, n.dy),
+    ),
+}

@@ -1,0 +1,269 @@
+"""Gradients of products of matrices, of activations along an axis, of normalizations and of dropout.
+
+Letters: M rows, K the axis that is summed over, N columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxtool.autodiff.broadcasting import sum_to
+from onnxtool.autodiff.builder import Dimension, Tensor
+from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
+
+_RUNNING_MEAN = 3
+
+
+def swapped(tensor: Tensor, rank: int) -> Tensor:
+    """Transpose the matrices of a batch."""
+    return tensor.transpose([*range(rank - 2), rank - 1, rank - 2])
+
+
+def _rows(n: Backward, tensor: Tensor, columns: Dimension, rank: int) -> Tensor:
+    """Lay the last axis out as columns, and all before it as rows."""
+    if rank == 2:
+        return tensor
+    if isinstance(columns, int):
+        return tensor.reshape([-1, columns])
+    return tensor.reshape(n.build.concat([-1], tensor.size().slice(-1, rank)))
+
+
+def _matmul_left(n: Backward) -> Tensor:
+    a, b = n.shape(0), n.shape(1)
+    if len(b) == 2 and len(a) > 1:
+        product = n.build.op("Gemm", _rows(n, n.dy, b[1], len(a)), n.x(1), transB=1)
+        return product if len(a) == 2 else product.reshape(n.x(0).size())
+    left, right, dy = as_matrices(n)
+    return summed_factor(n, dy @ swapped(right, max(len(b), 2)), [*a[:-1], a[-1]], left)
+
+
+def _matmul_right(n: Backward) -> Tensor:
+    a, b = n.shape(0), n.shape(1)
+    if len(b) == 2 and len(a) > 1:
+        # All rows of the batch in one product, where a batch of products would have to be summed afterwards.
+        left = _rows(n, n.x(0), a[-1] if isinstance(a[-1], int) else b[0], len(a))
+        return n.build.op("Gemm", left, _rows(n, n.dy, b[1], len(a)), transA=1)
+    left, right, dy = as_matrices(n)
+    return summed_factor(n, swapped(left, max(len(a), 2)) @ dy, b, right)
+
+
+def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
+    """Give both factors of a product two axes at least, as MatMul does inside."""
+    left, right, dy = n.x(0), n.x(1), n.dy
+    if len(n.shape(1)) == 1:
+        right, dy = (n.build.op("Unsqueeze", tensor, n.build.axes([-1])) for tensor in (right, dy))
+    if len(n.shape(0)) == 1:
+        left = n.build.op("Unsqueeze", left, n.build.axes([0]))
+        dy = n.build.op("Unsqueeze", dy, n.build.axes([-2]))
+    return left, right, dy
+
+
+def summed_factor(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
+    """Sum over the axes of the batch along which the factor was repeated."""
+    import onnx_ir as ir
+
+    original = n.x(n.index)
+    if factor.value is not original.value:  # a vector, which broadcasts along the whole batch
+        return sum_to(n.build, gradient, of=gradient, to=factor).reshape(original.size())
+    whole = n.y().shape
+    if whole is not None and len(shape) >= 2 and gradient.value.shape is None:
+        batch = whole[: max(len(n.shape(0)), len(n.shape(1))) - 2]
+        gradient.value.shape = ir.Shape([*batch, *shape[-2:]])
+    return sum_to(n.build, gradient, of=gradient, to=original)
+
+
+def _gemm_left(n: Backward) -> Tensor:
+    first, second, alpha = n.attribute("transA", 0), n.attribute("transB", 0), n.attribute("alpha", 1.0)
+    if first:
+        return n.build.op("Gemm", n.x(1), n.dy, transA=second, transB=1, alpha=alpha)
+    return n.build.op("Gemm", n.dy, n.x(1), transB=1 - second, alpha=alpha)
+
+
+def _gemm_right(n: Backward) -> Tensor:
+    first, second, alpha = n.attribute("transA", 0), n.attribute("transB", 0), n.attribute("alpha", 1.0)
+    if second:
+        return n.build.op("Gemm", n.dy, n.x(0), transA=1, transB=first, alpha=alpha)
+    return n.build.op("Gemm", n.x(0), n.dy, transA=1 - first, alpha=alpha)
+
+
+def _gemm_added(n: Backward) -> Tensor:
+    summed = sum_to(n.build, n.dy, of=n.y(), to=n.x(2))
+    beta = n.attribute("beta", 1.0)
+    return summed if beta == 1 else summed * beta
+
+
+def _softmax(n: Backward) -> Tensor:
+    inner = (n.dy * n.y()).sum([n.attribute("axis", -1)])
+    return (n.dy - inner) * n.y()
+
+
+def _log_softmax(n: Backward) -> Tensor:
+    total = n.dy.sum([n.attribute("axis", -1)])
+    return n.dy - n.build.op("Exp", n.y()) * total
+
+
+def normalized_gradient(slope: Tensor, normalized: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return the gradient of `(x - mean) * deviation` with respect to x.
+
+    Args:
+        slope: the gradient with respect to the normalized values.
+        normalized: those values.
+        deviation: the inverse of the standard deviation.
+        axes: what was averaged over.
+    """
+    along = normalized * (slope * normalized).mean(axes)
+    return (slope - slope.mean(axes) - along) * deviation
+
+
+def layer_axes(n: Backward) -> tuple[list[int], list[int]]:
+    """Return the axes before those of a LayerNormalization, and its own."""
+    rank = len(n.shape())
+    axis = n.axis(-1)
+    return list(range(axis)), list(range(axis, rank))
+
+
+def _layer_normalized(n: Backward) -> Tensor:
+    """Return the normalized input, computed in the higher one of the precisions of input and statistics."""
+    widest = max(n.x(0).dtype, n.y(1).dtype, key=lambda dtype: dtype.bitwidth)
+    mean, deviation = n.y(1).cast(widest), n.y(2).cast(widest)
+    return ((n.x(0).cast(widest) - mean) * deviation).cast(n.dy.dtype)
+
+
+def _layer_norm(n: Backward) -> Tensor:
+    return normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), layer_axes(n)[1])
+
+
+def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
+    """Add a bias of zeros where there is none: onnxruntime 1.17 falls over one without it that has statistics."""
+    if n.has(2) or n.x(0).dtype != n.y(1).dtype:
+        return ()
+    bias = n.build.zeros(n.x(1).size(), n.x(1).dtype)
+    axis, epsilon = n.attribute("axis", -1), n.attribute("epsilon", 1e-5)
+    return n.build.ops("LayerNormalization", n.x(0), n.x(1), bias, outputs=3, axis=axis, epsilon=epsilon)
+
+
+def _layer_norm_scale(n: Backward) -> Tensor:
+    return sum_to(n.build, n.dy * _layer_normalized(n), of=n.y(), to=n.x(1))
+
+
+def _layer_norm_bias(n: Backward) -> Tensor:
+    return sum_to(n.build, n.dy, of=n.y(), to=n.x(2))
+
+
+def rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return the gradient of `x * deviation` with respect to x, deviation the inverse of the root mean square."""
+    normalized = x * deviation
+    return (slope - normalized * (slope * normalized).mean(axes)) * deviation
+
+
+def _rms_norm(n: Backward) -> Tensor:
+    return rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), layer_axes(n)[1])
+
+
+def _rms_norm_scale(n: Backward) -> Tensor:
+    return sum_to(n.build, n.dy * (n.x(0) * n.y(1).cast(n.dy.dtype)), of=n.y(), to=n.x(1))
+
+
+def _channels(n: Backward, vector: Tensor) -> Tensor:
+    """Align a vector, one number a channel, with the second axis."""
+    return vector.reshape([-1, *[1] * (len(n.shape()) - 2)])
+
+
+def _over(n: Backward) -> list[int]:
+    """Return the axes that a normalization averages over: all but the channels', and but the batch's for instances."""
+    first = [] if n.node.op_type == "InstanceNormalization" else [0]
+    return [*first, *range(2, len(n.shape()))]
+
+
+def _statistics(n: Backward) -> tuple[Tensor, Tensor]:
+    """Return the normalized input and the inverse of the standard deviation."""
+    x, epsilon = n.x(0), n.attribute("epsilon", 1e-5)
+    if n.node.op_type == "BatchNormalization" and not n.attribute("training_mode", 0):
+        centred, variance = x - _channels(n, n.x(3)), _channels(n, n.x(4))
+    else:
+        centred = x - x.mean(_over(n))
+        variance = (centred * centred).mean(_over(n))
+    deviation = n.build.op("Reciprocal", n.build.op("Sqrt", variance + epsilon))
+    return centred * deviation, deviation
+
+
+def _batch_norm(n: Backward) -> Tensor:
+    slope = n.dy * _channels(n, n.x(1))
+    normalized, deviation = _statistics(n)
+    if n.node.op_type == "BatchNormalization" and not n.attribute("training_mode", 0):
+        return slope * deviation
+    return normalized_gradient(slope, normalized, deviation, _over(n))
+
+
+def _batch_norm_scale(n: Backward) -> Tensor:
+    return (n.dy * _statistics(n)[0]).sum([0, *range(2, len(n.shape()))], keepdims=False)
+
+
+def _batch_norm_bias(n: Backward) -> Tensor:
+    return n.dy.sum([0, *range(2, len(n.shape()))], keepdims=False)
+
+
+def _running(n: Backward) -> Tensor:
+    """Return the gradient of a running mean or variance, which is read where the node does not train."""
+    if n.attribute("training_mode", 0):
+        raise Refusal(f"not with respect to its input {n.index}, a running statistic that it writes")
+    slope = n.dy * _channels(n, n.x(1))
+    normalized, deviation = _statistics(n)
+    each = slope * deviation if n.index == _RUNNING_MEAN else slope * normalized * deviation * deviation * 0.5
+    return -each.sum([0, *range(2, len(n.shape()))], keepdims=False)
+
+
+def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
+    """Normalize with the statistics of the batch, which the gradients need as well.
+
+    onnxruntime has no kernel for it on CUDA, and folds one into a convolution of constant weights though it trains.
+    """
+    if not n.attribute("training_mode", 0):
+        return ()
+    normalized, _ = _statistics(n)
+    y = normalized * _channels(n, n.x(1)) + _channels(n, n.x(2))
+    mean = n.x(0).mean(_over(n))
+    centred = n.x(0) - mean
+    momentum = n.attribute("momentum", 0.9)
+    now = (mean.reshape([-1]), (centred * centred).mean(_over(n)).reshape([-1]))
+    running = [n.x(place) * momentum + one * (1 - momentum) for place, one in zip((3, 4), now, strict=True)]
+    return (y, *running)[: len(n.node.outputs)]
+
+
+def _lp_norm(n: Backward) -> Tensor:
+    """Take away what goes along the normalized values, which changes no direction."""
+    axes, order = [n.attribute("axis", -1)], n.attribute("p", 2)
+    norm = n.build.op("ReduceL2" if order == 2 else "ReduceL1", n.x(0), n.build.axes(axes), keepdims=1)
+    along = n.y() if order == 2 else n.build.op("Sign", n.x(0))
+    slope = (n.dy - along * (n.dy * n.y()).sum(axes)) / n.build.where(norm.equals(0.0), 1.0, norm)
+    return n.build.where(norm.equals(0.0), 0.0, slope)
+
+
+def _dropout(n: Backward) -> Tensor:
+    """Let pass what the mask let pass, scaled alike; all of it where the node does not train."""
+    training = n.constant(2)
+    if not n.has(2) or (training is not None and not training.item()):
+        return n.dy
+    ratio = n.x(1).cast(n.dy.dtype) if n.has(1) else n.build.constant(0.5, n.dy.dtype)
+    scale = 1.0 / (1.0 - ratio)
+    if training is None:
+        scale = n.build.where(n.x(2), scale, 1.0)
+    return n.build.where(n.y(1), n.dy * scale, 0.0)
+
+
+NN: dict[str, Rule] = {
+    "BatchNormalization": Rule(
+        (_batch_norm, _batch_norm_scale, _batch_norm_bias, _running, _running), forward=_batch_norm_forward
+    ),
+    "Dropout": Rule((_dropout,), num_outputs=2),
+    "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
+    "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),
+    "LayerNormalization": Rule(
+        (_layer_norm, _layer_norm_scale, _layer_norm_bias), num_outputs=3, forward=_layer_norm_forward
+    ),
+    "LogSoftmax": rule(_log_softmax),
+    "LpNormalization": rule(_lp_norm),
+    "MatMul": rule(_matmul_left, _matmul_right),
+    "SimplifiedLayerNormalization": Rule((_rms_norm, _rms_norm_scale), num_outputs=2),
+    "Softmax": rule(_softmax),
+}

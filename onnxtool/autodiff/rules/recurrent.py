@@ -1,0 +1,239 @@
+"""Gradients of LSTM and GRU: all gates of all steps at once from the outputs, then a Scan back through time.
+
+Letters: S steps, B samples, I inputs, H hidden units, D directions, of which each is treated by itself. Gates are in
+ONNX's order: i, o, f, c for LSTM and z, r, h for GRU. The gradients through time: Hochreiter and Schmidhuber, Long
+Short-Term Memory, 1997, and Cho et al., arXiv:1406.1078.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxtool.autodiff.builder import Builder, Tensor
+from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
+from onnxtool.autodiff.scan import scan
+
+_X, _W, _R, _B, _LENGTHS, _H, _C, _PEEPHOLES = range(8)
+_DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a layer.
+
+    Attributes:
+        x: [S, B, I].
+        before: the hidden state before each step, [S, B, H].
+        w: [G H, I], G the number of gates.
+        r: [G H, H].
+        biases: of w and of r, [G H] each; None where there are none.
+        first: the states before the first step, [B, H] each.
+        dy: the gradient with respect to the hidden state of each step from outside the layer, [S, B, H].
+        last: the gradients with respect to the states after the last step, [B, H] each.
+        backward: it goes from the end to the start.
+        hidden: H.
+        here: whether a step is part of a sample, bool [S, B, 1]; None where all samples have all steps. Beyond its end
+            a sample keeps its states, and its outputs are zero.
+    """
+
+    x: Tensor
+    before: Tensor
+    w: Tensor
+    r: Tensor
+    biases: tuple[Tensor, Tensor] | None
+    first: tuple[Tensor, ...]
+    dy: Tensor
+    last: tuple[Tensor, ...]
+    backward: bool
+    hidden: int
+    here: Tensor | None = None
+
+    def masked(self, build: Builder, tensor: Tensor, beyond: float = 0.0) -> Tensor:
+        """Return a number a step with `beyond` in its place beyond the ends."""
+        return tensor if self.here is None else build.where(self.here, tensor, beyond)
+
+
+def _refuse_unusual(n: Backward) -> None:
+    kind = n.node.op_type
+    names = [name.lower() for name in n.attribute("activations", _DEFAULTS[kind])]
+    usual = [name.lower() for name in _DEFAULTS[kind]]
+    if names not in (usual, usual * 2):
+        raise Refusal(f"with activations of its own ({', '.join(names)})")
+    for attribute, meaning in (("clip", "clipped sums"), ("input_forget", "coupled gates")):
+        if n.attribute(attribute, 0):
+            raise Refusal(f"with {meaning} ({attribute})")
+    if kind == "LSTM" and n.has(_PEEPHOLES):
+        raise Refusal("with peepholes (its input P)")
+    if n.attribute("layout", 0):
+        raise Refusal("with the batch as its first axis (layout)")
+
+
+def _pick(n: Backward, tensor: Tensor, place: int, axis: int = 0) -> Tensor:
+    """Return one direction of a value, without that axis."""
+    return n.build.op("Gather", tensor, n.build.constant(place, n.build.axes([0]).dtype), axis=axis)
+
+
+def _directions(n: Backward) -> list[Direction]:
+    _refuse_unusual(n)
+    kind = n.attribute("direction", "forward")
+    flags = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[kind]
+    return [_direction(n, place, backward=backward) for place, backward in enumerate(flags)]
+
+
+def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
+    build, x = n.build, n.x(_X)
+    hidden = n.attribute("hidden_size", 0) or n.sizes(_R, 2)[0]
+    shape = build.concat(x.size().slice(1, 2), [hidden])
+    num_states = 2 if n.node.op_type == "LSTM" else 1
+    first = tuple(
+        _pick(n, n.x(_H + state), place) if n.has(_H + state) else build.zeros(shape, x.dtype)
+        for state in range(num_states)
+    )
+    outputs = _pick(n, n.y(), place, axis=1)
+    here, goes_on = _ends(n)
+    start = build.op("Unsqueeze", first[0], build.axes([0]))
+    pieces = [outputs.slice(1, 1 << 31), start] if backward else [start, outputs.slice(0, -1)]
+    dy = _pick(n, n.gradients[0], place, axis=1) if n.gradients[0] is not None else build.zeros(outputs.size(), x.dtype)
+    arriving = [n.gradients[1 + state] if 1 + state < len(n.gradients) else None for state in range(num_states)]
+    last = tuple(build.zeros(shape, x.dtype) if one is None else _pick(n, one, place) for one in arriving)
+    biases = build.ops("Split", _pick(n, n.x(_B), place), outputs=2, axis=0, num_outputs=2) if n.has(_B) else None
+    before = build.op("Concat", *pieces, axis=0)
+    if backward and goes_on is not None:  # a shorter sample begins where it ends
+        before = build.op("Where", goes_on, before, start)
+    return Direction(
+        x, before, _pick(n, n.x(_W), place), _pick(n, n.x(_R), place),
+        None if biases is None else (biases[0], biases[1]), first, dy, last, backward, hidden, here,
+    )  # fmt: skip
+
+
+def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
+    """Return which steps are part of each sample, and which have a further one behind them; bool [S, B, 1]."""
+    if not n.has(_LENGTHS):
+        return None, None
+    build, lengths = n.build, n.x(_LENGTHS)
+    zero, one = (build.constant(number, build.axes([0]).dtype) for number in (0, 1))
+    steps = build.op("Range", zero, n.x(_X).size().slice(0, 1).reshape([]), one).reshape([-1, 1, 1])
+    ends = lengths.cast(steps.dtype).reshape([1, -1, 1])
+    return steps < ends, steps + one < ends
+
+
+def _gates(build: Builder, one: Direction) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what the inputs and what the states add to each gate, [S, B, H] each."""
+    sums = [one.x @ one.w.transpose([1, 0]), one.before @ one.r.transpose([1, 0])]
+    if one.biases is not None:
+        sums = [total + bias for total, bias in zip(sums, one.biases, strict=True)]
+    count = 3 if len(one.first) == 1 else 4
+    return tuple(list(build.ops("Split", total, outputs=count, axis=-1, num_outputs=count)) for total in sums)  # type: ignore[return-value]
+
+
+def _columns(build: Builder, tensor: Tensor) -> Tensor:
+    """Lay steps and samples out as rows: [S B, N]."""
+    return tensor.reshape(build.concat([-1], tensor.size().slice(-1, 3)))
+
+
+def _weight(build: Builder, gates: Tensor, factor: Tensor) -> Tensor:
+    return build.op("Gemm", _columns(build, gates), _columns(build, factor), transA=1)
+
+
+def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
+    """Return the gradients of one direction: of x, w, r, both biases, and the first states."""
+    from_x, from_h = _gates(build, one)
+    i, o, f = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:3], from_h[:3], strict=True))
+    g = build.op("Tanh", from_x[3] + from_h[3])
+    keep = one.masked(build, f, 1.0)
+
+    def remember(_: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        cell = now[0] * states[0] + now[1]
+        return [cell], [states[0], cell]
+
+    _, before, cells = scan(build, remember, [one.first[1]], [keep, one.masked(build, i * g)], backward=one.backward)
+    level = build.op("Tanh", cells)
+    # What does not depend on what comes back through time, for all steps at once.
+    through_cell, through_output = o * (1.0 - level * level), level * o * (1.0 - o)
+    slopes = [g * i * (1.0 - i), before * f * (1.0 - f), i * (1.0 - g * g)]
+
+    def back(inner: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        dh, dc = states
+        forget, cell_slope, output_slope, to_i, to_f, to_g, dy, *beyond = now
+        dh = dh + dy
+        dc = dc + dh * cell_slope
+        gates = inner.op("Concat", dc * to_i, dh * output_slope, dc * to_f, dc * to_g, axis=-1)
+        earlier = inner.op("MatMul", gates, one.r)
+        return [earlier + dh * beyond[0] if beyond else earlier, dc * forget], [gates]
+
+    inputs = [keep, *(one.masked(build, slope) for slope in (through_cell, through_output, *slopes, one.dy))]
+    if one.here is not None:
+        inputs.append(build.op("Not", one.here).cast(one.x.dtype))
+    dh, dc, gates = scan(build, back, one.last, inputs, backward=not one.backward)
+    total = gates.sum([0, 1], keepdims=False)
+    return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh, dc
+
+
+def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, ...]:
+    """Return the gradients of one direction: of x, w, r, both biases, and the first state."""
+    from_x, from_h = _gates(build, one)
+    z, r = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:2], from_h[:2], strict=True))
+    of_gates, of_candidate = build.ops("Split", one.r, build.axes([2 * one.hidden, one.hidden]), outputs=2, axis=0)
+    if reset_after:
+        candidate = build.op("Tanh", from_x[2] + r * from_h[2])
+    else:
+        seen = r * one.before @ of_candidate.transpose([1, 0])
+        if one.biases is not None:
+            seen = seen + one.biases[1].slice(2 * one.hidden, 3 * one.hidden)
+        candidate = build.op("Tanh", from_x[2] + seen)
+    to_z = (one.before - candidate) * z * (1.0 - z)
+    to_candidate = (1.0 - z) * (1.0 - candidate * candidate)
+    to_r = (from_h[2] if reset_after else one.before) * r * (1.0 - r)
+
+    def back(inner: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        keep, reset, z_slope, r_slope, slope, dy = now
+        dh = states[0] + dy
+        dz, dn = dh * z_slope, dh * slope
+        if reset_after:
+            dq = dn * reset
+            dr, earlier = dn * r_slope, inner.op("MatMul", dq, of_candidate)
+        else:
+            dq = dn
+            seen = inner.op("MatMul", dn, of_candidate)
+            dr, earlier = seen * r_slope, seen * reset
+        gates = inner.op("Concat", dz, dr, axis=-1)
+        return [dh * keep + earlier + inner.op("MatMul", gates, of_gates)], [gates, dn, dq]
+
+    slopes = [one.masked(build, slope) for slope in (to_z, to_r, to_candidate, one.dy)]
+    inputs = [one.masked(build, z, 1.0), r, *slopes]
+    dh, gates, dn, dq = scan(build, back, one.last, inputs, backward=not one.backward)
+    of_x, of_h = (build.op("Concat", gates, last, axis=-1) for last in (dn, dq))
+    read = one.before if reset_after else r * one.before
+    weights = build.op("Concat", _weight(build, gates, one.before), _weight(build, dq, read), axis=0)
+    biases = [total.sum([0, 1], keepdims=False) for total in (of_x, of_h)]
+    return of_x @ one.w, _weight(build, of_x, one.x), weights, *biases, dh
+
+
+def _gradients(n: Backward) -> tuple[Tensor, ...]:
+    """Return the gradients with respect to x, w, r, b and the states, of all directions together."""
+    build = n.build
+    if n.node.op_type == "LSTM":
+        parts = [_lstm(build, one) for one in _directions(n)]
+    else:
+        reset_after = bool(n.attribute("linear_before_reset", 0))
+        parts = [_gru(build, one, reset_after=reset_after) for one in _directions(n)]
+
+    def stacked(tensors: Sequence[Tensor]) -> Tensor:
+        return build.op("Concat", *(build.op("Unsqueeze", one, build.axes([0])) for one in tensors), axis=0)
+
+    x = parts[0][0] if len(parts) == 1 else parts[0][0] + parts[1][0]
+    biases = stacked([build.op("Concat", part[3], part[4], axis=0) for part in parts])
+    w, r, *states = (stacked(one) for one in list(zip(*parts, strict=True))[1:3] + list(zip(*parts, strict=True))[5:])
+    return x, w, r, biases, *states
+
+
+def _gradient(n: Backward) -> Tensor:
+    place = n.index if n.index < _LENGTHS else n.index - 1
+    return n.build.once((n.node, "recurrent"), lambda: _gradients(n))[place]
+
+
+RECURRENT: dict[str, Rule] = {
+    "GRU": Rule((*[_gradient] * 4, None, _gradient), outputs=(0, 1)),
+    "LSTM": Rule((*[_gradient] * 4, None, _gradient, _gradient), outputs=(0, 1, 2)),
+}

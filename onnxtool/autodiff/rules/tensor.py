@@ -1,0 +1,283 @@
+"""Gradients of what moves elements: shapes, pieces, copies, and reading and writing at indices."""
+
+from __future__ import annotations
+
+from onnxtool.autodiff.broadcasting import sum_to
+from onnxtool.autodiff.builder import Tensor
+from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
+from onnxtool.autodiff.rules.scatter import add_along, add_rows
+
+PADDING_INDEX = "onnxtool.padding_index"
+"""The metadata of a Gather along the first axis by which a row is named that has no gradient, as in nn.Embedding."""
+
+
+def _as_before(n: Backward) -> Tensor:
+    return n.dy.reshape(n.x(0).size())
+
+
+def _transpose(n: Backward) -> Tensor:
+    order = n.attribute("perm", list(range(len(n.shape())))[::-1])
+    return n.dy.transpose([order.index(axis) for axis in range(len(order))])
+
+
+def _concat(n: Backward) -> Tensor:
+    axis = n.axis(0)
+    pieces = [n.x(place) for place in range(len(n.node.inputs))]
+    known = [None if piece.shape is None else piece.shape[axis] for piece in pieces]
+    fixed = [size for size in known if isinstance(size, int)]
+    sizes = n.build.axes(fixed) if len(fixed) == len(known) else None
+    if sizes is None:
+        sizes = n.build.concat(*(piece.size().slice(axis, axis + 1) for piece in pieces))
+    return n.build.ops("Split", n.dy, sizes, outputs=len(pieces), axis=axis)[n.index]
+
+
+def _split(n: Backward) -> Tensor:
+    pieces = [n.dys(place) for place in range(len(n.node.outputs))]
+    return n.build.op("Concat", *pieces, axis=n.attribute("axis", 0))
+
+
+def _slice(n: Backward) -> Tensor:
+    """Pad with zeros where nothing is left out between; write the elements back one axis after another otherwise."""
+    steps = n.constant(4)
+    if n.has(4) and steps is None:
+        raise Refusal("its steps are not constant")
+    if steps is None or (steps == 1).all():
+        return _pad_slice(n)
+    places = n.constant(3)
+    if n.has(3) and places is None:
+        raise Refusal("its axes are not constant")
+    rank = len(n.shape())
+    axes = [int(axis) % rank for axis in (range(len(steps)) if places is None else places)]
+    gradient = n.dy
+    for place, axis in enumerate(axes):
+        bounds = [n.x(bound).slice(place, place + 1) for bound in (1, 2)]
+        step = n.build.constant([steps[place]], bounds[0].dtype)
+        size = n.x(0).size().slice(axis, axis + 1)
+        positions = n.build.op("Slice", _range(n, size), *bounds, n.build.constant([0], bounds[0].dtype), step)
+        gradient = add_along(n.build, gradient, positions, axis=axis, rank=rank, size=size, unique=True)
+    return gradient
+
+
+def _pad_slice(n: Backward) -> Tensor:
+    build, shape = n.build, n.x(0).size()
+    starts, ends = n.x(1).cast(shape.dtype), n.x(2).cast(shape.dtype)
+    axes = n.x(3).cast(shape.dtype) if n.has(3) else _range(n, starts.size())
+    sizes = build.op("Gather", shape, axes)
+
+    def count(bounds: Tensor) -> Tensor:
+        """Count from the front, and stop at the ends."""
+        positive = build.where(bounds < 0, bounds + sizes, bounds)
+        return build.op("Max", build.op("Min", positive, sizes), build.constant(0, shape.dtype))
+
+    start = count(starts)
+    after = sizes - build.op("Max", start, count(ends))
+    return build.op("Pad", n.dy, build.concat(start, after), None, axes)
+
+
+def _range(n: Backward, size: Tensor) -> Tensor:
+    """Return 0, 1, ... below `size`, int64 [1]."""
+    first, step = (n.build.constant(number, size.dtype) for number in (0, 1))
+    return n.build.op("Range", first, size.reshape([]), step)
+
+
+def _gather(n: Backward) -> Tensor:
+    """Bring the axis to the front, add up the rows of each index, and bring it back."""
+    rank, num_indices = len(n.shape(0)), len(n.shape(1))
+    axis = n.axis(0)
+    size = n.x(0).size()
+    read = list(range(axis, axis + num_indices))
+    rows = _without_padding(n).transpose(
+        [*read, *(place for place in range(rank - 1 + num_indices) if place not in read)]
+    )
+    front = [axis, *(place for place in range(rank) if place != axis)]
+    shape = size if axis == 0 else n.build.op("Gather", size, n.build.axes(front))
+    known = n.shape()[axis]
+    num_rows = known if isinstance(known, int) else None
+    added = add_rows(n.build, rows, n.x(1), shape=shape, rank=rank, num_rows=num_rows)
+    return added.transpose([front.index(place) for place in range(rank)])
+
+
+def _without_padding(n: Backward) -> Tensor:
+    """Return the gradient of what was read, zero where it was read at the index that counts for padding."""
+    padding = n.node.metadata_props.get(PADDING_INDEX)
+    if padding is None:
+        return n.dy
+    indices, rank = n.x(1), len(n.shape(0))
+    is_padding = indices.equals(n.build.constant(int(padding), indices.dtype))
+    aligned = is_padding.reshape(n.build.concat(indices.size(), [1] * (rank - 1))) if rank > 1 else is_padding
+    return n.build.where(aligned, 0.0, n.dy)
+
+
+def _gather_elements(n: Backward) -> Tensor:
+    zeros = n.build.zeros(n.x(0).size(), n.dy.dtype)
+    return n.build.op("ScatterElements", zeros, n.x(1), n.dy, axis=n.attribute("axis", 0), reduction="add")
+
+
+def _gather_nd(n: Backward) -> Tensor:
+    """Number the rows that are read through, and add up those of each number."""
+    build, batch = n.build, n.attribute("batch_dims", 0)
+    depth = n.sizes(1)[-1]
+    rank, shape = len(n.shape()), n.x(0).size()
+    sizes = [shape.slice(axis, axis + 1) for axis in range(batch + depth)]
+    rows = n.x(1).reshape([-1, depth])
+    number = build.axes([0])
+    if batch:
+        lead = build.op("ReduceProd", shape.slice(0, batch), keepdims=1)
+        each = build.op("Div", rows.size().slice(0, 1), build.op("Max", lead, build.axes([1])))
+        number = _range(n, lead).reshape([-1, 1]).expand(build.concat(lead, each)).reshape([-1])
+    for place in range(depth):
+        index = rows.slice(place, place + 1, axis=1).reshape([-1])
+        size = sizes[batch + place]
+        number = number * size + build.where(index < 0, index + size, index)
+    rest = shape.slice(batch + depth, rank)
+    flat = build.concat(build.op("ReduceProd", shape.slice(0, batch + depth), keepdims=1), rest)
+    updates = n.dy.reshape(build.concat([-1], rest)) if rank > batch + depth else n.dy.reshape([-1])
+    return add_rows(build, updates, number, shape=flat, rank=rank - batch - depth + 1).reshape(shape)
+
+
+def _scattered_into(n: Backward) -> Tensor:
+    """Return the gradient of the data: nothing where it was written over."""
+    if _reduction(n) == "add":
+        return n.dy
+    zeros = n.build.zeros(n.x(2).size(), n.dy.dtype)
+    if n.node.op_type == "ScatterND":
+        return n.build.op("ScatterND", n.dy, n.x(1), zeros)
+    return n.build.op("ScatterElements", n.dy, n.x(1), zeros, axis=n.attribute("axis", 0))
+
+
+def _scattered(n: Backward) -> Tensor:
+    """Return the gradient of the updates."""
+    _reduction(n)
+    if n.node.op_type == "ScatterND":
+        return n.build.op("GatherND", n.dy, n.x(1))
+    return n.build.op("GatherElements", n.dy, n.x(1), axis=n.attribute("axis", 0))
+
+
+def _reduction(n: Backward) -> str:
+    reduction = n.attribute("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise Refusal(f"not with the reduction {reduction}")
+    return reduction
+
+
+def _top_k(n: Backward) -> Tensor:
+    zeros = n.build.zeros(n.x(0).size(), n.dy.dtype)
+    return n.build.op("ScatterElements", zeros, n.y(1), n.dy, axis=n.attribute("axis", -1))
+
+
+def _pad(n: Backward) -> Tensor:
+    mode = n.attribute("mode", "constant")
+    axes = n.x(3) if n.has(3) else None
+    if mode == "constant":
+        return n.build.op("Pad", n.dy, -n.x(1), None, axes)
+    pads = n.constant(1)
+    if pads is None or (axes is not None and n.constant(3) is None):
+        raise Refusal(f"its pads or axes are not constant, and the mode is {mode}")
+    rank = len(n.shape())
+    places = n.constant(3) if axes is not None else range(rank)
+    gradient = n.dy
+    for place, axis in enumerate(places if places is not None else ()):
+        before, after = int(pads[place]), int(pads[place + len(pads) // 2])
+        if before or after:
+            size = n.x(0).size().slice(int(axis) % rank, int(axis) % rank + 1)
+            positions = n.build.op("Pad", _range(n, size), n.build.axes([before, after]), mode=mode)
+            gradient = add_along(n.build, gradient, positions, axis=int(axis) % rank, rank=rank, size=size)
+    return gradient
+
+
+def _pad_value(n: Backward) -> Tensor:
+    """Return the gradient of the number that is padded with: all that does not go to the data."""
+    total, inside = (n.build.op("ReduceSum", one, keepdims=0) for one in (n.dy, _pad(n)))
+    return (total - inside).reshape(n.x(2).size())
+
+
+def _one_hot_values(n: Backward) -> Tensor:
+    """Return the gradients of the number off the positions, and of that on them."""
+    off, on = (n.build.constant(number, n.dy.dtype) for number in (0.0, 1.0))
+    hits = n.build.op("OneHot", n.x(0), n.x(1), n.build.op("Concat", *(one.reshape([1]) for one in (off, on)), axis=0),
+                      axis=n.attribute("axis", -1))  # fmt: skip
+    total, hit = (n.build.op("ReduceSum", one, keepdims=0).reshape([1]) for one in (n.dy, n.dy * hits))
+    return n.build.op("Concat", total - hit, hit, axis=0)
+
+
+def _range_start(n: Backward) -> Tensor:
+    return n.build.op("ReduceSum", n.dy, keepdims=0)
+
+
+def _range_step(n: Backward) -> Tensor:
+    return n.build.op("ReduceSum", n.dy * _range(n, n.y().size()).cast(n.dy.dtype), keepdims=0)
+
+
+def _compress(n: Backward) -> Tensor:
+    """Put back what was chosen along an axis, or of all elements."""
+    positions = n.build.op("NonZero", n.x(1)).reshape([-1])
+    if "axis" in n.node.attributes:
+        rank, axis = len(n.shape()), n.axis(0)
+        size = n.x(0).size().slice(axis, axis + 1)
+        return add_along(n.build, n.dy, positions, axis=axis, rank=rank, size=size, unique=True)
+    flat = n.build.op("Size", n.x(0)).reshape([1])
+    return add_along(n.build, n.dy, positions, axis=0, rank=1, size=flat, unique=True).reshape(n.x(0).size())
+
+
+def _reverse_sequence(n: Backward) -> Tensor:
+    batch, time = n.attribute("batch_axis", 1), n.attribute("time_axis", 0)
+    return n.build.op("ReverseSequence", n.dy, n.x(1), batch_axis=batch, time_axis=time)
+
+
+def _tile(n: Backward) -> Tensor:
+    """Give each axis one more before it, for the copies, and sum over those."""
+    rank = len(n.shape())
+    pairs = [part.reshape([-1, 1]) for part in (n.x(1), n.x(0).size())]
+    shape = n.build.op("Concat", *pairs, axis=1).reshape([-1])
+    return n.dy.reshape(shape).sum(range(0, 2 * rank, 2), keepdims=False)
+
+
+def _trilu(n: Backward) -> Tensor:
+    return n.build.op("Trilu", n.dy, n.x(1) if n.has(1) else None, upper=n.attribute("upper", 1))
+
+
+def _cum_sum(n: Backward) -> Tensor:
+    exclusive, reverse = n.attribute("exclusive", 0), n.attribute("reverse", 0)
+    return n.build.op("CumSum", n.dy, n.x(1), exclusive=exclusive, reverse=1 - reverse)
+
+
+def _depth_to_space(n: Backward) -> Tensor:
+    block = n.attribute("blocksize", 1)
+    if n.attribute("mode", "DCR") == "DCR":
+        return n.build.op("SpaceToDepth", n.dy, blocksize=block)
+    batch, channels, height, width = n.sizes(0, 0)
+    blocks = n.dy.reshape([batch, channels // block**2, height, block, width, block])
+    return blocks.transpose([0, 1, 3, 5, 2, 4]).reshape(n.x(0).size())
+
+
+def _space_to_depth(n: Backward) -> Tensor:
+    return n.build.op("DepthToSpace", n.dy, blocksize=n.attribute("blocksize", 1))
+
+
+TENSOR: dict[str, Rule] = {
+    "Compress": rule(_compress),
+    "Concat": Rule((_concat,), variadic=True),
+    "CumSum": rule(_cum_sum),
+    "DepthToSpace": rule(_depth_to_space),
+    "Expand": rule(lambda n: sum_to(n.build, n.dy, of=n.y(), to=n.x(0))),
+    "Flatten": rule(_as_before),
+    "Gather": rule(_gather),
+    "GatherElements": rule(_gather_elements),
+    "GatherND": rule(_gather_nd),
+    "OneHot": rule(None, None, _one_hot_values),
+    "Pad": rule(_pad, None, _pad_value),
+    "Range": rule(_range_start, None, _range_step),
+    "Reshape": rule(_as_before),
+    "ReverseSequence": rule(_reverse_sequence),
+    "ScatterElements": rule(_scattered_into, None, _scattered),
+    "ScatterND": rule(_scattered_into, None, _scattered),
+    "Slice": rule(_slice),
+    "SpaceToDepth": rule(_space_to_depth),
+    "Split": Rule((_split,), outputs=range(1 << 31)),
+    "Squeeze": rule(_as_before),
+    "Tile": rule(_tile),
+    "TopK": Rule((_top_k,)),
+    "Transpose": rule(_transpose),
+    "Trilu": rule(_trilu),
+    "Unsqueeze": rule(_as_before),
+}

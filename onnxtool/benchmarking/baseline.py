@@ -1,0 +1,215 @@
+"""An earlier report in JSON, as what gates refer to: read with care, and refused where figures do not compare.
+
+Another checkpoint, machine, provider, number of threads or kind of inputs makes a figure that means something else, so
+each is an error and no warning. Other versions of the packages are what a gate is there to judge; they are named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from onnxtool.benchmarking.description import sha256_of
+from onnxtool.benchmarking.report import BenchmarkEnvironment, BenchmarkResult, ModelIdentity
+from onnxtool.benchmarking.samples import Block, latencies
+from onnxtool.errors import GateError, ModelFileError
+from onnxtool.model_file import ModelFile
+from onnxtool.reports import Json, to_json
+
+_REMAKE = "make it anew: onnxtool infer --benchmark … --format json --output baseline.json"
+_HERE = "measure a baseline of the same kind here, or write the gate without a sign"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What two reports must share for their figures to compare."""
+
+    provider: str
+    threads: int
+    inputs: str
+    environment: BenchmarkEnvironment
+    identity: ModelIdentity
+
+
+@dataclass(frozen=True)
+class BaseShape:
+    """A shape of the baseline.
+
+    Attributes:
+        figures: the result as it is in the report.
+    """
+
+    figures: dict[str, Json]
+    blocks: tuple[Block, ...]
+    waited_share: float | None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An earlier report.
+
+    Attributes:
+        figures: those of the whole run.
+        shapes: by name, e.g. `8x128`.
+        versions: package to version.
+    """
+
+    path: Path
+    figures: dict[str, Json]
+    shapes: Mapping[str, BaseShape]
+    versions: Mapping[str, Json]
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline:
+        """Read the report at `path`.
+
+        Raises:
+            GateError: there is no such file, or it is no report of a benchmark with its raw latencies.
+        """
+        try:
+            document = json.loads(path.read_bytes())
+        except OSError as error:
+            raise GateError(f"cannot read the baseline {path}: {error.strerror}", _REMAKE) from error
+        except (ValueError, RecursionError) as error:
+            raise GateError(f"the baseline {path} is not JSON: {error}", _REMAKE) from error
+        try:
+            shapes = dict(_shape(result) for result in _list(document, "results"))
+            versions = _object(_object(document, "environment"), "versions")
+        except (KeyError, TypeError, ValueError) as error:
+            raise GateError(f"the baseline {path} is no report of a benchmark: {error}", _REMAKE) from error
+        return cls(path, {name: value for name, value in document.items() if name != "results"}, shapes, versions)
+
+    def check(self, now: Conditions) -> None:
+        """Refuse to compare with what was measured under other conditions.
+
+        Raises:
+            GateError: provider, threads, inputs, machine or checkpoint differ.
+        """
+        for what, theirs, ours in self._conditions(now):
+            if theirs != ours:
+                raise GateError(
+                    f"the baseline {self.path} is of another {what}: {_short(theirs)}, and this is {_short(ours)}",
+                    _HERE,
+                )
+
+    def _conditions(self, now: Conditions) -> Iterator[tuple[str, Json, Json]]:
+        environment, identity = self.figures.get("environment"), self.figures.get("identity")
+        if not isinstance(environment, dict) or not isinstance(identity, dict):
+            raise GateError(f"the baseline {self.path} does not say what it was measured on", _REMAKE)
+        ours, model = now.environment, now.identity
+        yield "provider", self.figures.get("provider"), now.provider
+        yield "machine", environment.get("cpu"), ours.cpu
+        yield "number of cores", environment.get("num_cores"), ours.num_cores
+        yield "device", environment.get("gpu"), ours.gpu
+        yield "number of threads", self.figures.get("threads"), now.threads
+        yield "number of inter-op threads", environment.get("inter_threads"), ours.inter_threads
+        yield "use of IOBinding", environment.get("io_binding"), ours.io_binding
+        yield "kind of inputs", self.figures.get("inputs"), now.inputs
+        yield "set of texts", identity.get("inputs_sha256"), model.inputs_sha256
+        yield "model, by its inputs", identity.get("inputs"), to_json(model.inputs)
+        yield "model, by its outputs", identity.get("outputs"), to_json(model.outputs)
+        theirs, ours_sizes = identity.get("sizes"), model.sizes
+        for name, size in theirs.items() if isinstance(theirs, dict) else ():
+            yield f"model, by its {name}", size, ours_sizes.get(name, size)  # a file of another tool says nothing
+        if identity.get("task") and model.task:
+            yield "model, by its task", identity.get("task"), model.task
+
+    def shape(self, name: str) -> BaseShape:
+        """Return the shape of that name.
+
+        Raises:
+            GateError: the baseline has no such shape.
+        """
+        if name not in self.shapes:
+            raise GateError(
+                f"the baseline {self.path} has no shape {name}; it has {', '.join(self.shapes)}",
+                "time the same --batch_size and --sequence_length, or make the baseline anew",
+            )
+        return self.shapes[name]
+
+    def model_again(self, now: Conditions) -> Path | None:
+        """Return the file that was measured, where it is still there and would be run as it was.
+
+        Then it can be timed again, in turns with the model, and no drift of the machine is in the comparison. Not so
+        where other versions are installed: what they change has to show.
+        """
+        identity = self.figures.get("identity")
+        sha256 = identity.get("sha256") if isinstance(identity, dict) else None
+        name = self.figures.get("model")
+        if not isinstance(name, str) or not isinstance(sha256, str) or dict(self.versions) != now.environment.versions:
+            return None
+        path = Path(name)
+        return path if path.suffix == ".onnx" and path.is_file() and _hash_of(path) == sha256 else None
+
+    def notes(self, now: Conditions, results: Sequence[BenchmarkResult]) -> Iterator[str]:
+        """Say how the medians as they were measured compare, and what changed since that a gate may be about."""
+        for result in results:
+            p50, base = result.latency_ms.p50, median(latencies(self.shape(result.name).blocks))
+            change = f"{p50 / base - 1.0:+.1%}"
+            yield f"{result.name}: p50 is {p50:.2f} ms, and was {base:.2f} ms in the baseline ({change}, as measured)"
+        for name, version in now.environment.versions.items():
+            if self.versions.get(name) not in (version, None):
+                yield f"{name} is {version}, and was {self.versions[name]} in the baseline"
+        identity = self.figures.get("identity")
+        source = identity.get("source") if isinstance(identity, dict) else None
+        if source and source != now.identity.source:
+            yield f"the model was exported from {now.identity.source!r}, that of the baseline from {source!r}"
+
+
+def _hash_of(path: Path) -> str:
+    """Hash the model at `path`; an empty string where there is none that can be read."""
+    try:
+        return sha256_of(ModelFile.open(path))
+    except (ModelFileError, OSError):
+        return ""
+
+
+def _shape(value: Json) -> tuple[str, BaseShape]:
+    if not isinstance(value, dict):
+        raise TypeError("a result is no object")
+    latencies = _numbers(value, "latencies_ms")
+    core = _numbers(value, "core_ms")
+    preemptions = [int(number) for number in _numbers(value, "preemptions")]
+    sizes = [int(number) for number in _numbers(value, "block_sizes")]
+    kernels = _numbers(value, "kernel_ms")
+    is_whole = len(latencies) == len(core) == len(preemptions) == sum(sizes) and len(sizes) == len(kernels)
+    if not is_whole or not latencies or min(sizes) < 1 or min(latencies) <= 0 or min(kernels) <= 0:
+        raise ValueError("its raw latencies are not whole")
+    blocks, start = [], 0
+    for size, kernel in zip(sizes, kernels, strict=True):
+        part = slice(start, start + size)
+        blocks.append(Block(tuple(latencies[part]), tuple(core[part]), tuple(preemptions[part]), None, kernel))
+        start += size
+    waited = value.get("waited_share")
+    name = f"{value['batch_size']}x{'texts' if value.get('tokens') else value['sequence_length']}"
+    return name, BaseShape(value, tuple(blocks), waited if isinstance(waited, float) else None)
+
+
+def _list(value: Json, key: str) -> list[Json]:
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise TypeError(f"it has no list {key}")
+    return found
+
+
+def _object(value: Json, key: str) -> dict[str, Json]:
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, dict):
+        raise TypeError(f"it has no object {key}")
+    return found
+
+
+def _numbers(value: Json, key: str) -> list[float]:
+    numbers = [float(item) for item in _list(value, key) if isinstance(item, int | float)]
+    if len(numbers) != len(_list(value, key)) or not all(math.isfinite(number) for number in numbers):
+        raise TypeError(f"{key} are not numbers")
+    return numbers
+
+
+def _short(value: Json) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -1,0 +1,170 @@
+"""Another model, another provider or PyTorch, timed in turns with the model on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.benchmarking.contenders import Contender, SessionContender, require_same_inputs
+from onnxtool.benchmarking.eager import load_eager
+from onnxtool.benchmarking.options import BenchmarkOptions
+from onnxtool.benchmarking.report import ComparedShape
+from onnxtool.benchmarking.samples import Block, interval_of_median, latencies, own_latencies
+from onnxtool.benchmarking.workload import Workload
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.errors import InputError
+from onnxtool.infer.pooling import normalize, pool, pooling_modes, splade_weights
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.comparison import measure
+from onnxtool.runtime.providers import PROVIDERS
+from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.timing import summarize_latencies
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_FEWEST_PAIRS = 6
+# What a head of an export puts in place of PyTorch's output, and where that comes from.
+_EMBEDDING, _TERMS, _STATES, _LOGITS = "sentence_embedding", "sparse", "last_hidden_state", "logits"
+
+
+@dataclass(frozen=True)
+class Other:
+    """What the model is timed against.
+
+    Attributes:
+        kind: `onnx`, `pytorch`, `provider` or `baseline`.
+        folder: of the checkpoint, whose files say how states are pooled; None for ONNX files and ids on the hub.
+    """
+
+    name: str
+    kind: str
+    provider: str
+    contender: Contender
+    notes: tuple[str, ...] = ()
+    folder: CheckpointFolder | None = None
+
+
+def open_other(options: BenchmarkOptions, session: Session) -> Other:
+    """Load what `options.compare` names: a provider, an ONNX file, else a checkpoint.
+
+    Raises:
+        InputError: it takes other inputs than the model, or is no such thing.
+        ProviderError: the provider cannot run here.
+    """
+    name = options.compare or ""
+    path = Path(name)
+    if name in PROVIDERS:
+        if name == session.provider:
+            raise InputError(f"the model runs on {name} already", "compare it with another provider")
+        other = _open(session.model.path, options, name)
+        return Other(f"{session.model.path} on {name}", "provider", name, SessionContender(other, options.io_binding))
+    if path.suffix == ".onnx" or path.is_file():
+        require_same_inputs(session.model, ModelFile.open(path))
+        other = _open(path, options, session.provider)
+        return Other(name, "onnx", other.provider, SessionContender(other, options.io_binding))
+    eager = load_eager(name, provider=session.provider, threads=session.threads)
+    required = {info.name for info in session.model.structure.inputs} & eager.accepted
+    if not required:
+        raise InputError(f"{name} takes none of the model's inputs", "compare with the checkpoint it was exported from")
+    heads = {info.name for info in session.model.structure.outputs} & {_EMBEDDING, _TERMS}
+    notes = [f"PyTorch runs {eager.architecture} eagerly, in float32"]
+    if heads:
+        notes.append(f"what turns its outputs into {' and '.join(sorted(heads))} is not in PyTorch's time")
+    folder = CheckpointFolder(path) if path.is_dir() else None
+    return Other(name, "pytorch", eager.device, eager, tuple(notes), folder)
+
+
+def open_again(path: Path, options: BenchmarkOptions, session: Session) -> Other:
+    """Load the model of a baseline, to time it in turns with the model."""
+    contender = SessionContender(_open(path, options, session.provider), options.io_binding)
+    note = "the baseline's own model is still there: it is timed again, in turns, and gates refer to what it takes now"
+    return Other(str(path), "baseline", session.provider, contender, (note,))
+
+
+def _open(path: Path, options: BenchmarkOptions, provider: str) -> Session:
+    return open_session(path, provider=provider, threads=options.threads, inter_threads=options.inter_threads)
+
+
+@dataclass(frozen=True)
+class AnswerError:
+    """How far the outputs of both are apart; None where none of one is an output of the other."""
+
+    outputs: tuple[str, ...] = ()
+    max_abs_error: float | None = None
+    cosine_min: float | None = None
+
+
+def compare_answers(model: Contender, other: Other, workload: Workload) -> AnswerError:
+    """Run both on the first batch, and measure how far their outputs are apart on real tokens."""
+    feeds, mask = workload.batches[0], workload.masks[0]
+    own, others = model.outputs(feeds), other.contender.outputs(feeds)
+    pairs = [(name, name, array) for name, array in others.items() if name in own]
+    if not pairs and other.kind == "pytorch":
+        pairs = _with_heads(own, others, mask, other.folder)
+    if not pairs and len(own) == len(others) == 1:
+        (first,), ((second, array),) = own, others.items()
+        pairs = [(first, second, array)] if own[first].shape == array.shape else []
+    errors = [measure(own[name], array, mask) for name, _, array in pairs]
+    if not errors:
+        return AnswerError()
+    return AnswerError(
+        tuple(name if name == second else f"{name}: {second}" for name, second, _ in pairs),
+        max(error.max_abs_error for error in errors),
+        min(error.cosine for error in errors),
+    )
+
+
+def _with_heads(
+    own: Arrays, others: Arrays, mask: NDArray[np.bool_], folder: CheckpointFolder | None
+) -> list[tuple[str, str, NDArray[Any]]]:
+    """Compute from PyTorch's outputs what an export's head computes, where it is a head that is known here."""
+    if _EMBEDDING in own and _STATES in others and folder is not None:
+        vectors = pool(others[_STATES], mask, pooling_modes(folder.module_config("Pooling") or {}))
+        if folder.module_config("Normalize") is not None:
+            vectors = normalize(vectors)
+        return [(_EMBEDDING, f"{_STATES}, pooled", vectors)]
+    if _TERMS in own and _LOGITS in others:
+        return [(_TERMS, f"{_LOGITS}, pooled", splade_weights(others[_LOGITS], mask))]
+    return []
+
+
+def compared_shape(
+    workload: Workload, pairs: Sequence[tuple[Block, Block]], answers: AnswerError, *, threads: int
+) -> ComparedShape:
+    """Sum up blocks of both that were taken in turns.
+
+    Args:
+        workload: what they ran on.
+        pairs: a block of the model and one of the other, of each round.
+        answers: how far their outputs are apart.
+        threads: that computed on the host; on one, the ratios leave out what other processes took.
+    """
+    other = [theirs for _, theirs in pairs]
+    ratios = [_median(theirs, threads) / _median(ours, threads) for ours, theirs in pairs]
+    return ComparedShape(
+        batch_size=workload.batch_size,
+        sequence_length=workload.sequence_length,
+        latency_ms=summarize_latencies(latencies(other)),
+        pairs=len(ratios),
+        ratio=float(np.median(ratios)),
+        ratio_interval=interval_of_median(ratios),
+        max_abs_error=answers.max_abs_error,
+        cosine_min=answers.cosine_min,
+    )
+
+
+def _median(block: Block, threads: int) -> float:
+    (samples,) = own_latencies([block]) if threads == 1 else (np.asarray(block.latencies_ms),)
+    return float(np.median(samples))
+
+
+def few_pairs(shape: ComparedShape) -> str:
+    """Say that there are too few pairs for an interval; an empty string where there are enough."""
+    if shape.pairs >= _FEWEST_PAIRS:
+        return ""
+    return f"{shape.pairs} pairs are few: an interval of 95 % needs {_FEWEST_PAIRS}; pass more --runs or --duration"

@@ -1,0 +1,91 @@
+"""Who is timed: a session of onnxruntime, or whatever else runs the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from onnxtool.benchmarking.report import TransferTimes
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.session import Session
+from onnxtool.runtime.timing import LatencySummary, summarize_latencies
+
+Feeds = Mapping[str, NDArray[Any]]
+
+_TRANSFERS = 50
+
+
+class Contender(Protocol):
+    """Runs inputs as the model takes them."""
+
+    @property
+    def load_ms(self) -> float:
+        """How long it took to load."""
+
+    def prepare(self, feeds: Feeds) -> Callable[[], object]:
+        """Return what to time: a run on `feeds`, with everything done that an application does once."""
+
+    def outputs(self, feeds: Feeds) -> Mapping[str, NDArray[Any]]:
+        """Return the outputs on `feeds` by their names."""
+
+
+@dataclass(frozen=True)
+class SessionContender:
+    """A session of onnxruntime.
+
+    Attributes:
+        io_binding: whether inputs and outputs lie in buffers that are bound once.
+    """
+
+    session: Session
+    io_binding: bool = False
+
+    @property
+    def load_ms(self) -> float:
+        """From the file to the session."""
+        return self.session.load_ms
+
+    def prepare(self, feeds: Feeds) -> Callable[[], object]:
+        """Return a run on the inputs that the graph has, in its dtypes."""
+        own = self._own(feeds)
+        return self.session.bind(own) if self.io_binding else partial(self.session.run_unchecked, own)
+
+    def outputs(self, feeds: Feeds) -> Mapping[str, NDArray[Any]]:
+        """Run once."""
+        return self.session.run(self._own(feeds))
+
+    def _own(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        inputs = self.session.model.structure.inputs
+        return {info.name: feeds[info.name].astype(info.dtype, copy=False) for info in inputs if info.name in feeds}
+
+    def time_transfers(self, feeds: Feeds) -> TransferTimes | None:
+        """Time the copies to the device and back apart from the computation; None where there is no device."""
+        if self.session.provider == "cpu":
+            return None
+        bound = self.session.bind(self._own(feeds))
+        times = [bound.time_transfer() for _ in range(_TRANSFERS + 1)][1:]
+
+        def summary(part: str) -> LatencySummary:
+            return summarize_latencies([getattr(transfer, part) for transfer in times])
+
+        return TransferTimes(summary("host_to_device"), summary("compute"), summary("device_to_host"))
+
+
+def require_same_inputs(model: ModelFile, other: ModelFile) -> None:
+    """Refuse to compare with a model that takes what this one does not.
+
+    Raises:
+        InputError: `other` has an input that `model` has not.
+    """
+    names = {info.name for info in model.structure.inputs}
+    unknown = [info.name for info in other.structure.inputs if info.name not in names]
+    if unknown:
+        raise InputError(
+            f"{other.path} takes {', '.join(unknown)}, which {model.path} does not; no inputs suit both",
+            "compare models with the same inputs",
+        )

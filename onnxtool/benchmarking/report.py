@@ -1,0 +1,291 @@
+"""What `infer --benchmark` found out: how long runs take, on what machine, and how far to trust it.
+
+Every duration is in milliseconds of wall time unless its name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxtool.runtime.timing import LatencySummary
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """How long the texts of a benchmark are, in tokens, special ones included.
+
+    Attributes:
+        num_texts: texts in the batches that were made, each text once.
+        num_truncated: of these, texts that were cut to what the model takes.
+        padding_share: the part of all tokens that the model computes which is padding, 0 to 1.
+    """
+
+    num_texts: int
+    num_truncated: int
+    min: int
+    median: float
+    p95: float
+    max: int
+    mean: float
+    padding_share: float
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What a batch of texts costs beside the model's run, which `latency_ms` has.
+
+    Attributes:
+        tokenize: from texts to the arrays that the model takes.
+        pool: from the model's outputs to a vector for each text; None where the model is not for vectors.
+    """
+
+    tokenize: LatencySummary
+    pool: LatencySummary | None
+
+
+@dataclass(frozen=True)
+class TransferTimes:
+    """A run on a GPU in its parts, timed apart from `latency_ms`, each waited for before the next begins."""
+
+    host_to_device: LatencySummary
+    compute: LatencySummary
+    device_to_host: LatencySummary
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Timing of one shape.
+
+    Attributes:
+        sequence_length: S; of texts, the longest of the batches.
+        runs: how many are counted.
+        throughput_tokens_per_s: tokens with their padding, but for texts real tokens alone.
+        latencies_ms: of each run, in their order.
+        core_ms: the part of each latency that the calling thread spent on a core. On one thread the rest of a latency
+            is what other processes took.
+        preemptions: how often a thread of this process had to leave its core to another process, in each run.
+        block_sizes: runs between two runs of the reference kernel; they add up to `runs`.
+        kernel_ms: how long the reference kernel took before each block, see `runtime/kernel.py`.
+        p50_interval_ms: 95 % confidence interval of the median.
+        spread: 1.4826 * median absolute deviation / median, a standard deviation that outliers do not move.
+        drift: the median of the last third of the runs over that of the first third, less 1.
+        waited_share: the part of the time in which threads of this process were ready and had no core, on average over
+            the session's threads; None where the system does not say.
+        peak_rss_bytes: the largest resident set during these runs; None where the system does not say, or two models
+            were in memory.
+        tokens: None for made-up inputs.
+        stages_ms: None for made-up inputs.
+        transfer_ms: None unless the runs were on a GPU.
+        trusted: whether nothing speaks against these figures.
+        warnings: what does, with figures.
+    """
+
+    batch_size: int
+    sequence_length: int
+    runs: int
+    latency_ms: LatencySummary
+    throughput_samples_per_s: float
+    throughput_tokens_per_s: float
+    latencies_ms: tuple[float, ...] = ()
+    core_ms: tuple[float, ...] = ()
+    preemptions: tuple[int, ...] = ()
+    block_sizes: tuple[int, ...] = ()
+    kernel_ms: tuple[float, ...] = ()
+    p50_interval_ms: tuple[float, float] = (0.0, 0.0)
+    spread: float = 0.0
+    drift: float = 0.0
+    waited_share: float | None = None
+    peak_rss_bytes: int | None = None
+    tokens: TokenLengths | None = None
+    stages_ms: StageTimes | None = None
+    transfer_ms: TransferTimes | None = None
+    trusted: bool = True
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What gates and warnings call this shape, e.g. `8x128`, or `8xtexts`."""
+        return f"{self.batch_size}x{'texts' if self.tokens else self.sequence_length}"
+
+
+@dataclass(frozen=True)
+class BenchmarkEnvironment:
+    """Where and with what a benchmark ran.
+
+    Attributes:
+        cpu: the processor's name as the system gives it.
+        num_cores: those that this process may use.
+        gpu: the device's name; empty where nothing ran on one.
+        load_average_before: runnable threads over the last minute; None where the system does not say.
+        versions: package to version.
+        intra_threads: as it was asked of onnxruntime, 0 for its own choice.
+        inter_threads: the same, for operators that run at once; more than 1 makes the session run them so.
+        disabled_optimizers: those of onnxruntime's own that the file asks to leave out, and that were left out.
+    """
+
+    cpu: str
+    num_cores: int
+    gpu: str
+    platform: str
+    python: str
+    versions: dict[str, str]
+    load_average_before: float | None
+    load_average_after: float | None
+    intra_threads: int
+    inter_threads: int
+    io_binding: bool
+    disabled_optimizers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What tells whether two benchmarks are of versions of one model.
+
+    Attributes:
+        sha256: of the graph file and its external data.
+        inputs: name to dtype and shape, with `?` for dynamic axes.
+        outputs: the same.
+        sizes: model_type, num_layers, hidden_size and num_heads, as far as the file says them.
+        task: by its stamp; empty without one.
+        source: the checkpoint it was exported from, likewise.
+        inputs_sha256: of the texts that were run; empty for made-up inputs, which follow from seed and shape.
+    """
+
+    size_bytes: int
+    sha256: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    sizes: dict[str, str]
+    task: str
+    source: str
+    inputs_sha256: str
+
+
+@dataclass(frozen=True)
+class ComparedShape:
+    """Two models on the same inputs, in turns.
+
+    Attributes:
+        latency_ms: of the other one.
+        pairs: how often both were timed, one right after the other.
+        ratio: the median over the pairs of the other's latency over the model's; above 1 the model is the faster one.
+        ratio_interval: of that median, 95 % (order statistics, which assume no distribution).
+        max_abs_error: the largest difference of an output; None where no output of one is an output of the other.
+        cosine_min: the smallest cosine of an output with the other's; None likewise.
+    """
+
+    batch_size: int
+    sequence_length: int
+    latency_ms: LatencySummary
+    pairs: int
+    ratio: float
+    ratio_interval: tuple[float, float]
+    max_abs_error: float | None
+    cosine_min: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the model was timed against.
+
+    Attributes:
+        other: a file, a checkpoint, or the model itself on another provider.
+        kind: `onnx`, `pytorch`, `provider`, or `baseline` for the model of a baseline, which was timed again.
+        outputs: what was compared, as `name` or `name of the model: name of the other`.
+        notes: what a reader should know before reading a ratio.
+    """
+
+    other: str
+    kind: str
+    provider: str
+    load_ms: float
+    outputs: tuple[str, ...]
+    results: tuple[ComparedShape, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GateOutcome:
+    """What became of a gate on one shape, or on the whole run.
+
+    Attributes:
+        shape: e.g. `8x128`; empty for a figure of the whole run.
+        value: the figure. Where the gate is relative, and of latencies, without the time spent waiting for a core.
+        base_value: the figure of the base, as it would be at the machine's present speed; None for an absolute gate.
+        change: value over base_value, less 1; None for an absolute gate.
+        change_interval: of that, 95 %; None for a figure without samples.
+        decided: whether the interval excludes the threshold; where it does not, the best estimate decides.
+        note: why nothing could be decided at all; such a gate is not met.
+    """
+
+    expression: str
+    shape: str
+    figure: str
+    met: bool
+    value: float
+    threshold: float
+    base_value: float | None = None
+    change: float | None = None
+    change_interval: tuple[float, float] | None = None
+    decided: bool = True
+    undecidable: bool = False
+    note: str = ""
+
+    def __str__(self) -> str:
+        place = f" at {self.shape}" if self.shape else ""
+        text = f"{self.expression} {'is met' if self.met else 'is not met'}{place}: {self.figure} is {self.value:.6g}"
+        if self.base_value is None or self.change is None:
+            return text
+        text += f", in the base {self.base_value:.6g}: {self.change:+.1%}"
+        if self.change_interval is not None:
+            low, high = self.change_interval
+            text += f" (95 %: {low:+.1%} to {high:+.1%})"
+        if self.note:
+            text += f"; {self.note}"
+        if self.decided or self.undecidable:
+            return text
+        return f"{text}; the interval does not exclude the threshold, so the best estimate decides"
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """How fast a model runs here.
+
+    Attributes:
+        threads: intra-op threads of the session.
+        load_ms: from the file to a session that can run.
+        first_run_ms: the first run of the session, before any warm-up.
+        peak_rss_bytes: the largest resident set of this process so far; where two models are timed in turns, until the
+            first was loaded.
+        warmup: runs of each shape that were not counted.
+        peak_rss_load_bytes: the largest resident set until the model was loaded.
+        peak_vram_bytes: device memory that was taken from before the model was loaded until the runs were over, which
+            is the most it ever was, as onnxruntime gives none back; None where nothing ran on a GPU.
+        inputs: `random` or `texts`.
+        trusted: whether every shape is.
+        warnings: what speaks against figures of the whole run.
+        notes: what a reader should know, and that speaks against nothing.
+        comparison: None without `--compare`.
+        baseline: the report that gates refer to; empty for none.
+        gates: what became of each gate on each shape.
+    """
+
+    model: str
+    provider: str
+    threads: int
+    load_ms: float
+    first_run_ms: float
+    peak_rss_bytes: int
+    warmup: int
+    results: tuple[BenchmarkResult, ...]
+    environment: BenchmarkEnvironment
+    identity: ModelIdentity
+    inputs: str = "random"
+    peak_rss_load_bytes: int | None = None
+    peak_vram_bytes: int | None = None
+    trusted: bool = True
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    comparison: Comparison | None = None
+    baseline: str = ""
+    gates: tuple[GateOutcome, ...] = field(default=())

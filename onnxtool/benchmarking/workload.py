@@ -1,0 +1,175 @@
+"""What a benchmark runs: made-up inputs of one shape, or texts in batches.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.benchmarking.options import BenchmarkOptions
+from onnxtool.benchmarking.report import TokenLengths
+from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
+from onnxtool.checkpoint.limits import graph_limit
+from onnxtool.errors import InputError
+from onnxtool.infer.loaded_model import LoadedModel
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+
+Feeds = Mapping[str, NDArray[Any]]
+
+_MAX_TEXTS = 4096  # more would show the same lengths, and take memory
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is run in turns for one shape.
+
+    Attributes:
+        sequence_length: S, of texts the largest.
+        batches: inputs of B rows each.
+        masks: bool [B, S] of each batch, false on padding.
+        texts: what each batch was made from; empty for made-up inputs.
+        tokens: None for made-up inputs.
+    """
+
+    batch_size: int
+    sequence_length: int
+    batches: tuple[Feeds, ...]
+    masks: tuple[NDArray[np.bool_], ...]
+    texts: tuple[tuple[str, ...], ...] = ()
+    tokens: TokenLengths | None = None
+
+    @property
+    def description(self) -> str:
+        """What is being timed, for progress."""
+        if self.tokens is None:
+            return f"{self.batch_size} x {self.sequence_length}"
+        return f"{len(self.batches)} batches of {self.batch_size} texts"
+
+    @property
+    def tokens_per_batch(self) -> float:
+        """Tokens of a batch on average; of texts, real ones alone."""
+        if self.tokens is None:
+            return float(self.batch_size * self.sequence_length)
+        return float(np.mean([mask.sum() for mask in self.masks]))
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """Texts of a benchmark, in the order in which they are run.
+
+    Attributes:
+        num_given: how many texts there were to draw from.
+    """
+
+    model: LoadedModel
+    texts: tuple[str, ...]
+    num_given: int
+
+    @classmethod
+    def draw(cls, model: LoadedModel, options: BenchmarkOptions) -> TextReader:
+        """Draw the texts to run where there are very many; their order is drawn as well."""
+        texts = [text.contents for text in options.texts]
+        # A file may be sorted by length, and the first batches of it would then stand for all.
+        drawn = random.Random(options.seed).sample(texts, min(len(texts), _MAX_TEXTS))  # noqa: S311 - no secret
+        return cls(model, tuple(drawn), len(texts))
+
+    def workload(self, batch_size: int) -> Workload:
+        """Make batches of `batch_size` texts; the last one is filled up from the first texts.
+
+        Raises:
+            InputError: a text has no token, or the graph is fixed to another batch size.
+        """
+        rules, path = self.model.batch_rules, self.model.session.model.path
+        if rules.batch_size not in (None, batch_size):
+            raise InputError(
+                f"{path} is fixed to batches of {rules.batch_size}; {batch_size} was asked for",
+                f"pass --batch_size {rules.batch_size}, or export the model with dynamic axes",
+            )
+        groups = tuple(_groups(self.texts, batch_size))
+        encoded = [self.model.tokenize(texts) for texts in groups]
+        flat = [text for group in encoded for text in group][: len(self.texts)]
+        if not all(len(text) for text in flat):
+            raise InputError("a text has no tokens", "leave empty texts out of --input")
+        padded = [self.model.tokenizer.pad(group, rules.sequence_length) for group in encoded]
+        masks = [arrays["attention_mask"].astype(bool) for arrays in padded]
+        return Workload(
+            batch_size,
+            max(mask.shape[1] for mask in masks),
+            tuple(self.model.feeds(group) for group in encoded),
+            tuple(masks),
+            groups,
+            _token_lengths([len(text) for text in flat], masks, sum(text.truncated for text in flat)),
+        )
+
+    @property
+    def sha256(self) -> str:
+        """What tells whether two benchmarks ran the same texts in the same order."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            digest.update(text.encode("utf-8", errors="surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+
+def _groups(texts: Sequence[str], batch_size: int) -> Iterator[tuple[str, ...]]:
+    for start in range(0, len(texts), batch_size):
+        batch = list(texts[start : start + batch_size])
+        yield tuple(batch + [texts[place % len(texts)] for place in range(batch_size - len(batch))])
+
+
+def _token_lengths(lengths: Sequence[int], masks: Sequence[NDArray[np.bool_]], num_truncated: int) -> TokenLengths:
+    return TokenLengths(
+        num_texts=len(lengths),
+        num_truncated=num_truncated,
+        min=min(lengths),
+        median=float(np.median(lengths)),
+        p95=float(np.percentile(lengths, 95)),
+        max=max(lengths),
+        mean=float(np.mean(lengths)),
+        padding_share=1.0 - sum(int(mask.sum()) for mask in masks) / sum(mask.size for mask in masks),
+    )
+
+
+def made_up_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Workload]:
+    """Make up inputs for every shape of the grid, the same ones for the same seed.
+
+    Raises:
+        InputError: the model is fixed to other shapes, or has inputs for which nothing can be made up.
+    """
+    bounds = index_bounds(model)
+    for batch_size in options.batch_sizes:
+        for length in options.sequence_lengths:
+            shape = FeedShape.full(batch_size, length)
+            feeds = random_feeds(model.structure.inputs, shape, bounds, seed=options.seed)
+            yield Workload(batch_size, length, (feeds,), (shape.mask,))
+
+
+def check_lengths(model: ModelFile, options: BenchmarkOptions) -> None:
+    """Refuse lengths that the model cannot take, before anything is timed.
+
+    Raises:
+        InputError: a length is beyond the graph's limit.
+    """
+    limit = graph_limit(model, _folder_of(model))
+    longest = max(options.sequence_lengths)
+    if limit is not None and longest > limit.tokens:
+        raise InputError(
+            f"{model.path} takes at most {limit.tokens} tokens ({limit.source}); {longest} were asked for",
+            "leave that length out of --sequence_length",
+        )
+
+
+def _folder_of(model: ModelFile) -> CheckpointFolder | None:
+    """Return the checkpoint's folder where it is there; made-up inputs need no tokenizer."""
+    try:
+        return find_checkpoint_folder(model)
+    except InputError:
+        return None

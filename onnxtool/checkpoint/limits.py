@@ -1,0 +1,138 @@
+"""How many tokens a model takes, and which file says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.wire import read_nodes
+from onnxtool.reports import Json
+
+# Model types whose positions start behind the padding token's id, so that their table has that many rows and one
+# more than the text may have tokens (transformers' create_position_ids_from_input_ids).
+_PADDED_POSITIONS = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "layoutlmv3",
+        "lilt",
+        "longformer",
+        "luke",
+        "markuplm",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+_DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
+# Tokenizers without a limit say 1e30 (transformers' VERY_LARGE_INTEGER).
+_UNLIMITED = 10**9
+# Exporters keep the names of parameters; relative and rotary positions have no such table.
+_POSITION_TABLE = re.compile(r"(?<!relative_)position_embeddings?\.|embed_positions\.|\bwpe\.")
+_FUSED_EMBEDDINGS, _FUSED_POSITION_SLOT = "EmbedLayerNormalization", 3
+
+
+@dataclass(frozen=True, order=True)
+class Limit:
+    """The most tokens that a model takes, special ones included, and where that is written."""
+
+    tokens: int
+    source: str
+
+
+def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit | None:
+    """Return the smallest limit set for texts, or None where there is none.
+
+    The export's stamp says how many tokens the model takes; of a file without one, as other tools write them, it is
+    deduced from the graph and the checkpoint's files.
+
+    Raises:
+        InputError: a file of the checkpoint is malformed.
+        ModelFileError: the stamp is no number of tokens.
+    """
+    stamped = _stamped_limit(model)
+    limits = _deduced_limits(model, folder) if stamped is None else (stamped, *_shape_limit(model))
+    return min((*limits, *_embedding_limit(folder, task)), default=None)
+
+
+def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
+    """Return the limit beyond which the graph itself fails, or None where it has none that shows."""
+    return min(_graph_limits(model, reserved_positions(folder)), default=None)
+
+
+def reserved_positions(folder: CheckpointFolder | None) -> int:
+    """Return how many rows at the start of the position table no token ever uses."""
+    config = folder.read("config.json") if folder else {}
+    if config.get("model_type") not in _PADDED_POSITIONS:
+        return 0
+    pad_id = _integer(config, "pad_token_id")
+    return (_DEFAULT_PAD_ID if pad_id is None else pad_id) + 1
+
+
+def fixed_shape(model: ModelFile) -> tuple[int | None, int | None]:
+    """Return the batch size and the sequence length that the graph is fixed to, None where an axis is dynamic."""
+    for info in model.structure.inputs:
+        if info.name == "input_ids" and len(info.shape) == 2:
+            batch, sequence = info.shape
+            return batch if isinstance(batch, int) else None, sequence if isinstance(sequence, int) else None
+    return None, None
+
+
+def _stamped_limit(model: ModelFile) -> Limit | None:
+    stamped = model.metadata_number(MAX_LENGTH_KEY)
+    return None if stamped is None else Limit(stamped, f"{MAX_LENGTH_KEY} of the model's metadata")
+
+
+def _embedding_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
+    stated = folder.max_sequence_length
+    if stated is not None and task == "sentence-similarity":
+        tokens, file = stated
+        yield Limit(tokens, f"max_seq_length of {file}")
+
+
+def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limit]:
+    tokens = _integer(folder.read("tokenizer_config.json"), "model_max_length")
+    if tokens is not None and 0 < tokens < _UNLIMITED:
+        yield Limit(tokens, "model_max_length of tokenizer_config.json")
+    config = folder.read("config.json")
+    for key in ("max_position_embeddings", "n_positions"):
+        tokens = _integer(config, key)
+        if tokens is not None and tokens > 0:  # XLNet writes -1 for no limit
+            yield Limit(tokens - reserved_positions(folder), f"{key} of config.json")
+    yield from _graph_limits(model, reserved_positions(folder))
+
+
+def _shape_limit(model: ModelFile) -> Iterator[Limit]:
+    sequence_length = fixed_shape(model)[1]
+    if sequence_length is not None:
+        yield Limit(sequence_length, "the shape of the input input_ids")
+
+
+def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
+    yield from _shape_limit(model)
+    rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) == 2}
+    fused = {
+        node.inputs[_FUSED_POSITION_SLOT]
+        for node in read_nodes(model.path)
+        if node.op_type == _FUSED_EMBEDDINGS and len(node.inputs) > _FUSED_POSITION_SLOT
+    }
+    for name, length in rows.items():
+        if name in fused or _POSITION_TABLE.search(name):
+            yield Limit(length - reserved, f"the rows of {name}")
+
+
+def _integer(config: dict[str, Json], key: str) -> int | None:
+    value = config.get(key)
+    # model_max_length is written as 1e30 by some tokenizers, which JSON reads as a float.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

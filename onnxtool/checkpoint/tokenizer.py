@@ -1,0 +1,268 @@
+"""Turn texts into the model's inputs with its own tokenizer.json, and ids back into tokens.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer, normalizers
+
+from onnxtool.checkpoint.cutting import PLAIN, EncodedText, Text, TokenPlaces, Way, WholeText, bounded
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
+from onnxtool.checkpoint.limits import Limit
+from onnxtool.errors import InputError
+from onnxtool.reports import Json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Tokens that frame a text; they stand for no term of it.
+_FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
+# So many times the tokens that are kept have to be in what is read of a huge text.
+_ENOUGH = 2
+
+
+class TextTokenizer:
+    """The tokenizer of a checkpoint.
+
+    What tokenizer.json says of truncation and padding is replaced: many checkpoints carry the settings of the
+    last training run there (all-MiniLM-L6-v2: pad everything to 128), which are not those of the model.
+    """
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        """Read the tokenizer in `folder`.
+
+        Raises:
+            InputError: the tokenizers library cannot read it.
+        """
+        self._folder = folder
+        path = folder.path / TOKENIZER_NAME
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+            raise InputError(
+                f"cannot read {path}: {error}", "save it again with a newer transformers, or pass --model_name"
+            ) from error
+        self._config = folder.read("tokenizer_config.json")
+        self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
+        self._cut_side = _side(self._config, "truncation_side")
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        if folder.read("sentence_bert_config.json").get("do_lower_case") is True:
+            self._lower_case()
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens there are, added ones included."""
+        return self._tokenizer.get_vocab_size()
+
+    @cached_property
+    def mask_token(self) -> str | None:
+        """The token that a masked language model fills in, or None where this tokenizer has none."""
+        return self._named_token("mask_token")
+
+    @cached_property
+    def framing_ids(self) -> frozenset[int]:
+        """The ids of the tokens that pad, open, separate and close texts."""
+        tokens = [self._named_token(name) for name in _FRAMING]
+        ids = [self._tokenizer.token_to_id(token) for token in tokens if token is not None]
+        return frozenset({self._pad_id, *(token_id for token_id in ids if token_id is not None)})
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of `token`, or None where there is no such token."""
+        return self._tokenizer.token_to_id(token)
+
+    def token(self, token_id: int) -> str:
+        """Return the token as the vocabulary spells it."""
+        # A model may have more rows than its tokenizer has tokens: vocabularies are padded to multiples of 64.
+        return self._tokenizer.id_to_token(token_id) or f"[{token_id}]"
+
+    @cached_property
+    def vocabulary(self) -> tuple[str, ...]:
+        """All tokens as the vocabulary spells them, by their id."""
+        return tuple(self.token(token_id) for token_id in range(self.vocabulary_size))
+
+    def word(self, token_id: int) -> str:
+        """Return the token as it reads in a text, e.g. `Paris` for byte-level `ĠParis`."""
+        return self._tokenizer.decode([token_id]).strip() or self.token(token_id)
+
+    def require_room(self, limit: Limit, *, is_pair: bool = False) -> None:
+        """Refuse a limit that leaves no room for a token of the text.
+
+        Raises:
+            InputError: all of it is taken by special tokens.
+        """
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=is_pair)
+        if limit.tokens <= special:
+            raise InputError(
+                f"{limit.source} allows {limit.tokens} tokens, and {special} of them are special ones",
+                "export the model for longer texts",
+            )
+
+    def encode(self, texts: Sequence[Text], limit: Limit | None = None, way: Way = PLAIN) -> list[EncodedText]:
+        """Read each of `texts`, cut to `limit`.
+
+        May be called from several threads at once.
+
+        Args:
+            texts: texts, and pairs of texts.
+            limit: the most tokens of one, special ones included.
+            way: how they are read.
+
+        Raises:
+            InputError: a text is no Unicode text, or the limit leaves no room for it.
+        """
+        if limit is None:
+            return [whole.encoded for whole in self._read(texts, placed=way.placed)]
+        side = way.cut_side or self._cut_side
+        # Places in the end of a text would not be those in the text.
+        whole = way.placed and side == "left"
+        parts = list(texts) if whole else [bounded(text, limit, side) for text in texts]
+        read = self._read(parts, placed=way.placed)
+        for place, (text, part) in enumerate(zip(texts, parts, strict=True)):
+            # What was read of a huge text may have too few tokens to tell how the whole one is cut.
+            if part is not text and min(map(len, read[place].parts)) < _ENOUGH * limit.tokens:
+                read[place] = self._read([text], placed=way.placed)[0]
+        return [text.cut(limit, side, keeps_first=way.keeps_first) for text in read]
+
+    def encode_windows(
+        self, texts: Sequence[Text], limit: Limit, overlap: int, way: Way = PLAIN
+    ) -> list[list[EncodedText]]:
+        """Read each of `texts` whole, in windows of `limit` tokens; of a pair the first text stands in each of them.
+
+        Args:
+            texts: texts, and pairs of texts.
+            limit: the most tokens of a window, special ones included.
+            overlap: tokens that neighbouring windows share.
+            way: how they are read.
+
+        Raises:
+            InputError: a text is no Unicode text, or the limit leaves no room for windows with that overlap.
+        """
+        return [whole.windows(limit, overlap, way.num_leading) for whole in self._read(texts, placed=way.placed)]
+
+    def count(self, text: str) -> tuple[int, int]:
+        """Return how many tokens `text` has, and how many the tokenizer puts before it."""
+        (whole,) = self._read([text], placed=False)
+        return len(whole.parts[0]), whole.parts[0].start
+
+    def pad(self, texts: Sequence[EncodedText], sequence_length: int | None = None) -> dict[str, NDArray[np.int64]]:
+        """Put `texts` into arrays: input_ids, attention_mask and token_type_ids, each int64 [B, S].
+
+        Args:
+            texts: B texts, none longer than S.
+            sequence_length: S; the longest of the texts where it is None.
+        """
+        longest = sequence_length or max(len(text) for text in texts)
+        ids = np.full((len(texts), longest), self._pad_id, np.int64)
+        segments = np.full_like(ids, self._pad_segment_id)
+        mask = np.zeros_like(ids)
+        for row, text in enumerate(texts):
+            place = slice(longest - len(text), longest) if self._pad_side == "left" else slice(0, len(text))
+            ids[row, place], segments[row, place], mask[row, place] = text.ids, text.segment_ids, 1
+        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+
+    def _read(self, texts: Sequence[Text], *, placed: bool) -> list[WholeText]:
+        read = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
+        try:
+            encodings = read(list(texts))
+        except TypeError:  # what the library makes of a string that has no UTF-8
+            require_unicode(texts)
+            raise
+        return [_whole(*item, placed=placed) for item in zip(encodings, texts, strict=True)]
+
+    def _padding(self) -> tuple[int, int, str]:
+        """Return id, segment and side of padding: tokenizer_config.json, else tokenizer.json, else config.json."""
+        stored = self._tokenizer.padding or {}
+        side = _side(self._config, "padding_side", stored.get("direction", "right"))
+        segment_id = self._config.get("pad_token_type_id", stored.get("pad_type_id", 0))
+        token = self._named_token("pad_token")
+        token_id = None if token is None else self._tokenizer.token_to_id(token)
+        if token_id is None:
+            # Any id will do in the end: a model that reads padding is told to ignore it by the mask.
+            token_id = stored.get("pad_id", self._folder.read("config.json").get("pad_token_id") or 0)
+        return _index(token_id), _index(segment_id), side
+
+    def _named_token(self, name: str) -> str | None:
+        for config in (self._config, self._folder.read("special_tokens_map.json")):
+            value = config.get(name)
+            if isinstance(value, dict):  # an added token with its flags
+                value = value.get("content")
+            if isinstance(value, str):
+                return value
+        return None
+
+    def _lower_case(self) -> None:
+        """Lower texts before all else, which sentence-transformers does on top of the tokenizer's own rules."""
+        present = self._tokenizer.normalizer
+        lower = normalizers.Lowercase()
+        self._tokenizer.normalizer = normalizers.Sequence([lower, present]) if present else lower
+
+
+def _whole(encoding: Encoding, text: Text, *, placed: bool) -> WholeText:
+    stated = encoding.sequence_ids  # None where the tokenizer added the token
+    places = None
+    if placed:
+        parts = tuple(-1 if part is None else part for part in stated)
+        words = _words(encoding, parts, (text,) if isinstance(text, str) else text)
+        places = TokenPlaces(parts, tuple(encoding.offsets), words)
+    special = tuple([part is None for part in stated])
+    whole = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, places=places)
+    return WholeText(whole, tuple([_range_of(stated, part) for part in range(encoding.n_sequences)]))
+
+
+def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
+    """Number the words of each part; a tokenizer that parts no words before it makes tokens has them at spaces."""
+    stated = tuple(-1 if word is None else word for word in encoding.word_ids)
+    if any(word > 0 for word in stated):
+        return stated
+    words: list[int] = []
+    word = end_before = 0
+    for place, (part, (start, end)) in enumerate(zip(parts, encoding.offsets, strict=True)):
+        if part < 0 or (place and parts[place - 1] != part):
+            word = end_before = 0
+        if part >= 0:
+            # A space begins a word, whether its token has more than the space or not.
+            begins = texts[part][start : start + 1].isspace() or texts[part][end_before:start].isspace()
+            word += begins and end_before > 0
+            end_before = end
+        words.append(word if part >= 0 else -1)
+    return tuple(words)
+
+
+def _range_of(parts: Sequence[int | None], part: int) -> range:
+    """Return the places of the tokens of a part; a part without tokens has none, at the start."""
+    count = parts.count(part)
+    start = parts.index(part) if count else 0
+    return range(start, start + count)
+
+
+def require_unicode(texts: Sequence[Text], first: int = 1) -> None:
+    """Refuse half of a surrogate pair, which JSON and file names can hold and no tokenizer can read.
+
+    Raises:
+        InputError: a text has one; the texts are numbered from `first`.
+    """
+    for number, text in enumerate(texts, start=first):
+        for part in text if isinstance(text, tuple) else (text,):
+            try:
+                part.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(
+                    f"text {number} has half of a surrogate pair, U+{ord(part[error.start]):04X}, "
+                    f"as character {error.start + 1}",
+                    "it is no Unicode text; replace that character",
+                ) from None
+
+
+def _side(config: dict[str, Json], key: str, default: str = "right") -> str:
+    return "left" if config.get(key, default) == "left" else "right"
+
+
+def _index(value: Json) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -1,0 +1,175 @@
+"""The record of a run over a corpus: what was asked for, and which shards are written.
+
+It lies beside the folder of vectors, not in it, as Anserini reads every file in there. It holds neither times nor
+dates, so that a run that was killed and went on leaves the same record as one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.corpus.sources import Reject, Source
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+
+_FORMAT = 1
+# What decides how texts are read and outputs understood.
+_CHECKPOINT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+)
+_VERSIONED = ("onnxtool", "onnxruntime", "tokenizers", "numpy")
+_READ_BYTES = 1 << 20
+
+Identity = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of the output."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A shard that is written.
+
+    Attributes:
+        digest: of the ids and texts it was made from.
+        num_texts: that it has vectors of.
+        num_tokens: that the model read, special ones included.
+        num_padding: tokens of padding that it read besides.
+        num_truncated: texts that were longer than the model takes.
+        rejects: texts without any token, which shows only when they are tokenized.
+    """
+
+    files: tuple[FileRecord, ...]
+    digest: str
+    num_texts: int
+    num_tokens: int
+    num_padding: int
+    num_truncated: int
+    rejects: tuple[Reject, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is written so far.
+
+    Attributes:
+        identity: all that the vectors depend on; a run goes on only where it is the same.
+        shards: those whose files are in place, from the first on without a gap.
+        num_rejects: lines without a text; None until the end of the corpus was read.
+    """
+
+    identity: Identity
+    shards: tuple[ShardRecord, ...] = ()
+    num_rejects: int | None = None
+
+    @property
+    def num_texts(self) -> int:
+        """How many texts have a vector."""
+        return sum(shard.num_texts for shard in self.shards)
+
+    def to_json(self) -> str:
+        """Write it as a document."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """Return the record at `path`, or None where there is none.
+
+    Raises:
+        InputError: the file is no such record.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']}, and this onnxtool writes {_FORMAT}")
+        shards = tuple(_shard(entry) for entry in content["shards"])
+        return Manifest(dict(content["identity"]), shards, content["num_rejects"])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is no manifest of an encoded corpus: {error}", "pass another --output, or remove that file"
+        ) from error
+
+
+def _shard(entry: dict[str, Any]) -> ShardRecord:
+    files = tuple(FileRecord(**file) for file in entry["files"])
+    return ShardRecord(**{**entry, "files": files, "rejects": tuple(Reject(**reject) for reject in entry["rejects"])})
+
+
+def make_identity(
+    model: ModelFile, folder: CheckpointFolder, sources: Iterable[Source], options: dict[str, Any]
+) -> Identity:
+    """Gather what vectors depend on: model, tokenizer, input, `options` and versions."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from onnxtool.version import __version__
+
+    versions = {"onnxtool": __version__}
+    for name in _VERSIONED[1:]:
+        for package in (name, f"{name}-gpu"):
+            try:
+                versions[name] = version(package)
+            except PackageNotFoundError:
+                continue
+    model_files = (model.path, *(model.path.parent / location for location in model.external_locations))
+    present = sorted({path for pattern in _CHECKPOINT_FILES for path in folder.path.glob(pattern)})
+    return {
+        "model": [file_sha256(path) for path in model_files],
+        "checkpoint": {path.relative_to(folder.path).as_posix(): file_sha256(path) for path in present},
+        "input": [{"name": source.name, "size_bytes": source.size_bytes} for source in sources],
+        "options": options,
+        "versions": versions,
+    }
+
+
+def difference(found: Identity, wanted: Identity) -> str:
+    """Say what of the identities is not the same, or return an empty string."""
+    names = [name for name in wanted if found.get(name) != wanted[name]]
+    parts = []
+    for name in names:
+        then, now = found.get(name), wanted[name]
+        if isinstance(then, dict) and isinstance(now, dict):
+            keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+            parts.append(
+                ", ".join(f"{name} {key}: {_short(then.get(key))}, now {_short(now.get(key))}" for key in keys)
+            )
+        else:
+            parts.append(f"another {name}")
+    return "; ".join(parts)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}…"
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hash of the bytes of a file, read in pieces."""
+    running = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            running.update(part)
+    return running.hexdigest()

@@ -1,0 +1,175 @@
+"""The folder of vectors: one run writes into it at a time, and files appear in it whole.
+
+A file is written under a hidden name, forced to the disk, and renamed. Whatever happens before the manifest names it,
+the next run writes it anew with the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from onnxtool.corpus.manifest import FileRecord, Manifest, difference, file_sha256, read_manifest
+from onnxtool.errors import OutputExistsError, OutputWriteError
+
+# All names that shards ever have: nothing else in the folder is ours to remove.
+_OWN_FILE = re.compile(r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|ids\.jsonl)(\.partial)?")
+
+
+class OutputFolder:
+    """A folder of shards, and beside it its manifest and the lines that were rejected."""
+
+    def __init__(self, path: Path) -> None:
+        # Of `.` and `..` the name shows only when they are resolved; the files beside are called after it.
+        self.path = path if path.name not in ("", "..") else path.resolve()
+        self.manifest_path = self._beside("manifest.json")
+        self.rejects_path = self._beside("rejects.jsonl")
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{suffix}")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and keep other runs out of it; the lock ends with this process, however it ends.
+
+        Raises:
+            OutputExistsError: another run is writing into it.
+            OutputWriteError: the folder cannot be made or written, or the disk is full.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with _folder_lock(self.path):
+                yield
+        except OSError as error:
+            if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
+                raise
+            raise OutputWriteError(
+                f"cannot write {self.path}: {error.strerror}",
+                "what is written so far stays; make room or pass another --output, and run the same command again",
+            ) from error
+
+    def begin(self, wanted: Manifest, *, force: bool) -> Manifest:
+        """Return the record to go on from: that of an earlier run of the same command, else `wanted`, which is empty.
+
+        Args:
+            wanted: the record of a new run.
+            force: whether to remove the files of an earlier run, whatever it was asked for.
+
+        Raises:
+            InputError: the manifest cannot be read.
+            OutputExistsError: the folder has files of others, or of another command and `force` is not set, or a
+                shard is missing or changed.
+        """
+        earlier = None if force else read_manifest(self.manifest_path)
+        self._require_own(is_known=force or earlier is not None)
+        other = "" if earlier is None else difference(earlier.identity, wanted.identity)
+        if earlier is None or (other and not earlier.shards):
+            self._clear()
+            self.write_manifest(wanted)  # before any shard: what a killed run leaves half is then known to be its own
+            return wanted
+        if other:
+            raise OutputExistsError(
+                f"{self.path} was written by another command ({other})",
+                "pass --force to remove it and begin anew, or another --output",
+            )
+        self._require_whole(earlier)
+        self._remove_others(earlier)
+        return earlier
+
+    def _require_own(self, *, is_known: bool) -> None:
+        """Refuse a folder with files that are not called as shards are, or of which no manifest tells."""
+        names = sorted(path.name for path in self.path.iterdir())
+        foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
+        if foreign or (names and not is_known):
+            raise OutputExistsError(
+                f"{self.path} has files that no run into it wrote, such as {(foreign or names)[0]}",
+                "pass an --output folder that is empty or not there yet",
+            )
+
+    def _require_whole(self, manifest: Manifest) -> None:
+        for record in (file for shard in manifest.shards for file in shard.files):
+            path = self.path / record.name
+            if not path.is_file() or path.stat().st_size != record.size_bytes:
+                raise OutputExistsError(
+                    f"{path} is missing or has another size than when it was written",
+                    "put it back, or pass --force to begin anew",
+                )
+
+    def _clear(self) -> None:
+        self._remove_others(Manifest({}))
+        for path in (self.manifest_path, self.rejects_path):
+            path.unlink(missing_ok=True)
+
+    def _remove_others(self, manifest: Manifest) -> None:
+        """Remove what a killed run left half or unnamed."""
+        kept = {file.name for shard in manifest.shards for file in shard.files}
+        for path in self.path.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        for path in (self.manifest_path, self.rejects_path):
+            staged(path).unlink(missing_ok=True)
+
+    def commit_shard(self, names: Sequence[str]) -> tuple[FileRecord, ...]:
+        """Give staged files of the folder their names, and return what they are."""
+        records = []
+        for name in names:
+            path = self.path / name
+            _force_to_disk(staged(path))
+            records.append(FileRecord(name, staged(path).stat().st_size, file_sha256(staged(path))))
+            staged(path).replace(path)
+        _force_to_disk(self.path)
+        return tuple(records)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace the record."""
+        staged(self.manifest_path).write_text(manifest.to_json(), encoding="utf-8")
+        publish(self.manifest_path)
+
+
+def staged(path: Path) -> Path:
+    """Return where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def publish(path: Path) -> None:
+    """Force a staged file to the disk and give it its name."""
+    _force_to_disk(staged(path))
+    staged(path).replace(path)
+    _force_to_disk(path.parent)
+
+
+def _force_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, outlive a power failure."""
+    if path.is_dir() and sys.platform == "win32":  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """Lock a folder against other runs, where the system has locks that leave no file."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputExistsError(
+                f"another run is writing into {folder}", "wait for it, or pass another --output"
+            ) from None
+        yield
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,186 @@
+"""The files of a corpus: which there are, and the texts in them, read one after the other.
+
+A line without a text is said, not raised: what becomes of it is for the reader to decide.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object
+from onnxtool.corpus.parquet import read_rows
+from onnxtool.errors import InputError
+
+# Longer lines are no texts; read whole, one could fill the memory.
+MAX_LINE_BYTES = 1 << 24
+_READ_BYTES = 1 << 20
+_TEXT_SUFFIXES = (".jsonl", ".txt")
+SUFFIXES = (*_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".parquet")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of a corpus.
+
+    Attributes:
+        name: relative to the corpus; what rejected lines and ids of plain text are called by.
+        names_ids: whether ids of plain text begin with the name, as there are several files.
+    """
+
+    path: Path
+    name: str
+    size_bytes: int
+    names_ids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text of the corpus.
+
+    Attributes:
+        line: its number in the file, from 1; the row of a table.
+    """
+
+    id: str
+    contents: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A line that gave no text, and why."""
+
+    file: str
+    line: int
+    reason: str
+    id: str | None
+
+
+def find_sources(corpus: Path) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+    """Return the files of `corpus`, a file or a folder of some, in order of their names, and names of those left out.
+
+    Raises:
+        InputError: there is none, or its suffix is unknown.
+    """
+    try:
+        if corpus.is_dir():
+            inside = sorted(path for path in corpus.iterdir() if path.is_file() and not path.name.startswith("."))
+            files = [path for path in inside if path.name.lower().endswith(SUFFIXES)]
+        else:
+            inside = files = [corpus]
+        sources = tuple(Source(path, path.name, path.stat().st_size, names_ids=len(files) > 1) for path in files)
+    except FileNotFoundError:
+        raise InputError(f"no such input file: {corpus}", "check --input") from None
+    except OSError as error:
+        raise InputError(f"cannot read {corpus}: {error.strerror}", "check --input") from error
+    if not sources or not all(source.name.lower().endswith(SUFFIXES) for source in sources):
+        raise InputError(
+            f"{corpus} is no corpus" if sources else f"{corpus} has no file of a corpus",
+            f"use files that end in {', '.join(SUFFIXES)}, or a folder of them",
+        )
+    return sources, tuple(path.name for path in inside if path not in files)
+
+
+class SourceReader:
+    """Reads the documents of files, once.
+
+    Attributes:
+        position_bytes: how far it is in all files together, by their sizes on disk.
+    """
+
+    def __init__(self, sources: tuple[Source, ...]) -> None:
+        self._sources = sources
+        self.position_bytes = 0
+
+    def __iter__(self) -> Iterator[Document | Reject]:
+        """Yield what each line gives, in order; blank lines give nothing.
+
+        Raises:
+            InputError: a file cannot be read, or is damaged.
+        """
+        before = 0
+        for source in self._sources:
+            for number, line, position in _lines(source):
+                self.position_bytes = before + position
+                found = _document(source, number, line)
+                if found is not None:
+                    yield found
+            before += source.size_bytes
+            self.position_bytes = before
+
+
+def _document(source: Source, number: int, line: bytes | dict[str, object] | None) -> Document | Reject | None:
+    try:
+        text = _text(source, number, line)
+    except LineError as error:
+        return Reject(source.name, number, error.reason, error.id)
+    if text is None:
+        return None
+    name = text.id if text.id is not None else _name_of_line(source, number)
+    reason = _fault(name, text.contents)
+    return Reject(source.name, number, reason, name) if reason else Document(name, text.contents, source.name, number)
+
+
+def _text(source: Source, number: int, line: bytes | dict[str, object] | None) -> TextInput | None:
+    if line is None:
+        raise LineError(f"is longer than {MAX_LINE_BYTES} bytes", "part the text")
+    if isinstance(line, dict):
+        return named_text(line)  # type: ignore[arg-type]  # what is no JSON is refused by its type
+    decoded = decode_line(line)
+    if not decoded.strip():
+        return None
+    is_plain = source.name.lower().removesuffix(".gz").endswith(".txt")
+    return TextInput(decoded) if is_plain else parse_object(decoded)
+
+
+def _name_of_line(source: Source, number: int) -> str:
+    return f"{source.name}:{number}" if source.names_ids else str(number)
+
+
+def _fault(name: str, contents: str) -> str:
+    """Say why a text cannot be encoded, or return an empty string."""
+    if not contents.strip():
+        return "has contents without any text"
+    try:
+        (name + contents).encode()
+    except UnicodeEncodeError:  # JSON can escape half of a pair of UTF-16
+        return "holds half a character: a surrogate that stands alone"
+    return ""
+
+
+def _lines(source: Source) -> Iterator[tuple[int, bytes | dict[str, object] | None, int]]:
+    """Yield number and content of each line, None for one that is too long, and how many bytes of the file are read."""
+    number = 0
+    try:
+        if source.name.lower().endswith(".parquet"):
+            for number, row, share in read_rows(source.path):
+                yield number, row, int(share * source.size_bytes)
+            return
+        with ExitStack() as stack:
+            raw = stack.enter_context(source.path.open("rb", buffering=_READ_BYTES))
+            is_packed = source.name.lower().endswith(".gz")
+            lines = _bounded_lines(stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw)
+            for number, line in enumerate(lines, start=1):
+                yield number, line, raw.tell()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{source.path} is damaged after line {number}: {error}", "fetch or pack it again") from error
+    except OSError as error:
+        raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
+
+
+def _bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
+    """Yield the lines of `file`, None for each that is longer than MAX_LINE_BYTES, without reading that one whole."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES:
+            yield line
+            continue
+        while not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
+            pass
+        yield None

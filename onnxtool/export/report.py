@@ -1,0 +1,43 @@
+"""What `export` made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxtool.reports import TensorInfo
+from onnxtool.verification import Verification
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `export` made.
+
+    Attributes:
+        output: the ONNX file.
+        files: the folder beside it with tokenizer and configuration.
+        task: what the model is for, in the hub's words.
+        head: what the graph computes on top of the encoder.
+        attention: the attention implementation that was asked for to trace it; empty for transformers' own choice.
+        fixed_axes: the axes that have one size in this file, with that size.
+        metadata: what was stamped into the file.
+        notes: what a user should know, such as an exporter that failed before another did it.
+        duration_ms: wall time by stage.
+    """
+
+    output: str
+    files: str
+    source: str
+    model_type: str
+    architecture: str
+    task: str
+    head: str
+    exporter: str
+    attention: str
+    fixed_axes: dict[str, int]
+    opset: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    metadata: dict[str, str]
+    verification: Verification | None
+    notes: tuple[str, ...]
+    duration_ms: dict[str, float]

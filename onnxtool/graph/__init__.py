@@ -1,0 +1,1 @@
+"""What is known about ONNX graphs, once: matching and editing, operators, shapes."""

@@ -1,6 +1,0 @@
-"""Time a model: on made-up inputs or texts, alone or in turns with another, and against an earlier report."""
-
-from onnxtool.infer.benchmark.measurement import benchmark
-from onnxtool.infer.benchmark.options import BenchmarkOptions
-
-__all__ = ["BenchmarkOptions", "benchmark"]

@@ -1,0 +1,357 @@
+"""An ONNX file on disk: opened with its external data checked, written so that no half file can remain.
+
+Outputs are staged: everything a command writes goes into a hidden folder beside the output, is verified there, and
+is moved to its place by renames, the graph file last. Whatever happens before that rename, the old files are whole;
+afterwards the new ones are.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
+from onnxtool.interruption import check_interrupted
+from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
+from onnxtool.model_file.wire import Structure, read_structure
+from onnxtool.reports import Json
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# Protobuf cannot hold 2 GiB; beyond this many bytes of weights they go to a file of their own.
+MAX_INLINE_BYTES = 1_900_000_000
+
+
+class ModelFile:
+    """An ONNX file whose structure can be read and whose external data is there, inside the file's own folder.
+
+    No dataclass, as `onnxtool stats` would load that module for nothing else.
+    """
+
+    def __init__(self, path: Path, structure: Structure) -> None:
+        self.path = path
+        self.structure = structure
+
+    @classmethod
+    def open(cls, path: Path) -> ModelFile:
+        """Open the model at `path` without reading its weights.
+
+        Raises:
+            ModelFileError: the file is missing or malformed, or its external data is missing, too short, or
+                outside the folder of the file.
+        """
+        model = cls(path, read_structure(path))
+        sizes = {location: _external_size(path, location) for location in model.external_locations}
+        for data in model.structure.external:
+            available = sizes[data.location]
+            if data.offset + (data.length or 0) > available:
+                raise ModelFileError(
+                    f"the external data {data.location!r} of {path} has {available} bytes; the model refers to bytes "
+                    f"up to {data.offset + (data.length or 0)}",
+                    "the external data is truncated or belongs to another model; copy it again",
+                )
+        return model
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata_props of the model."""
+        return self.structure.metadata
+
+    @cached_property
+    def external_locations(self) -> tuple[str, ...]:
+        """The external data files, relative to the folder of the graph file, sorted."""
+        return tuple(sorted({data.location for data in self.structure.external}))
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of the graph file and its external data."""
+        files = {self.path, *(self.path.parent / location for location in self.external_locations)}
+        return sum(file.stat().st_size for file in files)
+
+    def metadata_number(self, key: str) -> int | None:
+        """Return the positive number in the metadata under `key`; None where there is none.
+
+        Raises:
+            ModelFileError: something else than a number is there.
+        """
+        text = self.metadata.get(key)
+        if text is None:
+            return None
+        # Metadata is untrusted: int() reads digits of any script, and fails on thousands of them.
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
+            raise ModelFileError(
+                f"the metadata {key} of {self.path} is {text[:60]!r}, not a number",
+                "it was edited, or another tool means something else by it; export the model again",
+            )
+        return int(text)
+
+    @cached_property
+    def steps(self) -> tuple[dict[str, Json], ...]:
+        """What onnxtool did to this model, oldest first; empty for a model of another tool."""
+        steps = parse_steps(self.metadata.get(STEPS_KEY, "[]"))
+        if steps is None:
+            raise ModelFileError(
+                f"the metadata {STEPS_KEY} of {self.path} is not a list of steps",
+                "it was edited by hand; export the model again",
+            )
+        return steps
+
+
+def _external_size(path: Path, location: str) -> int:
+    """Return the bytes of the external data file at `location`, which must lie in the folder of `path`."""
+    # A location is POSIX by specification, but a hostile one may be written for Windows.
+    pure = PurePosixPath(location)
+    folder = path.parent.resolve()
+    file = folder / pure
+    outside = pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts or "\\" in location
+    try:
+        if outside or not file.resolve().is_relative_to(folder):
+            raise ModelFileError(
+                f"{path} refers to external data outside its folder: {location!r}",
+                "onnxtool reads data beside the model only; move it there, or do not trust this file",
+            )
+        if file.is_file():
+            return file.stat().st_size
+    except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
+        pass
+    raise ModelFileError(
+        f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
+    )
+
+
+class Staging:
+    """The hidden folder in which an output is made.
+
+    Attributes:
+        folder: where to write; nothing outside it changes before the commit.
+        output: where the graph file will be.
+        root: the folder that `folder` becomes a part of: that of the graph file, or one above it.
+        previous_locations: external data of the graph file that is there now, which must survive until the commit.
+        obsolete: files to remove with the commit, such as companions of the model that is replaced.
+    """
+
+    def __init__(self, folder: Path, output: Path, root: Path, previous_locations: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.output = output
+        self.root = root
+        self.previous_locations = previous_locations
+        self.obsolete: list[Path] = []
+
+    @property
+    def model_path(self) -> Path:
+        """The graph file while it is staged."""
+        return self.folder / self.output.relative_to(self.root)
+
+    @property
+    def data_name(self) -> str:
+        """A name for external data that does not touch the data of the model that is there now."""
+        # A graph that was renamed refers to its data by the old name, so a file that is there belongs to somebody.
+        return next(name for name in _data_names(self.output) if not (self.output.parent / name).exists())
+
+
+@contextmanager
+def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[Staging]:
+    """Give a folder to write a model and its companions in, and move them to their place where the block succeeds.
+
+    Files lie in the folder as they will lie in `root`, which is the folder of `output` or one above it. The graph file
+    is moved last. A companion that is there already with the same content is no conflict.
+
+    Raises:
+        OutputExistsError: the output, or a companion of other content, is there and `force` is not set.
+        OutputWriteError: the disk is full, the folder cannot be written, …
+        BaseException: a signal asked to stop, and the block did not.
+    """
+    # Here, as what only reads a model must start fast.
+    import secrets
+    import shutil
+
+    check_writable(output, force=force)
+    # Named before it is made: a signal between the two must find a name to clean up.
+    root = output.parent if root is None else root
+    folder = root / f".{output.name}.{secrets.token_hex(4)}.partial"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        staging = Staging(folder, output, root, _locations_of(output))
+        staging.model_path.parent.mkdir(parents=True, exist_ok=True)
+        yield staging
+        check_interrupted()
+        _commit(staging, force=force)
+    except OSError as error:
+        if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
+            raise
+        raise _output_write_error(output, error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_writable(output: Path, *, force: bool) -> None:
+    """Refuse an output that `staged` would refuse, before an hour of work goes into it.
+
+    Raises:
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output is a folder or a device, or cannot be the name of a file.
+    """
+    try:
+        is_file, exists = output.is_file(), output.exists()
+    except OSError as error:
+        raise _output_write_error(output, error) from error
+    if exists and not is_file:  # a rename would put a file in the place of /dev/null
+        raise OutputWriteError(f"cannot write {output}: it is no regular file", "pass the file to write with --output")
+    if exists and not force:
+        raise _output_exists(output)
+
+
+def check_model_output(output: Path, *, force: bool) -> None:
+    """Refuse what `check_writable` refuses, and a name that is not NAME.onnx: companions go to the folder NAME.
+
+    Raises:
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output cannot be the name of a model file.
+    """
+    if output.suffix != ".onnx" or not output.stem.strip("."):
+        raise OutputWriteError(f"the output {output} is not called NAME.onnx", "pass --output PATH/NAME.onnx")
+    check_writable(output, force=force)
+
+
+def check_companions(output: Path, existing: Path, write: Callable[[Path], None]) -> None:
+    """Refuse companions of `output`, which `write` writes for the folder `existing`, as `staged` would in the end.
+
+    Raises:
+        OutputExistsError: one of other content is there.
+        OutputWriteError: they cannot be written.
+    """
+    import tempfile
+
+    if not existing.is_dir():
+        return
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write(folder)
+            _check_companions([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise _output_write_error(output, error) from error
+
+
+def write_text(output: Path, text: str, *, force: bool) -> None:
+    """Write a report to `output` through a staged file.
+
+    Raises:
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output cannot be written.
+    """
+    with staged(output, force=force) as staging:
+        staging.model_path.write_text(text, encoding="utf-8")
+
+
+def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX_INLINE_BYTES) -> Path:
+    """Write `model` into the staging folder, in one file, or with external data above `max_inline_bytes` of weights.
+
+    Returns:
+        The path of the staged graph file.
+    """
+    import onnx_ir as ir
+
+    from onnxtool.model_file.weights import write_inline
+
+    path = staging.model_path
+    weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
+    if sum(weight.nbytes for weight in weights if weight is not None) > max_inline_bytes:
+        ir.save(model, path, external_data=staging.data_name)
+    else:
+        write_inline(model, path)
+    return path
+
+
+@contextmanager
+def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
+    """Write `model`, of any size, to a file in `folder` that is there while the block runs."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        inside = Path(name)
+        yield save_model(model, Staging(inside, inside / "model.onnx", inside))
+
+
+def _data_names(output: Path) -> Iterator[str]:
+    """Yield the names under which onnxtool puts the external data of `output`."""
+    yield f"{output.name}.data"
+    for number in itertools.count(2):
+        yield f"{output.name}.data.{number}"
+
+
+def _locations_of(output: Path) -> tuple[str, ...]:
+    if not output.is_file():
+        return ()
+    try:
+        return ModelFile(output, read_structure(output)).external_locations
+    except ModelFileError:
+        return ()  # a broken file about to be replaced owns no data
+
+
+def _commit(staging: Staging, *, force: bool) -> None:
+    """Move the staged files to their place, the graph file last, then drop data that only the old graph used."""
+    check_writable(staging.output, force=force)  # somebody else may have made it meanwhile
+    parent = staging.root
+    companions = [file for file in _files_in(staging.folder) if file != staging.model_path]
+    targets = [(file, parent / file.relative_to(staging.folder)) for file in companions]
+    if not force:
+        _check_companions(targets)
+    new_locations = _locations_of(staging.model_path)
+    for file, target in [*targets, (staging.model_path, staging.output)]:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+    # Only names that onnxtool gives: a hostile old graph may name any file as its data.
+    own = re.compile(re.escape(f"{staging.output.name}.data") + r"(\.[0-9]+)?")
+    superseded = [location for location in staging.previous_locations if own.fullmatch(location)]
+    for file in [
+        *staging.obsolete,
+        *(staging.output.parent / name for name in superseded if name not in new_locations),
+    ]:
+        with suppress(OSError):  # the new model is in place; what is left of the old one does no harm
+            file.unlink()
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
+def _check_companions(targets: Sequence[tuple[Path, Path]]) -> None:
+    """Refuse files whose place another file of other content has."""
+    import filecmp
+
+    for file, target in targets:
+        if target.exists() and not filecmp.cmp(file, target, shallow=False):
+            raise _output_exists(target)
+
+
+def _output_exists(output: Path) -> OutputExistsError:
+    return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another --output")
+
+
+def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
+    import shutil
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        folder = next(parent for parent in output.absolute().parents if parent.is_dir())
+        free = shutil.disk_usage(folder).free
+        return OutputWriteError(
+            f"no space to write {output}: {error.strerror} ({free / 1e6:.0f} MB free)",
+            "free some space or pass an --output on another disk; nothing was changed",
+        )
+    place = os.fspath(error.filename) if error.filename else str(output)
+    return OutputWriteError(
+        f"cannot write {output}: {error.strerror} ({place})",
+        "pass an --output in a folder that you can write to",
+    )

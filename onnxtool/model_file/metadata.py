@@ -1,0 +1,74 @@
+"""The keys that onnxtool stamps into a model's metadata_props, and the record of what was done to a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxtool.model_file.wire import encode_metadata
+from onnxtool.reports import Json
+
+if TYPE_CHECKING:
+    from onnxtool.verification import Verification
+
+TASK_KEY = "onnxtool.task"
+HEAD_KEY = "onnxtool.head"
+DTYPE_KEY = "onnxtool.dtype"
+FILES_KEY = "onnxtool.files"
+MAX_LENGTH_KEY = "onnxtool.max_length"
+STEPS_KEY = "onnxtool.steps"
+DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
+
+_MAX_DEPTH = 32  # of a record of steps; onnxtool's own are nested four deep
+
+
+def stamp(path: Path, entries: Mapping[str, str]) -> None:
+    """Add metadata to the ONNX file at `path`, which must not have any of these keys, by appending to it."""
+    with path.open("ab") as file:
+        file.write(encode_metadata(dict(entries)))
+
+
+def stamp_step(
+    path: Path,
+    step: str,
+    verification: Verification | None,
+    *,
+    previous: tuple[dict[str, Json], ...] = (),
+    **details: Json,
+) -> None:
+    """Record on the model at `path` what was done to it: `previous` steps, and this one with its figures.
+
+    The file must not have a record yet.
+    """
+    figures: dict[str, Json] = {"verified": verification is not None}
+    if verification is not None:
+        figures |= {
+            "reference": verification.reference,
+            "cases": len(verification.cases),
+            "max_abs_error": verification.max_abs_error,
+            "cosine_min": verification.cosine_min,
+            "mask_effect": verification.mask_effect,
+            "padding_effect": verification.padding_effect,
+            "provider": verification.provider,
+        }
+    steps = [*previous, {"step": step, **details, **figures}]
+    stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})
+
+
+def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
+    """Parse the value of the metadata `onnxtool.steps`; None where it is not a list of steps."""
+    try:
+        steps = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        return None
+    return tuple(steps) if _is_shallow(steps, _MAX_DEPTH) else None
+
+
+def _is_shallow(value: Json, depth: int) -> bool:
+    """Whether lists and objects are nested no deeper than that: what writes them out again goes into each."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inner)

@@ -1,0 +1,159 @@
+"""An ONNX file as an onnx_ir model and back, its weights neither parsed nor copied.
+
+onnx.load and onnx.save hold a model's weights several times: as the bytes of the file, as protobuf messages, and as the
+bytes of the result. Here a loaded model refers to the weights where they lie on disk, and a saved one streams them,
+each from where it is, into the middle of a message whose other parts are small.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from onnxtool.errors import ModelFileError
+from onnxtool.model_file.wire import LARGE_BYTES, externalized
+from onnxtool.model_file.wire.protobuf import encode_header
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+
+
+def load_model(path: Path) -> ir.Model:
+    """Load the model at `path`; its large weights stay on disk until somebody reads them.
+
+    Raises:
+        ModelFileError: the file is missing, or not an ONNX model.
+    """
+    import onnx
+    import onnx_ir as ir
+    from google.protobuf.message import DecodeError
+
+    path = path.resolve()  # onnx_ir reads no external data through a link, and a hub's cache is made of links
+    try:
+        model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(externalized(path)))
+    except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
+        raise ModelFileError(
+            f"{path} is no valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
+        ) from error
+    _refuse_hard_links(path, model)
+    for graph in model.graphs():
+        ir.external_data.set_base_dir(graph, path.parent)
+    # What is small, or lies in a graph inside a node, is read now: whoever turns the model into a protobuf and back
+    # loses the folder that its location is relative to.
+    with detached_weights(model):
+        ir.external_data.load_to_model(model)
+    return model
+
+
+def _refuse_hard_links(path: Path, model: ir.Model) -> None:
+    """Refuse files with several names, whose weights onnx_ir does not read: another name may lie in another folder."""
+    import onnx_ir as ir
+
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    locations = {path.parent / tensor.location for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    for file in sorted(locations):
+        if file.is_file() and file.stat().st_nlink > 1:
+            raise ModelFileError(
+                f"{file} is a hard link: {file.stat().st_nlink} names share its content",
+                "make a copy of it, and use that",
+            )
+
+
+def write_inline(model: ir.Model, path: Path) -> None:
+    """Write `model` to one file at `path`. All weights together must be smaller than 2 GiB, protobuf's limit.
+
+    The bytes depend on the model alone. Large initializers come last in the graph message, in their order.
+    """
+    import onnx
+    import onnx_ir as ir
+
+    _refuse_external_attributes(model)
+    with detached_weights(model) as weights:
+        message = ir.to_proto(ir.external_data.load_to_model(model))  # the small rest
+    graph = message.graph.SerializeToString()
+    message.ClearField("graph")
+    tensors = [value.const_value for value in weights.values() if value.const_value is not None]
+    headers = []
+    for name, tensor in zip(weights, tensors, strict=True):
+        header = onnx.TensorProto(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
+        headers.append(header.SerializeToString() + encode_header(_RAW_DATA, tensor.nbytes))
+    fields = [
+        encode_header(_INITIALIZER, len(header) + tensor.nbytes) + header
+        for header, tensor in zip(headers, tensors, strict=True)
+    ]
+    length = len(graph) + sum(len(field) + tensor.nbytes for field, tensor in zip(fields, tensors, strict=True))
+    with path.open("wb") as file:
+        file.write(message.SerializeToString())
+        file.write(encode_header(_GRAPH, length))
+        file.write(graph)
+        for field, tensor in zip(fields, tensors, strict=True):
+            file.write(field)
+            _write_tensor(tensor, file)
+
+
+@contextmanager
+def detached_weights(model: ir.Model) -> Iterator[dict[str, ir.Value]]:
+    """Take the large weights out of the main graph while the block runs, and give them by name."""
+    graph = model.graph
+    initializers = dict(graph.initializers)
+    weights = {name: value for name, value in initializers.items() if _is_large(value)}
+    try:
+        for name in weights:
+            graph.initializers.pop(name)
+        yield weights
+    finally:
+        graph.initializers.clear()
+        graph.initializers.update(initializers)
+
+
+def release_weights(model: ir.Model) -> None:
+    """Let go of the pages of weights that somebody has looked at; who reads them again maps them again."""
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                with suppress(BufferError):  # an array of it is still held somewhere
+                    value.const_value.release()
+
+
+def _is_large(value: ir.Value) -> bool:
+    import onnx_ir as ir
+
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes > LARGE_BYTES
+
+
+def _write_tensor(tensor: Any, file: BinaryIO) -> None:
+    start = file.tell()
+    try:
+        tensor.tofile(file)
+    except OSError as error:
+        if error.errno is None:  # numpy's own, which says how much it wrote and not why
+            raise OSError(errno.ENOSPC, "not all of a weight could be written") from error
+        raise
+    written = file.tell() - start
+    if written != tensor.nbytes:  # the lengths before it are written already
+        raise ModelFileError(
+            f"the weight {tensor.name} has {written} bytes where its shape needs {tensor.nbytes}",
+            "the model is damaged; export it again",
+        )
+
+
+def _refuse_external_attributes(model: ir.Model) -> None:
+    """Refuse tensors in attributes whose data lies in other files, which would be left behind."""
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for node in graph:
+            for attribute in node.attributes.values():
+                if isinstance(attribute.value, ir.ExternalTensor):
+                    raise ModelFileError(
+                        f"the attribute {attribute.name} of node {node.name} holds external data",
+                        "convert it to an initializer; onnxtool moves external data of initializers only",
+                    )

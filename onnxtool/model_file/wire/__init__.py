@@ -1,0 +1,23 @@
+"""Read a model's structure from its protobuf wire format, without its weights, with the standard library only.
+
+The weights are nearly all of a model file and the structure is a small part of a percent of it, so this reader walks
+the length-delimited fields and jumps over every tensor payload: milliseconds instead of seconds, and no limit of 2 GB.
+Field numbers are those of onnx.proto3 in the ONNX specification.
+
+A model file is untrusted input: every length is checked against the message that contains it, nesting and what is
+kept in memory are bounded, and whatever does not parse raises ModelFileError with the byte at which it went wrong.
+"""
+
+from onnxtool.model_file.wire.externalize import LARGE_BYTES as LARGE_BYTES
+from onnxtool.model_file.wire.externalize import externalized as externalized
+from onnxtool.model_file.wire.structure import Function as Function
+from onnxtool.model_file.wire.structure import Node as Node
+from onnxtool.model_file.wire.structure import Structure as Structure
+from onnxtool.model_file.wire.structure import Training as Training
+from onnxtool.model_file.wire.structure import encode_metadata as encode_metadata
+from onnxtool.model_file.wire.structure import read_nodes as read_nodes
+from onnxtool.model_file.wire.structure import read_structure as read_structure
+from onnxtool.model_file.wire.tensors import DTYPE_NAMES as DTYPE_NAMES
+from onnxtool.model_file.wire.tensors import ELEMENT_BITS as ELEMENT_BITS
+from onnxtool.model_file.wire.tensors import ExternalData as ExternalData
+from onnxtool.model_file.wire.tensors import Tensor as Tensor

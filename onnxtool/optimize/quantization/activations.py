@@ -1,0 +1,103 @@
+"""What flows into the products of a model on calibration inputs, recorded by a session whose outputs they are.
+
+Letters of shapes: F calibration inputs, T sampled rows, K width of a product's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.graph.shapes import fill_types, find_shapes
+from onnxtool.model_file import scratch_file
+from onnxtool.optimize.quantization.error import padding_mask
+from onnxtool.optimize.quantization.linear_layers import find_products, open_products
+from onnxtool.runtime.session import Arrays, Session, open_session
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+    from onnxtool.optimize.quantization.arithmetic import Floats
+
+Feeds = Mapping[str, "NDArray[Any]"]
+
+_ROWS_OF_A_FEED = 24  # of real tokens, drawn at random; a product of 3072 channels keeps 300 kB of each input
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The input of a product on calibration inputs.
+
+    Attributes:
+        lows: the smallest value in each channel of each calibration input that gives any, padding included, each
+            float32 [K].
+        highs: the largest.
+        rows: rows of real tokens of each calibration input, each float32 [T, K].
+    """
+
+    lows: list[Floats] = field(default_factory=list)
+    highs: list[Floats] = field(default_factory=list)
+    rows: list[Floats] = field(default_factory=list)
+
+    def add(self, values: Floats, valid: NDArray[np.bool_] | None, generator: np.random.Generator) -> None:
+        """Take in what a product was given in one run, float32 [..., K]."""
+        flat = values.reshape(-1, values.shape[-1])
+        if not len(flat):  # before the first token there is no past
+            return
+        self.lows.append(flat.min(axis=0))
+        self.highs.append(flat.max(axis=0))
+        if valid is not None and values.shape[:2] == valid.shape:
+            flat = flat[valid.reshape(-1)] if values.ndim == 3 else flat
+        chosen = generator.choice(len(flat), min(_ROWS_OF_A_FEED, len(flat)), replace=False)
+        self.rows.append(flat[np.sort(chosen)])
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a model computes on calibration inputs.
+
+    Attributes:
+        outputs: of the model, one a calibration input.
+        activations: the input of each product, by the name of its value.
+        inputs: the name of that value, by the name of a product's weight; several of a weight that is used repeatedly.
+    """
+
+    outputs: tuple[Arrays, ...]
+    activations: Mapping[str, Activations]
+    inputs: Mapping[str, tuple[str, ...]]
+
+
+def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
+    """Run `model`, written to `folder`, on each of `feeds` and record what its products are given."""
+    model = model.clone()
+    names = tuple(str(value.name) for value in model.graph.outputs)
+    open_products(model, frozenset(), find_shapes(model))
+    products, _ = find_products(model)
+    fill_types(model)
+    values = {str(product.value.name): product.value for product in products}
+    known = {*model.graph.inputs, *model.graph.outputs}
+    model.graph.outputs.extend(value for value in values.values() if value not in known)
+    session = open_written(model, folder)
+    generator = np.random.default_rng(0)
+    activations = {name: Activations() for name in values}
+    outputs = []
+    for given in feeds:
+        found, valid = session.run(given), padding_mask(given)
+        outputs.append({name: found[name] for name in names})
+        for name, one in activations.items():
+            one.add(given[name] if name in given else found[name], valid, generator)
+    inputs: dict[str, tuple[str, ...]] = {}
+    for product in products:
+        inputs[product.name] = (*inputs.get(product.name, ()), str(product.value.name))
+    return Recording(tuple(outputs), activations, inputs)
+
+
+def open_written(model: ir.Model, folder: Path) -> Session:
+    """Write `model` to `folder` for as long as it takes to open a session on it, on the CPU."""
+    with scratch_file(model, folder) as path:
+        return open_session(path, provider="cpu", frugal=True)

@@ -1,0 +1,175 @@
+"""Weights in blocks with a scale and a zero point each, as onnxruntime reads them: MatMulNBits, GatherBlockQuantized.
+
+Letters of shapes: K width of a product's input, N width of the product, C blocks of a column (K / BLOCK, rounded up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from onnxtool.optimize.quantization.arithmetic import Floats
+
+BLOCK = 32
+
+# What is left of the range of a block of 4 bits: cutting its largest weight off serves the other 31 of them.
+_CLIPS = (1.0, 0.92, 0.84, 0.76)
+_SMALLEST = np.float32(1e-30)  # the scale of a block of zeros
+# A channel that is nearly always zero on the calibration inputs may be more on others.
+_LEAST_IMPORTANCE = 0.05
+_WEIGHTS_AT_A_TIME = 1 << 18  # which stay in the cache of a core from one candidate to the next
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The numbers that a weight in blocks can be: `(code - zero) * scale`, for codes below `2**bits`.
+
+    Attributes:
+        bits: 4 or 8.
+        scale: float32 [N, C]; negative where the largest weight of a symmetric block is positive, as it has the code 0.
+        zero: uint8 [N, C], the code of zero; a symmetric block has the middle one.
+    """
+
+    bits: int
+    scale: Floats
+    zero: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Grids:
+    """The grids of a model's weights, each found once.
+
+    Attributes:
+        importances: float32 [K], how much an error of a weight counts, by the name of the weight.
+    """
+
+    importances: Mapping[str, Floats] = field(default_factory=dict)
+    _found: dict[tuple[str, int], Grid] = field(default_factory=dict)
+
+    def find(self, name: str, bits: int, read: Callable[[], Floats]) -> Grid:
+        """Return the grid of the weight called `name`, which `read` reads, float32 [K, N]."""
+        if (name, bits) not in self._found:
+            self._found[name, bits] = find_grid(read(), bits, self.importances.get(name))
+        return self._found[name, bits]
+
+
+def find_grid(weight: Floats, bits: int, importance: Floats | None = None) -> Grid:
+    """Choose for each block of `weight`, float32 [K, N], the grid on which it loses least.
+
+    Four bits are few, so that symmetric and asymmetric grids over several parts of the block's range are tried, and the
+    scale of the best is then the one of least squares. Eight bits take the range as it is.
+
+    Args:
+        weight: float32 [K, N].
+        bits: 4 or 8.
+        importance: float32 [K], what the square of an error counts; None for ones.
+    """
+    rows, columns = weight.shape
+    num_blocks = -(-rows // BLOCK)
+    counts = np.ones(rows, np.float32) if importance is None else _floored(importance)
+    counts = np.pad(counts, (0, num_blocks * BLOCK - rows)).reshape(num_blocks, BLOCK)
+    scale, zero = np.empty((columns, num_blocks), np.float32), np.empty((columns, num_blocks), np.uint8)
+    for part, blocks in _parts(weight):
+        if bits == 4:
+            scale[part], zero[part] = _search(blocks, counts)
+        else:
+            scale[part], zero[part] = _asymmetric(blocks, bits)
+    return Grid(bits, scale, zero)
+
+
+def pack_weight(weight: Floats, grid: Grid) -> NDArray[np.uint8]:
+    """Round `weight`, float32 [K, N], to codes, two of 4 bits in a byte: uint8 [N, C, BLOCK * bits / 8]."""
+    columns, num_blocks = grid.scale.shape
+    packed = np.empty((columns, num_blocks, BLOCK * grid.bits // 8), np.uint8)
+    for part, blocks in _parts(weight):
+        codes = _codes(blocks, grid.scale[part], grid.zero[part], grid.bits)
+        packed[part] = _pack(codes.astype(np.uint8), grid.bits)
+    return packed
+
+
+def pack_zeros(grid: Grid) -> NDArray[np.uint8]:
+    """Pack the zero points as the weights: uint8 [N, C * bits / 8], rounded up."""
+    odd = grid.zero.shape[1] % 2 if grid.bits == 4 else 0
+    return _pack(np.pad(grid.zero, ((0, 0), (0, odd))), grid.bits)
+
+
+def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Put the even ones of each two codes of 4 bits along the last axis into the lower half of a byte."""
+    packed: NDArray[np.uint8] = codes if bits == 8 else codes[..., 0::2] | np.left_shift(codes[..., 1::2], 4)
+    return packed
+
+
+def _parts(weight: Floats) -> Iterator[tuple[slice, Floats]]:
+    """Yield some columns after others: which they are, and their blocks, float32 [n, C, BLOCK], padded with zeros."""
+    rows, columns = weight.shape
+    num_blocks = -(-rows // BLOCK)
+    step = max(1, _WEIGHTS_AT_A_TIME // (num_blocks * BLOCK))
+    for start in range(0, columns, step):
+        part = slice(start, min(start + step, columns))
+        padded = np.zeros((part.stop - start, num_blocks * BLOCK), np.float32)
+        padded[:, :rows] = weight[:, part].T
+        yield part, padded.reshape(-1, num_blocks, BLOCK)
+
+
+def _floored(importance: Floats) -> Floats:
+    average = max(float(importance.mean()), 1e-12)
+    floored: Floats = np.maximum(importance / np.float32(average), np.float32(_LEAST_IMPORTANCE)).astype(np.float32)
+    return floored
+
+
+def _codes(blocks: Floats, scale: Floats, zero: NDArray[np.uint8], bits: int) -> Floats:
+    codes: Floats = blocks * np.reciprocal(scale)[..., None]
+    np.rint(codes, out=codes)
+    codes += zero[..., None]
+    return np.clip(codes, 0, 2**bits - 1, out=codes)
+
+
+def _asymmetric(blocks: Floats, bits: int) -> tuple[Floats, NDArray[np.uint8]]:
+    """Return the grid from the smallest to the largest weight of each block, zero among them."""
+    low, high = np.minimum(blocks.min(axis=-1), 0), np.maximum(blocks.max(axis=-1), 0)
+    scale = np.maximum((high - low) / (2**bits - 1), _SMALLEST).astype(np.float32)
+    return scale, np.clip(np.rint(-low / scale), 0, 2**bits - 1).astype(np.uint8)
+
+
+def _symmetric(blocks: Floats, bits: int) -> tuple[Floats, NDArray[np.uint8]]:
+    """Return the grid around zero on which the largest weight of each block has the end one step further out."""
+    low, high = blocks.min(axis=-1), blocks.max(axis=-1)
+    largest = np.where(high > -low, high, low)
+    scale = -largest / np.float32(2 ** (bits - 1))
+    scale = np.where(np.abs(scale) < _SMALLEST, _SMALLEST, scale).astype(np.float32)
+    return scale, np.full(scale.shape, 2 ** (bits - 1), np.uint8)
+
+
+def _search(blocks: Floats, counts: Floats) -> tuple[Floats, NDArray[np.uint8]]:
+    best_loss = np.full(blocks.shape[:2], np.inf, np.float32)
+    best_scale, best_zero = np.empty_like(best_loss), np.empty(blocks.shape[:2], np.uint8)
+    for whole, zero in (_asymmetric(blocks, 4), _symmetric(blocks, 4)):
+        for clip in _CLIPS:
+            scale = whole * np.float32(clip)
+            lost = _codes(blocks, scale, zero, 4)
+            lost -= zero[..., None]
+            lost *= scale[..., None]
+            lost -= blocks
+            loss = np.einsum("ncb,ncb,cb->nc", lost, lost, counts)
+            better = loss < best_loss
+            for kept, one in ((best_loss, loss), (best_scale, scale), (best_zero, zero)):
+                np.copyto(kept, one, where=better)
+    return _least_squares(blocks, best_scale, best_zero, counts), best_zero
+
+
+def _least_squares(blocks: Floats, scale: Floats, zero: NDArray[np.uint8], counts: Floats) -> Floats:
+    """Return the scale with which the codes of `scale` come closest to the weights."""
+    steps = _codes(blocks, scale, zero, 4)
+    steps -= zero[..., None]
+    along = np.einsum("ncb,ncb,cb->nc", blocks, steps, counts)
+    square = np.einsum("ncb,ncb,cb->nc", steps, steps, counts)
+    fitted = np.where(square > 0, along / np.maximum(square, _SMALLEST), scale)
+    return np.where(np.abs(fitted) < _SMALLEST, scale, fitted).astype(np.float32)

@@ -1,0 +1,111 @@
+"""Inputs to calibrate a model on: texts through its own tokenizer, or random ids where it has none.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
+from onnxtool.checkpoint.limits import Limit, fixed_shape, text_limit
+from onnxtool.checkpoint.text_files import read_texts
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
+from onnxtool.runtime.feeds import has_past, index_bounds, is_mask, past_shapes, random_feeds, verification_shapes
+from onnxtool.runtime.text_feeds import text_feeds
+
+_BATCH_SIZE = 8
+_MOST_TEXTS = 256  # beyond, figures hardly move
+_MOST_TOKENS = Limit(128, "calibration")
+_LONGEST_RANDOM = 64
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Inputs to calibrate on.
+
+    Attributes:
+        feeds: input name to array, one for each run.
+        num_texts: how many texts they hold; 0 for random ids.
+        note: what a reader should know of them; empty where there is nothing.
+    """
+
+    feeds: tuple[Feeds, ...]
+    num_texts: int
+    note: str = ""
+
+
+def make_calibration(path: Path, texts_path: Path | None = None, model_name: str | None = None) -> Calibration:
+    """Make inputs for the model at `path` of the texts in a file, else of onnxtool's own, else at random.
+
+    Args:
+        path: the ONNX file; its tokenizer is found beside it.
+        texts_path: a text a line, or JSON Lines with `id` and `contents`; 256 of them are enough.
+        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+
+    Raises:
+        InputError: the file cannot be read, there is no tokenizer for its texts, or it does not fit the model.
+        ModelFileError: the model cannot be read.
+    """
+    model = ModelFile.open(path)
+    try:
+        _require_text_inputs(model)
+        folder = find_checkpoint_folder(model, model_name)
+    except InputError as error:
+        if texts_path is not None or model_name is not None:
+            raise
+        return _random_calibration(model, error.message)
+    texts = CALIBRATION_TEXTS if texts_path is None else tuple(text.contents for text in read_texts(texts_path))
+    used = texts[:: -(-len(texts) // _MOST_TEXTS)]  # spread over the file, which may be sorted
+    note = "" if len(used) == len(texts) else f"calibrated on {len(used)} of {len(texts)} texts"
+    return Calibration(tuple(_text_feeds(model, folder, used)), len(used), note)
+
+
+def _require_text_inputs(model: ModelFile) -> None:
+    given = {"input_ids", "attention_mask", "token_type_ids"}
+    others = [info.name for info in model.structure.inputs if info.name not in given]
+    if others or not any(info.name == "input_ids" for info in model.structure.inputs):
+        inputs = ", ".join(info.name for info in model.structure.inputs)
+        raise InputError(f"{model.path} takes {inputs}, which texts alone do not give", "leave the texts out")
+
+
+def _random_calibration(model: ModelFile, reason: str) -> Calibration:
+    longest = min(model.metadata_number(MAX_LENGTH_KEY) or _LONGEST_RANDOM, _LONGEST_RANDOM)
+    bounds = index_bounds(model)
+    past = past_shapes(longest) if has_past(model.structure.inputs) else ()
+    feeds = tuple(
+        random_feeds(model.structure.inputs, shape, bounds, seed=seed)
+        for seed, shape in enumerate((*verification_shapes(longest), *past))
+    )
+    return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
+
+
+def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) -> Iterator[Feeds]:
+    # Imported here: a model without texts needs no tokenizers.
+    from onnxtool.checkpoint.tokenizer import TextTokenizer
+
+    tokenizer = TextTokenizer(folder)
+    limit = text_limit(model, folder, "sentence-similarity")
+    limit = _MOST_TOKENS if limit is None else min(_MOST_TOKENS, limit)
+    tokenizer.require_room(limit)
+    batch_size, sequence_length = fixed_shape(model)
+    may_pad = any(is_mask(info) for info in model.structure.inputs) or sequence_length is not None
+    size = batch_size or (_BATCH_SIZE if may_pad else 1)
+    encoded = sorted((text for text in tokenizer.encode(texts, limit) if len(text)), key=len)
+    bound = index_bounds(model).get("input_ids")
+    for start in range(0, len(encoded), size):
+        together = encoded[start : start + size]
+        together += [together[-1]] * (size - len(together)) if batch_size else []
+        arrays = tokenizer.pad(together, sequence_length)
+        if bound is not None and arrays["input_ids"].max() >= bound:
+            raise InputError(
+                f"the tokenizer gives token {arrays['input_ids'].max()}, and {model.path} knows {bound} tokens",
+                "the tokenizer belongs to another model; pass the right one",
+            )
+        yield text_feeds(model, arrays)

@@ -1,0 +1,218 @@
+"""Try every precision that a provider offers on this machine, and choose the fastest whose error is allowed."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtool.checkpoint.limits import fixed_shape
+from onnxtool.errors import OnnxtoolError, PassError
+from onnxtool.model_file import ModelFile, Staging, save_model
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.conversion import DYNAMIC, STATIC, Conversion, Converted
+from onnxtool.optimize.quantization.error import output_errors, padding_mask
+from onnxtool.optimize.report import Candidate
+from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+from onnxtool.runtime.providers import resolve_provider
+from onnxtool.runtime.session import Arrays, Session, open_session
+from onnxtool.runtime.timing import summarize_latencies
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
+    "cpu": (("fp32", ""), ("fp16", ""), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),
+    "cuda": (("fp32", ""), ("fp16", ""), ("int4", "")),
+}
+"""What is tried for each provider: precision, and how activations get their ranges. The first is the reference."""
+
+_SHAPES = ((1, 16), (8, 128))
+# Sessions are opened one after another, round by round: what else the machine does then falls on all of them, and no
+# two models are in memory at a time.
+_ROUNDS = 3
+_FEWEST_RUNS = 3
+_SECONDS = 0.2  # for each shape, model and round
+
+
+@dataclass
+class _Try:
+    """A candidate on its way.
+
+    Attributes:
+        path: its file; None where there is none.
+        samples_ms: latencies, by the name of the shape.
+        reason: why it is out of the running.
+    """
+
+    precision: str
+    activations: str
+    converted: Converted | None = None
+    path: Path | None = None
+    size_bytes: int | None = None
+    error: float | None = None
+    samples_ms: dict[str, list[float]] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """What progress calls it."""
+        return f"{self.precision} {self.activations}".strip()
+
+    @property
+    def latency_ms(self) -> dict[str, float]:
+        """The median of each shape."""
+        return {name: summarize_latencies(samples).p50 for name, samples in self.samples_ms.items()}
+
+    def give_up(self, error: OnnxtoolError) -> None:
+        """Note why it is out of the running, without the name of a file that will be gone."""
+        self.reason = error.message.replace(str(self.path), "the file")
+
+    def report(self, *, is_chosen: bool) -> Candidate:
+        """Return what is known of it."""
+        return Candidate(
+            precision=self.precision,
+            activations=self.activations,
+            latency_ms=self.latency_ms,
+            size_bytes=self.size_bytes,
+            error=self.error,
+            chosen=is_chosen,
+            reason=self.reason,
+        )
+
+
+def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Candidate, ...]]:
+    """Return `model`, the fused one, in the fastest precision within the bound of the error, and all that was tried.
+
+    Fastest is the smallest geometric mean of the median latencies of all shapes. A candidate that cannot be had, or
+    whose error is too large, stays in the list with the reason.
+
+    Raises:
+        ProviderError: the provider cannot run on this machine.
+        PassError: not even the model in float32 can be run.
+    """
+    provider = resolve_provider(conversion.context.provider)
+    with tempfile.TemporaryDirectory(dir=conversion.folder) as name:
+        tries = [_Try(*names) for names in CANDIDATES[provider]]
+        for one in tries:
+            _make(one, conversion, model, Path(name))
+            if tries[0].reason:  # all others are measured against it
+                raise PassError(f"the model in float32 cannot be had: {tries[0].reason}", "pass another --precision")
+        _measure_errors(tries, conversion)
+        _time(tries, timing_feeds(conversion.source, conversion.feeds), conversion)
+    possible = [one for one in tries if not one.reason]
+    chosen = min(possible, key=lambda one: _geometric_mean(one.latency_ms.values()), default=None)
+    if chosen is None or chosen.converted is None:
+        raise PassError(f"no precision can be timed here: {tries[0].reason}", "pass the --precision that you want")
+    return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in tries)
+
+
+def _make(one: _Try, conversion: Conversion, model: ir.Model, folder: Path) -> None:
+    """Convert a copy of `model` and write it; the weights of the copy stay on disk."""
+    place = folder / one.label
+    place.mkdir()
+    conversion.on_progress(f"trying {one.label}")
+    try:
+        one.converted = conversion.convert(model.clone(), one.precision, one.activations or DYNAMIC)
+        one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
+        one.size_bytes = ModelFile.open(one.path).size_bytes
+    except OnnxtoolError as error:
+        one.give_up(error)
+
+
+def _measure_errors(tries: Sequence[_Try], conversion: Conversion) -> None:
+    """Compare the answers of all candidates that were not calibrated with those of the first, in float32."""
+    first, others = tries[0], [one for one in tries[1:] if one.path is not None]
+    first.error = 0.0
+    for one in others:
+        quantization = None if one.converted is None else one.converted.quantization
+        one.error = None if quantization is None else quantization.error
+    unknown = [one for one in others if one.error is None]
+    if not unknown or first.path is None:  # which the first has
+        return
+    feeds = conversion.calibration.feeds
+    expected = _answers(first.path, feeds, conversion)
+    for one in unknown:
+        conversion.on_progress(f"measuring the error of {one.label}")
+        try:
+            one.error = _largest_error(one, feeds, expected, conversion)
+        except OnnxtoolError as error:
+            one.give_up(error)
+            continue
+        if one.error > conversion.bound:
+            one.reason = f"its error is above {conversion.bound:g}"
+
+
+def _answers(path: Path, feeds: Sequence[Feeds], conversion: Conversion) -> list[Arrays]:
+    session = open_session(path, provider=conversion.context.provider, frugal=True)
+    return [session.run(given) for given in feeds]
+
+
+def _largest_error(one: _Try, feeds: Sequence[Feeds], expected: Sequence[Arrays], conversion: Conversion) -> float:
+    if one.path is None:
+        raise ValueError(f"{one.label} has no file")
+    session = open_session(one.path, provider=conversion.context.provider, frugal=True)
+    errors = [
+        output_errors(session.run(given), wanted, padding_mask(given)).max(initial=0.0)
+        for given, wanted in zip(feeds, expected, strict=True)
+    ]
+    return float(max(errors))
+
+
+def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]:
+    """Return random inputs by the name of their shape: a short text and a batch of long ones, as far as they fit.
+
+    A model that reads no text has the shortest and the longest of `others`.
+    """
+    inputs = source.structure.inputs
+    if all(info.name != "input_ids" for info in inputs):
+        by_size = sorted(others, key=lambda feeds: sum(array.size for array in feeds.values()))
+        named = (("x".join(map(str, next(iter(feeds.values())).shape)), feeds) for feeds in (by_size[0], by_size[-1]))
+        return dict(named)
+    limit = source.metadata_number(MAX_LENGTH_KEY)
+    fixed_batch, fixed_length = fixed_shape(source)
+    bounds = index_bounds(source)
+    feeds: dict[str, Feeds] = {}
+    for batch_size, length in _SHAPES:
+        batch_size, length = fixed_batch or batch_size, fixed_length or min(length, limit or length)
+        shape = FeedShape.full(batch_size, length)
+        feeds[f"{batch_size}x{length}"] = random_feeds(inputs, shape, bounds)
+    return feeds
+
+
+def _time(tries: Sequence[_Try], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:
+    for number in range(1, _ROUNDS + 1):
+        for one in tries:
+            if one.reason or one.path is None:
+                continue
+            conversion.on_progress(f"timing {one.label}, round {number} of {_ROUNDS}")
+            try:
+                session = open_session(one.path, provider=conversion.context.provider)
+                for name, given in feeds.items():
+                    samples = _latencies_ms(session, given)
+                    one.samples_ms.setdefault(name, []).extend(samples)
+            except OnnxtoolError as error:
+                one.give_up(error)
+
+
+def _latencies_ms(session: Session, feeds: Feeds) -> list[float]:
+    session.run_unchecked(feeds)  # the first run allocates
+    samples: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while len(samples) < _FEWEST_RUNS or time.perf_counter() < end:
+        start = time.perf_counter()
+        outputs = session.run_unchecked(feeds)
+        samples.append((time.perf_counter() - start) * 1e3)
+        del outputs  # here, not inside the time of the next run
+    return samples
+
+
+def _geometric_mean(values: Iterable[float]) -> float:
+    return math.exp(float(np.mean([math.log(value) for value in values])))

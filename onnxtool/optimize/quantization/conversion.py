@@ -1,0 +1,154 @@
+"""Bring a fused model to a lower precision; what stays as it is, is measured on the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
+from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.bounded import Quantized
+from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
+from onnxtool.optimize.quantization.float16 import to_float16
+from onnxtool.optimize.quantization.int4 import to_int4
+from onnxtool.optimize.quantization.int8 import to_int8
+from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
+from onnxtool.optimize.report import PassResult, Quantization
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MAX_ERROR = 0.01
+"""What quantization may cost where nobody says: rankings of texts hardly move."""
+
+QUANTIZED = ("int8", "int4")
+DYNAMIC, STATIC = ACTIVATIONS = ("dynamic", "static")
+"""How the activations of int8 get their ranges: in each run, or once and for all on the calibration inputs."""
+
+_DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4"}
+# Half of what float16 holds: other texts give larger values than those that were tried.
+_LARGEST_IN_FLOAT16 = 65504.0 / 2
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A model in a precision, ready to be written.
+
+    Attributes:
+        steps: the passes that converted and finished it, with what each did.
+        quantization: what is known of its error; None where nothing was quantized.
+    """
+
+    model: ir.Model
+    precision: str
+    steps: tuple[Pass, ...]
+    results: tuple[PassResult, ...]
+    quantization: Quantization | None
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is needed to convert a model.
+
+    Attributes:
+        source: the file that is optimized, with its tokenizer beside it.
+        feeds: inputs of many shapes, to see how large values become.
+        folder: where to put files that are run and removed again.
+        context: what is known of the model, and the provider it is for.
+        finishing: the passes that run once the model has its precision.
+        disabled_optimizers: those of onnxruntime's own that a session has to leave out.
+        max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
+        texts_path: texts to calibrate on; None for onnxtool's own.
+        on_progress: is told what is being done.
+    """
+
+    source: ModelFile
+    feeds: Sequence[Feeds]
+    folder: Path
+    context: Context
+    finishing: Sequence[Pass]
+    disabled_optimizers: Sequence[str]
+    max_error: float | None
+    texts_path: Path | None
+    on_progress: Callable[[str], None]
+
+    @property
+    def bound(self) -> float:
+        """The most that 1 - cosine may be."""
+        return MAX_ERROR if self.max_error is None else self.max_error
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """The inputs to calibrate on."""
+        return make_calibration(self.source.path, self.texts_path)
+
+    def convert(self, model: ir.Model, precision: str, activations: str = DYNAMIC) -> Converted:
+        """Convert `model`, the fused one, which may be changed in place, and note in its metadata what it is now.
+
+        Raises:
+            PassError: it cannot be converted, or not within `max_error`.
+            InputError: the texts cannot be read, or there is no tokenizer for them.
+        """
+        steps, quantization = tuple(self.finishing), None
+        if precision != "fp32":
+            self.on_progress(f"converting to {precision}")
+            step, quantization = self._prepare(model, precision, activations)
+            steps = (step, *steps)
+        model, results = run_passes(model, steps, self.context, self.on_progress, most_rounds=1)
+        converted = Converted(model, precision, steps, results, quantization)
+        self._describe(converted)
+        return converted
+
+    def _prepare(self, model: ir.Model, precision: str, activations: str) -> tuple[Pass, Quantization | None]:
+        if precision == "fp16":
+            return to_float16(beyond(measure_ranges(model, self.feeds, self.folder), _LARGEST_IN_FLOAT16)), None
+        result = self._quantize(model, precision, activations)
+        done = [result.outcome]
+
+        def apply(fused: ir.Model, _context: Context) -> Outcome:
+            """Take what was converted already; somebody else's model, when passes are searched, is converted anew."""
+            return done.pop() if done else self._quantize(fused, precision, activations).outcome
+
+        quantization = Quantization(
+            precision=precision,
+            activations=activations if precision == "int8" else "",
+            num_layers=result.num_layers,
+            kept=result.kept,
+            num_embeddings=result.num_embeddings,
+            embedding_precision=result.embedding_precision,
+            num_texts=self.calibration.num_texts,
+            error=result.error,
+            mean_error=result.mean_error,
+            note="; ".join(note for note in (self.calibration.note, self._caveat(precision, activations)) if note),
+        )
+        return Pass(precision, apply), quantization
+
+    def _caveat(self, precision: str, activations: str) -> str:
+        """Return what the error on the calibration inputs does not tell of others."""
+        if precision != "int8" or activations != STATIC:
+            return ""
+        return (
+            "ranges of activations are fixed, half as far again as on the texts of the calibration: a text whose "
+            "activations leave them is off by more than the error says, so calibrate on texts like those to come"
+        )
+
+    def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
+        feeds, say = self.calibration.feeds, self.on_progress
+        if precision == "int8":
+            return to_int8(model, feeds, self.bound, static=activations == STATIC, on_progress=say)
+        return to_int4(model, feeds, self.bound, provider=self.context.provider, on_progress=say)
+
+    def _describe(self, converted: Converted) -> None:
+        """Note in the metadata what the model is now, and how a session has to be set for it."""
+        properties = converted.model.metadata_props
+        properties.pop(STEPS_KEY, None)  # stamped anew with this step
+        if converted.precision in _DTYPES:
+            properties[DTYPE_KEY] = _DTYPES[converted.precision]
+        properties.pop(DISABLED_OPTIMIZERS_KEY, None)
+        if self.disabled_optimizers:
+            properties[DISABLED_OPTIMIZERS_KEY] = ",".join(self.disabled_optimizers)

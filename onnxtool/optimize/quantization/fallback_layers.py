@@ -1,0 +1,120 @@
+"""Find the layers that have to stay in higher precision for the error to hold, with as little of it as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxtool.errors import PassError
+from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.switches import SwitchableModel
+from onnxtool.optimize.report import KeptLayer
+from onnxtool.runtime.session import Arrays
+
+# What calibration inputs may show of the error that is allowed: among other texts there are worse ones.
+MARGIN = 0.6
+_MOST_FEEDS_TO_RANK_BY = 2
+_HIGHEST = "float32"
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A model whose layers can be switched to fewer bits, and what it is to be compared with.
+
+    Attributes:
+        expected: the outputs in float32, one a calibration input.
+    """
+
+    model: SwitchableModel
+    feeds: Sequence[Feeds]
+    expected: Sequence[Arrays]
+
+    def error(self, levels: Mapping[str, int], place: int) -> float:
+        """Return the largest error on one of the feeds with each layer at its level, those without one in float32."""
+        return float(self.model.errors(levels, self.feeds[place], self.expected[place]).max(initial=0.0))
+
+    def ranked(self, level: int, places: Sequence[int], on_progress: Callable[[str], None]) -> dict[str, float]:
+        """Return all layers with the error of each alone at `level`, on the worst of the feeds at `places`.
+
+        Those come first whose error is largest for their weights. Errors of layers add up almost as if they were
+        independent, and the time of a layer goes with its weights: to keep those first that give most error back for
+        their time is then the cheapest way below a bound.
+        """
+        sizes = self.model.num_weights
+        errors = {}
+        for number, name in enumerate(sizes, start=1):
+            on_progress(f"measuring layer {number} of {len(sizes)}")
+            errors[name] = max(self.error({name: level}, place) for place in places)
+        return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
+
+
+def find_kept_layers(trials: Trials, max_error: float, on_progress: Callable[[str], None]) -> tuple[KeptLayer, ...]:
+    """Return the fewest layers of the ranking that must be at a higher level for the error to be below `max_error`.
+
+    They rise to the next level one after another, and only when all are there the first of them rises again. The next
+    level may be of the same precision, and cost less than a higher one.
+
+    Raises:
+        PassError: all of them would have to be in float32.
+    """
+    allowed = MARGIN * max_error
+    precisions = (*trials.model.precisions, _HIGHEST)
+    names, last = tuple(trials.model.num_weights), len(trials.model.precisions) - 1
+    errors = [trials.error(dict.fromkeys(names, 0), place) for place in range(len(trials.feeds))]
+    if max(errors) <= allowed:
+        return ()
+    # The worst are what has to come down, and they tell soonest that a choice is not enough.
+    worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
+
+    def holds(levels: Mapping[str, int]) -> bool:
+        return all(trials.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
+
+    level = next((one for one in range(last) if holds(dict.fromkeys(names, one + 1))), last)
+    # What a layer costs is told in the lowest precision, as exact as that can be where the next step leaves it.
+    ranking_level = max(one for one in range(level + 1) if precisions[one] == precisions[0])
+    ranked = trials.ranked(ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY], on_progress)
+    if level == last:
+        _require_one(tuple(ranked), precisions, max_error, trials)
+
+    def is_enough(steps: int) -> bool:
+        levels = _levels_after(steps, tuple(ranked), level)
+        above = sum(precisions[one] != precisions[0] for one in levels.values())
+        on_progress(f"trying {above} of {len(names)} layers in higher precision")
+        return holds(levels)
+
+    levels = _levels_after(_fewest(len(names) - (level == last), is_enough), tuple(ranked), level)
+    return tuple(KeptLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
+
+
+def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: float, trials: Trials) -> None:
+    """Insist that the bound can be held with one layer that is not in float32, the last of `names`."""
+    levels = {names[-1]: len(precisions) - 2}
+    error = max(trials.error(levels, place) for place in range(len(trials.feeds)))
+    if error > MARGIN * max_error:
+        raise PassError(
+            f"{precisions[0]} cannot hold an error of {max_error:g}: with {len(names) - 1} of {len(names)} layers left "
+            f"in float32 it is {error:.2g}, and {MARGIN:g} of the bound is allowed on the texts of the calibration",
+            "pass a larger --max_error, or another --precision",
+        )
+
+
+def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
+    """Return the smallest number above 0 that is enough, where `most` is and more never spoils it."""
+    too_few, enough = 0, most
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
+
+def _levels_after(steps: int, names: Sequence[str], level: int) -> dict[str, int]:
+    """Return the level of each layer after so many of them, in the order of `names`, rose from `level` by one."""
+    return {name: level + (number < steps) for number, name in enumerate(names)}
+
+
+def _quantized(levels: Mapping[str, int], precisions: Sequence[str]) -> dict[str, int]:
+    """Return the layers that are not in float32."""
+    return {name: level for name, level in levels.items() if precisions[level] != _HIGHEST}

@@ -1,0 +1,204 @@
+"""Convert weights and arithmetic to float16; inputs and outputs keep their types.
+
+What overflows stays in float32, and so do the operators that have no float16 kernel or lose too much in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtool.graph.edit import Editor, attribute, tensor_of
+from onnxtool.graph.shapes import find_shapes
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_LARGEST = 65504.0
+# onnxruntime's converter leaves these in float32; a mask's lowest float32 would become an infinity behind them.
+_TAKEN = frozenset({"Max", "Min"})
+# Which it forgets: these take float32 alone before opset 19, or always.
+_LEFT = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+# Their statistics, the further outputs, are float32 whatever they normalize.
+_NORMALIZATIONS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+# Attributes that name the dtype of what a node gives.
+_DTYPES = ("to", "dtype", "output_datatype")
+
+
+def to_float16(kept: Collection[str] = ()) -> Pass:
+    """Return the pass that converts all but the nodes that make or read one of the values called `kept`."""
+    names = frozenset(kept)
+    return Pass("float16", lambda model, _context: _apply(model, _context, names))
+
+
+@dataclass
+class _Conversion:
+    """A conversion under way.
+
+    Attributes:
+        floats: the names of all values that are float32.
+        halved: the nodes that compute in float16.
+        cast: what was cast already, by value and wanted dtype.
+    """
+
+    model: ir.Model
+    floats: frozenset[str]
+    halved: set[ir.Node]
+    cast: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
+
+    def is_half(self, value: ir.Value) -> bool:
+        """Whether a float value is made in float16 after the conversion."""
+        node = value.producer()
+        return node is not None and node in self.halved
+
+
+def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
+    """Replace float32 by float16, with Casts where it meets float32: inputs, outputs, and what stays as it is."""
+    import onnx_ir as ir
+    import onnx_ir.passes.common as common
+
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    matrices = [value for value in model.graph.initializers.values() if _is_float32_matrix(value)]
+    if not matrices:
+        return Outcome(model, 0, "no float32 weights to convert")
+    dtypes = find_shapes(model).dtypes
+    floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
+    angles = _angles(model)
+    halved = {node for node in model.graph if node not in angles and _computes_in_half(node, floats, kept)}
+    conversion = _Conversion(model, floats, halved)
+    outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
+    for node in list(model.graph):
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name in floats:
+                _connect(node, index, value, conversion)
+        if node in halved:
+            _retype(node, floats)
+    for node in halved:
+        _widen_for_branches(node, floats)
+    for value in outputs:
+        _keep_output(value, model.graph)
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del model.graph.initializers[name]
+    num_kept = sum(1 for node in model.graph if node not in halved and any(v.name in kept for v in node.outputs))
+    note = f"{num_kept} nodes stay in float32, because they would overflow" if num_kept else ""
+    return Outcome(model, len(halved), note)
+
+
+def _is_float32_matrix(value: ir.Value) -> bool:
+    """Whether there is a weight to convert; scalars and vectors may have stayed float32 on purpose."""
+    import onnx_ir as ir
+
+    return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
+
+
+def _angles(model: ir.Model) -> set[ir.Node]:
+    """Return the nodes that make cosines and sines: a position times a frequency has few digits left in float16."""
+    waiting = [node for node in model.graph if not node.domain and node.op_type in ("Cos", "Sin")]
+    found: set[ir.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(
+                above for value in node.inputs if value is not None and (above := value.producer()) is not None
+            )
+    return found
+
+
+def _computes_in_half(node: ir.Node, floats: frozenset[str], kept: frozenset[str]) -> bool:
+    from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLOCK_LIST
+
+    names = [str(value.name) for value in (*node.inputs, *node.outputs) if value is not None]
+    if not any(name in floats for name in names) or any(name in kept for name in names):
+        return False
+    if node.op_type in _NORMALIZATIONS and any(one.uses() or one.is_graph_output() for one in node.outputs[1:]):
+        return False
+    if (
+        node.op_type in ALWAYS_FLOAT_INPUTS
+        or node.op_type in _LEFT
+        or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN)
+    ):
+        return False
+    return not any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values())
+
+
+def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion) -> None:
+    """Let a node read a float value in the precision in which it computes."""
+    import onnx_ir as ir
+
+    wanted = ir.DataType.FLOAT16 if node in conversion.halved else ir.DataType.FLOAT
+    given = ir.DataType.FLOAT16 if conversion.is_half(value) else ir.DataType.FLOAT
+    if wanted == given:
+        return
+    key = (value, wanted)
+    if key not in conversion.cast:
+        if value.is_initializer() and not value.is_graph_input():
+            conversion.cast[key] = Editor(node).weight(_halved(tensor_of(value)), f"{value.name}_float16")
+        else:
+            cast = Editor(node).node("Cast", [value], {"to": wanted.value})
+            cast.type, cast.shape = ir.TensorType(wanted), value.shape
+            conversion.cast[key] = cast
+    node.replace_input_with(index, conversion.cast[key])
+
+
+def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
+    """Let branches and bodies of loops, which stay in float32, read float32 of what a node gives in float16."""
+    import onnx_ir as ir
+
+    for value in node.outputs:
+        inside = [(reader, index) for reader, index in value.uses() if reader.graph is not node.graph]
+        if value.name not in floats or not inside or node.graph is None:
+            continue
+        cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT.value})
+        cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), value.shape
+        node.graph.insert_after(node, cast)
+        for reader, index in inside:
+            reader.replace_input_with(index, cast.outputs[0])
+
+
+def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return a tensor in float16, made when it is read; what is too large for it becomes the largest it has."""
+    import onnx_ir as ir
+
+    def convert() -> ir.TensorProtocol:
+        return ir.tensor(np.clip(tensor.numpy(), -_LARGEST, _LARGEST).astype(np.float16))
+
+    return ir.LazyTensor(convert, dtype=ir.DataType.FLOAT16, shape=ir.Shape(tensor.shape.numpy()))
+
+
+def _retype(node: ir.Node, floats: frozenset[str]) -> None:
+    """Note that a node gives float16 now, also where it says so itself."""
+    import onnx_ir as ir
+
+    for output in node.outputs[:1] if node.op_type in _NORMALIZATIONS else node.outputs:
+        if output.name in floats:
+            output.type = ir.TensorType(ir.DataType.FLOAT16)
+    for name in _DTYPES:
+        if attribute(node, name) == ir.DataType.FLOAT.value:
+            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT16.value)
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        number = np.zeros(1, np.float16) if fill is None else _halved(fill.as_tensor()).numpy()
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(number))
+
+
+def _keep_output(value: ir.Value, graph: ir.Graph) -> None:
+    """Give an output of the graph its float32 back, under its name."""
+    import onnx_ir as ir
+
+    name, value.name = value.name, f"{value.name}_float16"
+    node = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT.value})
+    graph.append(node)
+    output = node.outputs[0]
+    output.name, output.type, output.shape = name, ir.TensorType(ir.DataType.FLOAT), value.shape
+    for index, known in enumerate(graph.outputs):
+        if known is value:
+            graph.outputs[index] = output
+
+
+float16 = to_float16()

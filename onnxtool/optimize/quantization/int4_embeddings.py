@@ -1,0 +1,136 @@
+"""Keep embedding tables in blocks of 4 bits, or in those of the head that they are tied to.
+
+Letters of shapes: V rows of a table, H their width, C blocks of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_made_on_saving, supersede, tensor_of
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Outcome, Pass
+from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
+from onnxtool.optimize.quantization.int8_embeddings import is_large_table, open_fused_embeddings
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnxtool.optimize.quantization.arithmetic import Floats
+
+
+def int4_embeddings(grids: Grids | None = None) -> Pass:
+    """Return the pass that looks embeddings up in blocks of 4 bits.
+
+    Args:
+        grids: the grids that are known of one model, and how others are found; None for a pass that any model may have.
+    """
+    return Pass("int4_embeddings", lambda model, _context: _apply(model, Grids() if grids is None else grids))
+
+
+def _apply(model: ir.Model, grids: Grids) -> Outcome:
+    """Replace `Gather(table, ids)` by `GatherBlockQuantized(table in blocks, ids, scales, zero points)`.
+
+    A table whose head has blocks already reads those, of 4 bits or of 8. `EmbedLayerNormalization` is opened, where it
+    is given its positions.
+    """
+    reasons = open_fused_embeddings(model)
+    found = [node for node in model.graph if node.op_type == "Gather" and not node.domain]
+    written: dict[ir.Value, _Blocks] = {}
+    num_changes = 0
+    for node in found:
+        table = node.inputs[0]
+        if table is None or not is_large_table(table):
+            continue
+        if attribute(node, "axis", 0) != 0:
+            reasons.append("not rows are looked up")
+        elif tensor_of(table).shape.numpy()[1] % 2:
+            reasons.append("a row of an odd width has half a byte left")
+        else:
+            if table not in written:
+                written[table] = _shared_blocks(table, model.graph, node) or _own_blocks(table, grids, node)
+            _write(node, written[table])
+            num_changes += 1
+    for table in written:
+        if not table.uses():
+            model.graph.initializers.pop(str(table.name))
+    return Outcome(model, num_changes, refusals(reasons))
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """A table as the operator reads it: uint8 [V, H * bits / 8], float32 [V, C], uint8 [V, C * bits / 8]."""
+
+    bits: int
+    data: ir.Value
+    scale: ir.Value
+    zero: ir.Value
+
+
+def _write(node: ir.Node, blocks: _Blocks) -> None:
+    inputs = [blocks.data, node.inputs[1], blocks.scale, blocks.zero]
+    attributes = {"bits": blocks.bits, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
+    editor = Editor(node)
+    rows = editor.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT, like=node.outputs[0])
+    supersede(node.outputs[0], rows)
+
+
+def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks | None:
+    """Return the blocks of a head that reads the same table, as rows; None where there is none.
+
+    The head has a block on the axis in between. Its bytes are the same unless the last block is padded.
+    """
+    import numpy as np
+    import onnx_ir as ir
+
+    num_rows, width = (int(size) for size in tensor_of(table).shape.numpy())
+    # See `stored_name`: the rows of a square table are what is stored of its transpose.
+    name = f"{table.name}_transposed" if num_rows == width else table.name
+    for bits in (4, 8):
+        held = [graph.initializers.get(f"{name}_int{bits}_{part}") for part in ("blocks", "scale", "zero")]
+        data, scale, zero = held
+        shape = [num_rows, width // BLOCK, BLOCK * bits // 8]
+        if data is None or scale is None or zero is None:
+            continue
+        # What a file brought under these names is not made on saving; a padded last block makes one more.
+        if not is_made_on_saving(tensor_of(data)) or list(tensor_of(data).shape.numpy()) != shape:
+            continue
+        editor = Editor(node)
+        sizes = editor.constant(np.array([num_rows, width * bits // 8]), f"{table.name}_rows_shape")
+        rows = editor.node("Reshape", [data, sizes])
+        rows.type, rows.shape = ir.TensorType(ir.DataType.UINT8), ir.Shape([num_rows, width * bits // 8])
+        return _Blocks(bits, rows, scale, zero)
+    return None
+
+
+def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
+    import numpy as np
+    import onnx_ir as ir
+
+    tensor, name = tensor_of(table), f"{table.name}_rows"
+    num_rows, width = (int(size) for size in tensor.shape.numpy())
+    num_blocks = -(-width // BLOCK)
+
+    def read() -> Floats:
+        array: Floats = tensor.numpy().T
+        return array
+
+    def data() -> ir.TensorProtocol:
+        array = read()
+        packed = pack_weight(array, grids.find(name, 4, lambda: array)).reshape(num_rows, -1)
+        return ir.tensor(np.ascontiguousarray(packed[:, : width // 2]))  # without the padding of the last block
+
+    parts = {
+        "blocks": ir.LazyTensor(data, ir.DataType.UINT8, ir.Shape([num_rows, width // 2])),
+        "scale": ir.LazyTensor(
+            lambda: ir.tensor(grids.find(name, 4, read).scale), ir.DataType.FLOAT, ir.Shape([num_rows, num_blocks])
+        ),
+        "zero": ir.LazyTensor(
+            lambda: ir.tensor(pack_zeros(grids.find(name, 4, read))),
+            ir.DataType.UINT8,
+            ir.Shape([num_rows, -(-num_blocks // 2)]),
+        ),
+    }
+    editor = Editor(node)
+    return _Blocks(4, *(editor.weight(part, f"{name}_int4_{suffix}") for suffix, part in parts.items()))

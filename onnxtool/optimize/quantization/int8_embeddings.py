@@ -1,0 +1,133 @@
+"""Keep embedding tables in int8, a quarter of their size.
+
+Letters of shapes: V rows of a table, H their width, B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_weight, supersede, tensor_of
+from onnxtool.optimize.notes import refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.quantization.arithmetic import quantize_weight
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# Smaller tables (positions, segments) are no size to speak of.
+_FEWEST_ROWS = 1024
+_NARROWEST = 8
+_FIRST_OPSET = 17  # of LayerNormalization
+_DEFAULT_EPSILON = 1e-12  # of EmbedLayerNormalization
+_IDS, _SEGMENT_IDS, _WORDS, _POSITIONS, _SEGMENTS, _SCALE, _SHIFT, _MASK, _POSITION_IDS = range(9)
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `Gather(table, ids)` by `Cast(Gather(int8 table, ids)) * Gather(scale, ids)`, with a scale for each row.
+
+    `EmbedLayerNormalization` is opened for that, where it is given its positions.
+    """
+    reasons = open_fused_embeddings(model)
+    found = [
+        node for node in model.graph if node.op_type == "Gather" and not node.domain and is_large_table(node.inputs[0])
+    ]
+    written: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+    num_changes = 0
+    for node in found:
+        if attribute(node, "axis", 0) != 0:
+            reasons.append("not rows are looked up")
+            continue
+        _write(node, written)
+        num_changes += 1
+    for table in written:
+        if not table.uses():
+            model.graph.initializers.pop(str(table.name))
+    return Outcome(model, num_changes, refusals(reasons))
+
+
+def is_large_table(table: ir.Value | None) -> bool:
+    """Whether `table` is a float32 matrix that is worth it."""
+    import onnx_ir as ir
+
+    if table is None or not is_weight(table, 2) or table.is_graph_output():
+        return False
+    # Where anything else reads it (a head that stays in float32), a second copy would only add to the size.
+    if any(reader.op_type not in ("Gather", "EmbedLayerNormalization") for reader, _ in table.uses()):
+        return False
+    tensor = tensor_of(table)
+    rows, columns = tensor.shape.numpy()
+    return bool(tensor.dtype == ir.DataType.FLOAT and rows >= _FEWEST_ROWS and columns >= _NARROWEST)
+
+
+def _write(node: ir.Node, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> None:
+    import onnx_ir as ir
+
+    editor = Editor(node)
+    table, ids = node.inputs
+    if table is None:
+        raise ValueError(f"{node.name} has no table")
+    if table not in written:
+        rounded, scale = _lazy_table(tensor_of(table))
+        written[table] = (
+            editor.weight(rounded, f"{table.name}_rows_int8"),
+            editor.weight(scale, f"{table.name}_rows_scale"),
+        )
+    rounded_rows, scales = (editor.node("Gather", [one, ids]) for one in written[table])
+    rows = editor.node("Cast", [rounded_rows], {"to": ir.DataType.FLOAT})
+    supersede(node.outputs[0], editor.node("Mul", [rows, scales], like=node.outputs[0]))
+
+
+def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+    """Return int8 [V, H] and its scale, float32 [V, 1], which are computed when their bytes are asked for."""
+    import numpy as np
+    import onnx_ir as ir
+
+    def quantized(index: int) -> ir.TensorProtocol:
+        columns, scale = quantize_weight(tensor.numpy().T)
+        return ir.tensor(scale[:, None] if index else np.ascontiguousarray(columns.T))
+
+    rows, columns = (int(size) for size in tensor.shape.numpy())
+    return (
+        ir.LazyTensor(lambda: quantized(0), ir.DataType.INT8, ir.Shape([rows, columns])),
+        ir.LazyTensor(lambda: quantized(1), ir.DataType.FLOAT, ir.Shape([rows, 1]), cache=True),
+    )
+
+
+def open_fused_embeddings(model: ir.Model) -> list[str]:
+    """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return why not where it stays."""
+    reasons = []
+    for node in model.graph:
+        if node.op_type != "EmbedLayerNormalization" or node.domain != MICROSOFT:
+            continue
+        inputs: list[Any] = list(node.inputs) + [None] * 9
+        if not is_large_table(inputs[_WORDS]):
+            continue
+        if model.opset_imports.get("", 0) < _FIRST_OPSET:
+            reasons.append(f"opset below {_FIRST_OPSET}")
+        elif inputs[_POSITION_IDS] is None:
+            reasons.append("the embedding counts its positions itself")
+        elif any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+            reasons.append("the mask or the sum of the embedding is read")
+        else:
+            _open(node, inputs)
+    return reasons
+
+
+def _open(node: ir.Node, inputs: list[Any]) -> None:
+    editor = Editor(node)
+    total = editor.node("Gather", [inputs[_WORDS], inputs[_IDS]], like=node.outputs[0])
+    for table, ids in ((_POSITIONS, _POSITION_IDS), (_SEGMENTS, _SEGMENT_IDS)):
+        if inputs[table] is not None and inputs[ids] is not None:
+            rows = editor.node("Gather", [inputs[table], inputs[ids]])
+            total = editor.node("Add", [total, rows], like=node.outputs[0])
+    normalized = editor.node(
+        "LayerNormalization",
+        [total, inputs[_SCALE], inputs[_SHIFT]],
+        {"axis": -1, "epsilon": float(attribute(node, "epsilon", _DEFAULT_EPSILON))},
+        like=node.outputs[0],
+    )
+    supersede(node.outputs[0], normalized)
+
+
+int8_embeddings = Pass("int8_embeddings", _apply)

@@ -1,0 +1,268 @@
+"""The products with weights of a graph: which of them int8 can compute, and the packed attention opened up to show its.
+
+Letters of shapes: K width of the input, N width of the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtool.graph.edit import (
+    MICROSOFT,
+    Editor,
+    attribute,
+    is_made_on_saving,
+    is_weight,
+    only_consumer,
+    operands,
+    producer,
+    supersede,
+    tensor_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import onnx_ir as ir
+
+    from onnxtool.graph.shapes import Shapes
+    from onnxtool.optimize.quantization.arithmetic import Floats
+
+_QKV_BIAS, _MASK, _PAST, _ATTENTION_BIAS = 2, 3, 4, 5  # inputs of Attention
+_PARTS = ("query", "key", "value")
+_PASSED_ON = ("num_heads", "mask_filter_value", "scale", "unidirectional")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of activations with a weight, and the bias that is added to it.
+
+    Attributes:
+        weight: float32 [K, N], or [N, K] where `transposed`.
+        bias: float32 [N]; None where there is none.
+        result: what the graph reads: the product, or its sum with the bias.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    transposed: bool
+    bias: ir.Value | None
+    result: ir.Value
+
+    @property
+    def value(self) -> ir.Value:
+        """The activations, float32 [..., K]: what the node reads now, which may be another product written anew."""
+        value = self.node.inputs[0]
+        if value is None:
+            raise ValueError(f"{self.node.name} has no input")
+        return value
+
+    @property
+    def name(self) -> str:
+        """The name of the weight, which is how reports call a product."""
+        return str(self.weight.name)
+
+    @property
+    def num_weights(self) -> int:
+        """K times N."""
+        return int(tensor_of(self.weight).size)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """K and N."""
+        rows, columns = (int(size) for size in tensor_of(self.weight).shape.numpy())
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    def weight_reader(self) -> Callable[[], Floats]:
+        """Return what reads the weight, float32 [K, N], also when the product has left the graph."""
+        tensor, transposed = tensor_of(self.weight), self.transposed
+
+        def read() -> Floats:
+            array: Floats = tensor.numpy()
+            return array.T if transposed else array
+
+        return read
+
+    def read_bias(self) -> Floats | None:
+        """Read the bias, float32 [N]."""
+        if self.bias is None:
+            return None
+        array: Floats = tensor_of(self.bias).numpy()
+        return array
+
+
+def find_products(model: ir.Model) -> tuple[list[Product], list[str]]:
+    """Find the products of float32 activations with a float32 matrix, and why others were passed over."""
+    products, reasons = [], []
+    for node in model.graph:
+        if (node.domain, node.op_type) not in _TRANSPOSED or not is_weight(node.inputs[1], 2):
+            continue
+        reason = _objection(node)
+        if reason:
+            reasons.append(reason)
+        else:
+            products.append(_product(node))
+    return products, reasons
+
+
+# Attributes that say that the weight is transposed, by operator.
+_TRANSPOSED = {("", "MatMul"): "", ("", "Gemm"): "transB", (MICROSOFT, "FusedMatMul"): "transB"}
+_PLAIN_ATTRIBUTES = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transBatchA": 0, "transBatchB": 0}
+
+
+def _objection(node: ir.Node) -> str:
+    """Return why int8 cannot compute a product; empty where it can."""
+    import onnx_ir as ir
+
+    if tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
+        return "not float32"
+    if any(attribute(node, name, plain) != plain for name, plain in _PLAIN_ATTRIBUTES.items()):
+        return "scaled, or its input is transposed"
+    if len(node.inputs) > 2 and node.inputs[2] is not None and not _is_vector(node.inputs[2], _size(node)[1]):
+        return "the bias is no vector as long as the last axis"
+    return ""
+
+
+def _weight_of(node: ir.Node) -> ir.Value:
+    weight = node.inputs[1]
+    if weight is None:
+        raise ValueError(f"{node.name} has no second input")
+    return weight
+
+
+def _is_transposed(node: ir.Node) -> bool:
+    name = _TRANSPOSED[node.domain, node.op_type]
+    return bool(name and attribute(node, name, 0))
+
+
+def _size(node: ir.Node) -> tuple[int, int]:
+    rows, columns = (int(size) for size in tensor_of(_weight_of(node)).shape.numpy())
+    return (columns, rows) if _is_transposed(node) else (rows, columns)
+
+
+def _is_vector(value: ir.Value | None, length: int) -> bool:
+    return is_weight(value, 1) and value is not None and tensor_of(value).size == length
+
+
+def _product(node: ir.Node) -> Product:
+    weight, result = _weight_of(node), node.outputs[0]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    add = only_consumer(result, "Add") if bias is None else None
+    parts = None if add is None else operands(add, lambda one: _is_vector(one, _size(node)[1]))
+    if add is not None and parts is not None:
+        bias, result = parts[0], add.outputs[0]
+    return Product(node, weight, _is_transposed(node), bias, result)
+
+
+def open_products(model: ir.Model, kept: frozenset[str], shapes: Shapes) -> list[str]:
+    """Take apart the operators that hide a product with a weight, or its bias, where that is to be in fewer bits.
+
+    `Attention(x, W, b)` becomes `MultiHeadAttention(x @ Wq + bq, x @ Wk + bk, x @ Wv + bv)`: one product and a split
+    of it take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: products in fewer bits add a bias for nothing.
+    Those whose weights are all in `kept` stay. Returns why others do.
+    """
+    reasons = []
+    for node in list(model.graph):
+        if (node.domain, node.op_type) == (MICROSOFT, "BiasGelu"):
+            product = producer(node.inputs[0], "MatMul")
+            if product is not None and _weight_of(product).name not in kept and is_weight(product.inputs[1], 2):
+                _open_bias_gelu(node)
+        if (node.domain, node.op_type) != (MICROSOFT, "Attention"):
+            continue
+        reason = _objection_to_opening(node, shapes)
+        if reason:
+            reasons.append(reason)
+        elif not kept.issuperset(_names_of_parts(_weight_of(node))):
+            _open_attention(node)
+    return reasons
+
+
+def _open_bias_gelu(node: ir.Node) -> None:
+    editor = Editor(node)
+    total = editor.node("Add", node.inputs, like=node.inputs[0])
+    supersede(node.outputs[0], editor.node("Gelu", [total], domain=MICROSOFT, like=node.outputs[0]))
+
+
+def _objection_to_opening(node: ir.Node, shapes: Shapes) -> str:
+    import onnx_ir as ir
+
+    weight, inputs = node.inputs[1], list(node.inputs) + [None] * 7
+    if not is_weight(weight, 2) or tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
+        return "the weight of the attention is no float32 matrix"
+    if len(node.outputs) > 1 or any(one is not None for one in (inputs[_PAST], *inputs[_ATTENTION_BIAS + 1 :])):
+        return "the attention has a cache"
+    if attribute(node, "do_rotary", 0):
+        return "the attention rotates its queries"
+    sizes = attribute(node, "qkv_hidden_sizes", [])
+    if (sizes and len(set(sizes)) > 1) or _size_of_weight(node)[1] % 3:
+        return "queries, keys and values are of several widths"
+    if inputs[_QKV_BIAS] is not None and not is_weight(inputs[_QKV_BIAS], 1):
+        return "the bias of the attention is no constant"
+    if inputs[_MASK] is not None and shapes.rank(inputs[_MASK]) != 2:
+        return "the mask of the attention is no matrix [B, S]"
+    return ""
+
+
+def _size_of_weight(node: ir.Node) -> tuple[int, int]:
+    rows, columns = tensor_of(_weight_of(node)).shape.numpy()
+    return int(rows), int(columns)
+
+
+def _open_attention(node: ir.Node) -> None:
+    editor = Editor(node)
+    inputs = list(node.inputs) + [None] * 6
+    weight, bias = _weight_of(node), inputs[_QKV_BIAS]
+    parts = []
+    for number, name in enumerate(_names_of_parts(weight)):
+        part = editor.node("MatMul", [inputs[0], _columns(weight, number, name, editor)])
+        if bias is not None:
+            own = np.split(tensor_of(bias).numpy(), len(_PARTS))[number]
+            part = editor.node("Add", [part, editor.constant(own, f"{bias.name}_{_PARTS[number]}")])
+        parts.append(part)
+    attributes = {name: node.attributes[name].value for name in _PASSED_ON if name in node.attributes}
+    wanted = [*parts, None, inputs[_MASK], inputs[_ATTENTION_BIAS]]
+    while wanted[-1] is None:
+        wanted.pop()
+    opened = editor.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])
+    supersede(node.outputs[0], opened)
+    for value in (weight, bias):
+        if value is not None and value.graph is not None and not value.uses():
+            value.graph.initializers.pop(str(value.name))
+
+
+def _names_of_parts(weight: ir.Value) -> list[str]:
+    return [f"{weight.name}_{part}" for part in _PARTS]
+
+
+def _columns(weight: ir.Value, number: int, name: str, editor: Editor) -> ir.Value:
+    """Return the columns of queries, keys or values of a packed weight, read from it when somebody asks for them."""
+    import onnx_ir as ir
+
+    tensor = tensor_of(weight)
+    rows, columns = (int(size) for size in tensor.shape.numpy())
+    width = columns // len(_PARTS)
+
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(np.ascontiguousarray(tensor.numpy()[:, number * width : (number + 1) * width]))
+
+    return shared_initializer(ir.LazyTensor(read, tensor.dtype, ir.Shape([rows, width])), name, editor)
+
+
+def shared_initializer(tensor: ir.TensorProtocol, name: str, editor: Editor) -> ir.Value:
+    """Return the initializer that holds `tensor`: that of another product with the same weight where there is one."""
+    held: ir.Value | None = editor.initializers.get(name)
+    # What a file brought under this name is not made on saving.
+    if held is not None and is_made_on_saving(tensor_of(held)) and tensor_of(held).shape == tensor.shape:
+        return held
+    return editor.weight(tensor, name)
+
+
+def scalable_normalization(value: ir.Value) -> ir.Node | None:
+    """Return the normalization that makes `value`, where its scale and shift can take a factor a channel; else None."""
+    node = producer(value, "LayerNormalization")
+    if node is None or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        return None
+    return node if all(is_weight(one, 1) for one in node.inputs[1:] if one is not None) else None

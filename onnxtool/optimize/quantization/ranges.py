@@ -1,0 +1,66 @@
+"""How large the values inside a model become, measured by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtool.graph.shapes import find_shapes
+from onnxtool.model_file import scratch_file
+from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.runtime.session import open_session
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_PREFIX = "onnxtool.range/"
+
+
+def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dict[str, float]:
+    """Run `model` on `feeds` and return the largest absolute value of each of its float32 values, by name.
+
+    An infinity or NaN among them counts as infinite. A copy of the model is written into `folder` and removed again.
+    """
+    probed = model.clone()
+    names = _instrument(probed)
+    largest = dict.fromkeys(names, 0.0)
+    with scratch_file(probed, folder) as path:
+        del probed
+        session = open_session(path, provider="cpu", frugal=True)
+        for feed in feeds:
+            outputs = session.run(feed)
+            for name in names:
+                found = float(outputs[_PREFIX + name])
+                if found != -np.inf:  # which is the largest of no elements, as keys before the first token have none
+                    largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
+    return largest
+
+
+def beyond(ranges: Mapping[str, float], limit: float) -> tuple[str, ...]:
+    """Return the names of the values that were larger than `limit`, the largest first."""
+    return tuple(sorted((name for name, size in ranges.items() if size > limit), key=lambda name: -ranges[name]))
+
+
+def _instrument(model: ir.Model) -> Sequence[str]:
+    """Add an output to `model` for each float32 value that a node makes: its largest absolute value, float32 []."""
+    import onnx_ir as ir
+
+    graph = model.graph
+    dtypes = find_shapes(model).dtypes
+    made = [value for node in graph for value in node.outputs]
+    measured = [v for v in made if v.name and dtypes.get(v.name) == ir.DataType.FLOAT.value]
+    for value in measured:
+        absolute = ir.node("Abs", [value])
+        largest = ir.node("ReduceMax", [absolute.outputs[0]], attributes={"keepdims": 0})
+        graph.extend([absolute, largest])
+        output = largest.outputs[0]
+        output.name, output.type, output.shape = (
+            _PREFIX + str(value.name),
+            ir.TensorType(ir.DataType.FLOAT),
+            ir.Shape([]),
+        )
+        graph.outputs.append(output)
+    return [str(value.name) for value in measured]

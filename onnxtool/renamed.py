@@ -1,0 +1,70 @@
+"""Modules under the names they had before 0.2: each imports its successor, with a DeprecationWarning that names it.
+
+This serves one release; delete the row, then the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from types import ModuleType
+else:  # `importlib.abc` takes longer to load than all else that `onnxtool --help` needs
+    Loader = object
+
+# Old name to new name; modules inside a package follow it.
+RENAMED = {
+    "onnxtool.figures": "onnxtool.summary.figures",
+    "onnxtool.gates": "onnxtool.summary.gates",
+    "onnxtool.infer.benchmark": "onnxtool.benchmarking",
+    "onnxtool.infer.corpus": "onnxtool.corpus",
+    "onnxtool.metadata": "onnxtool.model_file.metadata",
+    "onnxtool.optimize.precision": "onnxtool.optimize.quantization",
+    "onnxtool.sentence_modules": "onnxtool.checkpoint.sentence_modules",
+    "onnxtool.texts": "onnxtool.checkpoint",
+    "onnxtool.training.autodiff": "onnxtool.autodiff",
+    "onnxtool.training.checkpoint": "onnxtool.training.checkpoints.checkpoint",
+    "onnxtool.training.with_loss": "onnxtool.training.trainer",
+    "onnxtool.weights": "onnxtool.model_file.weights",
+    "onnxtool.wire": "onnxtool.model_file.wire",
+}
+
+
+class RenamedModules(Loader):
+    """Finds a renamed module under its old name, after everything else has failed to."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for an old name, None for any other."""
+        return ModuleSpec(fullname, self) if successor(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave the module to the import system: it is replaced."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module of the new name under the old one."""
+        old = module.__name__
+        new = successor(old)
+        warnings.warn(f"{old} is now {new}; the old name goes with the next release", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = importlib.import_module(new)
+
+
+def successor(name: str) -> str:
+    """Return the new name of a module; an empty string where `name` is not an old one."""
+    for old, new in RENAMED.items():
+        if name == old or name.startswith(f"{old}."):
+            return new + name[len(old) :]
+    return ""
+
+
+def install() -> None:
+    """Let `import` find renamed modules."""
+    if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
+        sys.meta_path.append(RenamedModules())

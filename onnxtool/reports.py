@@ -1,0 +1,44 @@
+"""What reports consist of: JSON values, and the inputs and outputs of a graph.
+
+Dtypes are written as numpy writes them (`float32`, `int64`). A dimension is an integer where it is fixed, its name
+where it is dynamic, and None where the file says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+Dimension = int | str | None
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+class TensorInfo(NamedTuple):
+    """An input or output of a graph."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...]
+
+
+def to_json(value: object) -> Json:
+    """Turn a report into JSON values: dataclasses and named tuples into objects, tuples into arrays, paths into text.
+
+    JSON knows no infinity and no NaN; a figure that is not finite becomes null.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    names = getattr(type(value), "_fields", None) or getattr(type(value), "__dataclass_fields__", None)
+    if names is not None:
+        return {name: to_json(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON form for {type(value).__name__}")

@@ -1,0 +1,272 @@
+"""Gates: conditions on the figures of a report, such as `num_nodes>500`, that fail a command when they are met.
+
+    gate      = figure operator threshold
+    figure    = path | "count" "(" path ")"
+    path      = name { "." name }
+    name      = a run of characters other than . < > = ! ( ) " | a text in double quotes
+    operator  = ">" | ">=" | "<" | "<=" | "==" | "!="
+    threshold = [ "+" | "-" ] digits [ "." digits ] [ "%" | "kB" | "MB" | "GB" | "KiB" | "MiB" | "GiB" ]
+
+A path leads to a number in the JSON form of the report, e.g. `num_nodes`, `ops.MatMul`, `inputs.0.shape.1`; an operator
+or dtype that a report does not count is 0, unless it is one that it counts in other case. `count(...)` is the number of
+entries of an object or an array, e.g. `count(delta.inputs.removed)`.
+
+A threshold with a sign is relative to the same figure of a base: `num_nodes>+10` is met by more than ten nodes over
+the base, `size_bytes>+5%` by more than five percent over it. Spaces between the parts do not matter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple, NoReturn
+
+from onnxtool.errors import GateError
+from onnxtool.model_file.wire import DTYPE_NAMES
+from onnxtool.reports import Json
+
+_OPERATORS: dict[str, Callable[[Fraction, Fraction], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_COUNT = "count"
+_MAX_DIGITS = 30
+_SYNTAX_HINT = "write e.g. 'num_nodes>500', or 'size_bytes>+5%' against a base, in quotes: the shell reads > and !"
+
+
+class Gate(NamedTuple):
+    """A parsed gate.
+
+    Attributes:
+        expression: as it was written.
+        figure: the path to it, or `count(path)`.
+        amount: the threshold without its sign; of a percentage, the part of 1.
+        sign: 1 or -1 for a threshold relative to the base, 0 for an absolute one.
+        is_percentage: whether the amount is a part of the base's figure.
+    """
+
+    expression: str
+    figure: str
+    operator: str
+    amount: Fraction
+    sign: int = 0
+    is_percentage: bool = False
+
+
+class GateResult(NamedTuple):
+    """Whether a gate was met, by which figure, and what the threshold came to.
+
+    Attributes:
+        base_value: the figure of the base; None for an absolute threshold.
+    """
+
+    gate: Gate
+    met: bool
+    value: Fraction
+    threshold: Fraction
+    base_value: Fraction | None = None
+
+    def __str__(self) -> str:
+        state = "is met" if self.met else "is not met"
+        text = f"{self.gate.expression} {state}: {self.gate.figure} is {_format(self.value)}"
+        if self.base_value is None:
+            return text
+        return f"{text}, in the base {_format(self.base_value)}, which makes a threshold of {_format(self.threshold)}"
+
+
+def parse_gate(expression: str) -> Gate:
+    """Parse a gate expression.
+
+    Raises:
+        GateError: the expression does not follow the grammar; the message says what is wrong and where.
+    """
+    return _Parser(expression).gate()
+
+
+class _Parser:
+    """Reads a gate from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def gate(self) -> Gate:
+        """Read a whole gate."""
+        figure = self._figure()
+        start = self._skip_spaces()
+        symbol = self._take("<>=!")
+        if not symbol and start == len(self.text):
+            self._fail(f"no comparison after {figure!r}", start)
+        if not symbol:
+            self._fail(f"no comparison but {self.text[start]!r}", start)
+        if symbol not in _OPERATORS:
+            self._fail(f"no operator {symbol}", start, f"use one of {' '.join(_OPERATORS)}")
+        amount, sign, is_percentage = self._threshold(figure, symbol)
+        return Gate(self.text, figure, symbol, amount, sign, is_percentage)
+
+    def _figure(self) -> str:
+        path = self._path()
+        if not (path == _COUNT and self.text[self.position : self.position + 1] == "("):
+            return path
+        self.position += 1
+        path = self._path()
+        self._skip_spaces()
+        if self.text[self.position : self.position + 1] != ")":
+            self._fail("no closing parenthesis of count(", self.position)
+        self.position += 1
+        return f"{_COUNT}({path})"
+
+    def _path(self) -> str:
+        start = self._skip_spaces()
+        names: list[str] = []
+        while True:
+            names.append(self._name())
+            if self.text[self.position : self.position + 1] != ".":
+                break
+            self.position += 1
+        path = ".".join(names).strip()
+        if not path:
+            self._fail("no figure to compare", start)
+        return path
+
+    def _name(self) -> str:
+        if self.text[self.position : self.position + 1] == '"':
+            end = self.text.find('"', self.position + 1)
+            if end < 0:
+                self._fail("no closing quote", self.position)
+            name, self.position = self.text[self.position + 1 : end], end + 1
+            return name
+        start = self.position
+        while self.position < len(self.text) and self.text[self.position] not in '.<>=!()"':
+            self.position += 1
+        return self.text[start : self.position]
+
+    def _threshold(self, figure: str, symbol: str) -> tuple[Fraction, int, bool]:
+        """Read `+5%` as its amount, its sign and whether it is a percentage."""
+        start = self._skip_spaces()
+        sign = {"+": 1, "-": -1}.get(self.text[start : start + 1], 0)
+        self.position += abs(sign)
+        digits_start = self._skip_spaces()
+        digits = self._take("0123456789.")
+        if not _is_decimal(digits):
+            self._fail(f"{self.text[start:]!r} is not a threshold", digits_start)
+        unit_start = self._skip_spaces()
+        unit = self.text[unit_start:].rstrip()
+        if unit == "%" and not sign:
+            self._fail("a percentage needs a sign", start, f"write {figure}{symbol}+{digits}% to add to the base")
+        if unit != "%" and unit not in _UNITS:
+            units = " ".join(["%", *filter(None, _UNITS)])
+            self._fail(f"{unit!r} is not a unit of a threshold", unit_start, f"use one of {units}, or none")
+        amount = Fraction(digits) / 100 if unit == "%" else Fraction(digits) * _UNITS[unit]
+        return amount, sign, unit == "%"
+
+    def _take(self, characters: str) -> str:
+        start = self.position
+        while self.position < len(self.text) and self.text[self.position] in characters:
+            self.position += 1
+        return self.text[start : self.position]
+
+    def _skip_spaces(self) -> int:
+        """Move behind spaces, and return the position there."""
+        self._take(" \t")
+        return self.position
+
+    def _fail(self, reason: str, position: int, hint: str = _SYNTAX_HINT) -> NoReturn:
+        message = f"{reason}, at character {position + 1} of the gate {self.text!r}"
+        if self.text.isprintable():
+            message += f"\n  {self.text}\n  {' ' * position}^"
+        raise GateError(message, hint)
+
+
+def check_gates(gates: Sequence[Gate], report: Json, base: Json = None) -> tuple[GateResult, ...]:
+    """Compare the figures of `report`, in its JSON form, with each gate.
+
+    Args:
+        gates: what to check, in the order of the results.
+        report: an object as `to_json` makes it.
+        base: the report that relative thresholds refer to.
+
+    Raises:
+        GateError: a gate names no figure of the report, or is relative and there is no base, or none in the base.
+    """
+    return tuple(_check(gate, report, base) for gate in gates)
+
+
+def _check(gate: Gate, report: Json, base: Json) -> GateResult:
+    value = _look_up(gate, report, "report")
+    threshold, base_value = gate.amount, None
+    if gate.sign:
+        if base is None:
+            raise GateError(
+                f"the gate {gate.expression!r} is relative, and there is no base",
+                "name what to compare with as well, or write the threshold without a sign",
+            )
+        base_value = _look_up(gate, base, "base")
+        growth = gate.amount * abs(base_value) if gate.is_percentage else gate.amount
+        threshold = base_value + gate.sign * growth
+    return GateResult(gate, _OPERATORS[gate.operator](value, threshold), value, threshold, base_value)
+
+
+def _look_up(gate: Gate, report: Json, place: str) -> Fraction:
+    """Return the figure that `gate` names."""
+    figures = dict(_figures(report))
+    if gate.figure in figures:
+        return figures[gate.figure]
+    group, _, name = gate.figure.partition(".")
+    is_count = (group == "ops" and name) or (group == "initializer_bytes" and name in DTYPE_NAMES)
+    # Operators are spelled with capitals: a gate on ops.Matmul would never be met, and nobody would know.
+    other_case = [name for name in figures if name.casefold() == gate.figure.casefold()]
+    if is_count and not other_case and isinstance(report, dict) and group in report:
+        return Fraction(0)
+    raise GateError(
+        f"the {place} has no figure {gate.figure!r} (gate {gate.expression!r})",
+        _name_figures(other_case or _similar(gate.figure, figures), figures),
+    )
+
+
+def _similar(wanted: str, figures: dict[str, Fraction]) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(wanted, figures, n=3, cutoff=0.7)
+
+
+def _name_figures(meant: list[str], figures: dict[str, Fraction]) -> str:
+    """Say which figures may be `meant`, and which there are at the top of the report."""
+    similar = [repr(name) for name in meant]  # names are untrusted
+    top = [name for name in figures if "." not in name and "(" not in name]
+    groups = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in figures if "." in name and "(" not in name)
+    there = f"there are {', '.join([*top, *groups])}"
+    return f"did you mean {' or '.join(similar)}? {there}" if similar else there
+
+
+def _figures(value: Json, path: str = "") -> Iterator[tuple[str, Fraction]]:
+    """Yield every number of a JSON value with its path, and the counts of entries; booleans are no figures."""
+    if isinstance(value, dict | list) and path:
+        yield f"{_COUNT}({path})", Fraction(len(value))
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _figures(item, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _figures(item, f"{path}.{index}" if path else str(index))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, Fraction(value)
+
+
+def _is_decimal(text: str) -> bool:
+    whole, point, part = text.partition(".")
+    halves = (whole, part) if point else (whole,)
+    return len(text) <= _MAX_DIGITS and all(half.isascii() and half.isdigit() for half in halves)
+
+
+def _format(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value)
+    return f"{Decimal(value.numerator) / Decimal(value.denominator):.10g}"  # a float has an end

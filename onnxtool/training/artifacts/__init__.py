@@ -1,0 +1,13 @@
+"""Training artifacts: what on-device training needs of a forward model, made, verified and written.
+
+The names of onnxruntime-training's module `artifacts` are here.
+"""
+
+from onnxtool.training.artifacts.generation import LOSSES as LOSSES
+from onnxtool.training.artifacts.generation import OPTIMIZERS as OPTIMIZERS
+from onnxtool.training.artifacts.generation import ArtifactOptions as ArtifactOptions
+from onnxtool.training.artifacts.generation import ArtifactReport as ArtifactReport
+from onnxtool.training.artifacts.generation import LossType as LossType
+from onnxtool.training.artifacts.generation import OptimType as OptimType
+from onnxtool.training.artifacts.generation import generate_artifacts as generate_artifacts
+from onnxtool.training.artifacts.generation import make_artifacts as make_artifacts

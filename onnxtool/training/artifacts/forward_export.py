@@ -1,0 +1,189 @@
+"""Export a checkpoint for training: dropout on, parameters under their names, none of them folded or transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnxtool.training.artifacts.reference import TorchModel
+
+_OPSET = 20
+_WRITES_ON = "text-generation"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A checkpoint as a forward model.
+
+    Attributes:
+        path: of the ONNX file.
+        parameters: the names of its parameters, in the order of the model.
+        aliases: further names of tied ones.
+        outputs: names, the logits first where there are any.
+        reference: the model in PyTorch.
+        shifts_labels: whether its scores at a token are for the next one.
+    """
+
+    path: Path
+    parameters: tuple[str, ...]
+    aliases: Mapping[str, str]
+    outputs: tuple[str, ...]
+    reference: TorchModel
+    shifts_labels: bool
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """What to export, as `onnxtool export` takes it."""
+
+    model_name: str
+    task: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    allow_missing_weights: bool = False
+    allow_pickle: bool = False
+
+
+def export_forward(
+    options: ForwardOptions, folder: Path, on_progress: Callable[[str], None] = lambda _stage: None
+) -> Forward:
+    """Trace the model in training mode into a file in `folder`.
+
+    Raises:
+        CheckpointError: it cannot be found, understood or loaded.
+        ExportError: it cannot be traced.
+    """
+    from onnxtool.export.checkpoint import Checkpoint
+    from onnxtool.export.modalities.finding import find_modality
+    from onnxtool.export.signature import detect_signature, to_tensors
+    from onnxtool.export.source import Source
+    from onnxtool.export.tasks import task_of_architecture
+    from onnxtool.export.tracing import guarded, operators_apart
+    from onnxtool.model_file import Staging, save_model
+    from onnxtool.training.artifacts.reference import TorchModel
+
+    source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
+    checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
+    on_progress(f"loading {options.model_name}")
+    # The attention that transformers writes out is the one whose operators have gradients, and whose dropout shows.
+    model = checkpoint.load_model(
+        dtype="float32", device="cpu", attention="eager", allow_missing_weights=options.allow_missing_weights
+    )
+    modality = find_modality(model, checkpoint, text=None)
+    signature = detect_signature(model, modality)
+    sample = to_tensors(model, modality.sample(signature.sizes))
+    on_progress(f"tracing {type(model).__name__}")
+
+    def trace() -> ir.Model:
+        with operators_apart():
+            return _trace(model.train(), sample, signature.inputs, tuple(signature.outputs))
+
+    graph = guarded(
+        trace,
+        subject=f"{type(model).__name__} cannot be traced in training mode",
+        exporter="dynamo",
+        opset=None,
+        hint="export a forward model yourself, and pass it with --model_path",
+    )
+    _name_axes(graph, signature.inputs, signature.outputs)
+    names, aliases = _parameters(model, graph)
+    _mark_padding(model, graph, aliases)
+    path = save_model(graph, Staging(folder, folder / "forward.onnx", folder))
+    outputs = sorted(signature.outputs, key=lambda name: name != "logits")
+    shifts = task_of_architecture(checkpoint.config.model_type, checkpoint.architecture) == _WRITES_ON
+    return Forward(path, names, aliases, tuple(outputs), TorchModel(model, sample), shifts)
+
+
+def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], outputs: tuple[str, ...]) -> ir.Model:
+    """Trace without torch's optimizer, which renames parameters and merges equal ones, as all zero biases are."""
+    import torch
+    from torch.export import Dim
+
+    shapes = tuple(
+        {axis: Dim.DYNAMIC for axis, size in enumerate(inputs[name]) if isinstance(size, str)} for name in sample
+    )
+
+    class Named(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
+        """Gives the outputs of the signature and no others, as a tuple."""
+
+        def forward(self, *tensors: Any) -> tuple[Any, ...]:
+            result = model(**dict(zip(sample, tensors, strict=True)))
+            return (result,) if isinstance(result, torch.Tensor) else tuple(result[name] for name in outputs)
+
+    named = Named()
+    named.model = model
+    program = torch.onnx.export(
+        named,
+        args=tuple(sample.values()),
+        dynamo=True,
+        optimize=False,
+        opset_version=_OPSET,
+        dynamic_shapes={"tensors": shapes},
+        input_names=list(sample),
+        output_names=list(outputs),
+        verbose=False,
+    )
+    graph: ir.Model = program.model
+    for name in list(graph.graph.initializers):
+        if name.startswith("model."):
+            graph.graph.initializers[name].name = name.removeprefix("model.")
+    return graph
+
+
+def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    """Give dynamic axes the names of the signature, wherever they appear."""
+    import onnx_ir as ir
+
+    names: dict[str | None, str] = {}
+    shapes = {**inputs, **outputs}
+    for value in (*graph.graph.inputs, *graph.graph.outputs):
+        for old, new in zip(value.shape or (), shapes.get(str(value.name), ()), strict=False):
+            if isinstance(new, str) and not isinstance(old, int):
+                names.setdefault(old.value, new)
+    values = [value for node in graph.graph.all_nodes() for value in node.outputs]
+    for value in (*graph.graph.inputs, *values):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [size if isinstance(size, int) else names.get(size.value, size.value) for size in value.shape]
+            )
+
+
+def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> None:
+    """Note at each Gather of an embedding the index that counts for padding, whose row PyTorch does not train."""
+    import torch
+
+    from onnxtool.autodiff.rules.tensor import PADDING_INDEX
+
+    for module_name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Embedding) or module.padding_idx is None:
+            continue
+        name = f"{module_name}.weight"
+        table = graph.graph.initializers.get(aliases.get(name, name))
+        for use in [] if table is None else table.uses():
+            if use.node.op_type == "Gather" and use.idx == 0:
+                use.node.metadata_props[PADDING_INDEX] = str(module.padding_idx)
+
+
+def _parameters(model: Any, graph: ir.Model) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return which initializers are parameters, and the further names of tied ones."""
+    present = set(graph.graph.initializers)
+    names: dict[int, str] = {}
+    pairs = list(model.named_parameters(remove_duplicate=False))
+    for name, parameter in pairs:
+        if name in present:
+            names.setdefault(id(parameter), name)
+    if not names:
+        raise ExportError("the traced graph has none of the parameters under their names", "pass --model_path")
+    aliases = {
+        name: names[id(parameter)]
+        for name, parameter in pairs
+        if id(parameter) in names and names[id(parameter)] != name
+    }
+    return tuple(names.values()), aliases

@@ -1,0 +1,190 @@
+"""From a model file or a checkpoint to artifacts in one call: what `onnxtool artifacts` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from onnxtool.errors import ArtifactError
+from onnxtool.training import onnxblock
+from onnxtool.training.artifacts.forward_export import Forward, ForwardOptions
+from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, LossType, make_artifacts
+from onnxtool.training.artifacts.reference import LossSetting, TorchModel
+from onnxtool.training.artifacts.verification import Proof, prove
+from onnxtool.training.graphs.label_rows import IGNORE_INDEX
+
+NONE = "none"
+LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
+OPTIMIZERS: Mapping[str, type[onnxblock.optim.Optimizer]] = {"AdamW": onnxblock.optim.AdamW, "SGD": onnxblock.optim.SGD}
+OPTIMIZER_NAMES = (*OPTIMIZERS, NONE)
+
+
+@dataclass(frozen=True)
+class PreparationOptions:
+    """What to make artifacts of, by the words of the command line.
+
+    Attributes:
+        model_path: an ONNX file; this or `forward`.
+        forward: a checkpoint.
+        train: names or patterns of parameters to train.
+        freeze: names or patterns of parameters to freeze.
+        loss: one of LOSS_NAMES.
+        loss_inputs: values that the loss is built on.
+        class_axis: that of a cross entropy; None for 1 of a file, and for the last of a checkpoint.
+        ignore_index: of a cross entropy; None for none of a file, and for -100 of a checkpoint.
+        shift_labels: whether the scores at a token are for the next label; None for whether the checkpoint is one of a
+            language model that writes on.
+        verify: compare loss and gradients of a checkpoint's artifacts with PyTorch.
+        optimizer: one of OPTIMIZER_NAMES.
+        weight_decay: of the optimizer.
+        max_grad_norm: gradients of a larger norm are scaled down to it.
+        additional_outputs: values that the models give besides the loss.
+        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
+        output: the folder; None for `models/NAME-training`.
+    """
+
+    model_path: Path | None = None
+    forward: ForwardOptions | None = None
+    train: tuple[str, ...] = ("*",)
+    freeze: tuple[str, ...] = ()
+    loss: str = "CrossEntropyLoss"
+    loss_inputs: tuple[str, ...] = ()
+    class_axis: int | None = None
+    ignore_index: int | None = None
+    shift_labels: bool | None = None
+    verify: bool = True
+    optimizer: str = "AdamW"
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
+    additional_outputs: tuple[str, ...] = ()
+    output: Path | None = None
+    prefix: str = ""
+    nominal_checkpoint: bool = False
+    ort_format: bool = False
+    recompute: bool = False
+    force: bool = False
+
+
+def prepare_training(
+    options: PreparationOptions, on_progress: Callable[[str], None] = lambda _stage: None
+) -> ArtifactReport:
+    """Make the artifacts of a model file, or of a checkpoint that is exported for it.
+
+    Raises:
+        OnnxtoolError: of the export, or of `make_artifacts`.
+    """
+    import tempfile
+
+    from onnxtool.training.artifacts.forward_export import export_forward
+
+    if (options.model_path is None) == (options.forward is None):
+        raise ArtifactError("one model is expected", "pass --model_path or --model_name")
+    if options.forward is None:
+        return _of_file(options, on_progress)
+    with tempfile.TemporaryDirectory() as folder:
+        return _of_checkpoint(options, export_forward(options.forward, Path(folder), on_progress), on_progress)
+
+
+def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
+    setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
+    settings = replace(
+        _common(options, setting), model=options.model_path or Path(), loss_input_names=options.loss_inputs or None
+    )
+    return make_artifacts(settings, on_progress)
+
+
+def _of_checkpoint(options: PreparationOptions, forward: Forward, on_progress: Callable[[str], None]) -> ArtifactReport:
+    loss_inputs = options.loss_inputs or forward.outputs[:1]
+    ignored = IGNORE_INDEX if options.ignore_index is None else options.ignore_index
+    shift = forward.shifts_labels if options.shift_labels is None else options.shift_labels
+    is_entropy = options.loss == LossType.CrossEntropyLoss.name
+    setting = LossSetting(options.loss, loss_inputs[0], options.class_axis or -1, ignored, shift and is_entropy)
+    can_prove = options.loss != NONE and len(loss_inputs) == 1 and setting.output in forward.outputs
+    prove = partial(_prove, options.prefix, forward.reference, setting) if options.verify and can_prove else None
+    report = make_artifacts(
+        replace(
+            _common(options, setting),
+            model=forward.path,
+            loss_input_names=loss_inputs,
+            aliases=forward.aliases,
+            parameters=forward.parameters,
+            prove=prove,
+        ),
+        on_progress,
+    )
+    return replace(report, notes=(*report.notes, *_notes(report, setting)))
+
+
+def _prove(prefix: str, reference: TorchModel, setting: LossSetting, folder: Path) -> Proof | None:
+    return prove(folder, prefix, reference, setting)
+
+
+def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
+    """Say what may surprise whoever compares with a training in transformers."""
+    if setting.shift:
+        yield (
+            "labels are shifted as transformers does: the scores at a token are for the label of the next one, so pass "
+            "the input_ids as labels (--no_shift_labels turns it off)"
+        )
+    proof = report.proof
+    if proof is None:
+        yield "loss and gradients were not compared with PyTorch"
+    elif proof.own_loss is not None and proof.own_loss_error > proof.tolerance:
+        yield (
+            f"{proof.reference} itself computes another loss for the same labels, apart by {proof.own_loss_error:.2g}: "
+            f"{report.loss} on {setting.output} is what these artifacts train"
+        )
+
+
+def _common(options: PreparationOptions, setting: LossSetting) -> ArtifactOptions:
+    """Return what does not depend on where the model comes from."""
+    return ArtifactOptions(
+        model=Path(),
+        requires_grad=options.train,
+        frozen_params=options.freeze,
+        loss=_loss(options, setting),
+        optimizer=_optimizer(options),
+        artifact_directory=_folder(options),
+        prefix=options.prefix,
+        ort_format=options.ort_format,
+        additional_output_names=options.additional_outputs,
+        nominal_checkpoint=options.nominal_checkpoint,
+        recompute=options.recompute,
+        force=options.force,
+    )
+
+
+def _folder(options: PreparationOptions) -> Path:
+    if options.output is not None:
+        return options.output
+    if options.model_path is not None:
+        return options.model_path.with_name(f"{options.model_path.stem}-training")
+    name = "" if options.forward is None else Path(options.forward.model_name).name
+    return Path("models") / f"{name}-training"
+
+
+def _loss(options: PreparationOptions, setting: LossSetting) -> LossType | onnxblock.Block | None:
+    if options.loss == NONE:
+        return None
+    kind = LossType[options.loss]
+    if kind is LossType.CrossEntropyLoss:
+        return onnxblock.loss.CrossEntropyLoss(
+            ignore_index=setting.ignore_index, axis=setting.class_axis, shift=setting.shift
+        )
+    if options.class_axis is not None or options.ignore_index is not None or options.shift_labels:
+        raise ArtifactError(
+            f"{kind.name} has no classes, and --class_axis, --ignore_index or --shift_labels was passed",
+            "leave them out",
+        )
+    return LOSSES[kind]()
+
+
+def _optimizer(options: PreparationOptions) -> onnxblock.optim.Optimizer | None:
+    if options.optimizer == NONE:
+        return None
+    clip = None if options.max_grad_norm is None else onnxblock.optim.ClipGradNorm(options.max_grad_norm)
+    if options.optimizer == "SGD":
+        return onnxblock.optim.SGD(clip_grad=clip, weight_decay=options.weight_decay)
+    return onnxblock.optim.AdamW(clip_grad=clip, weight_decay=options.weight_decay)

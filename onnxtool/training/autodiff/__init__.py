@@ -1,8 +1,0 @@
-"""Gradients of ONNX graphs as ONNX graphs, of standard operators that every onnxruntime has."""
-
-from __future__ import annotations
-
-from onnxtool.training.autodiff.engine import differentiate
-from onnxtool.training.autodiff.preparation import LOWEST_OPSET, prepare
-
-__all__ = ["LOWEST_OPSET", "differentiate", "prepare"]

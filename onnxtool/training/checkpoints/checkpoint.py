@@ -1,0 +1,183 @@
+"""The state of a training: parameters, moments, step, learning rate and properties, in one file that is never half.
+
+The file is safetensors: parameters under their names, moments under `optimizer/momentum0/NAME`, and the rest as JSON
+in its metadata. Files of onnxruntime-training (ODTC) are read and written as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from onnxtool.errors import CheckpointError
+from onnxtool.training.checkpoints.contents import Array as Array
+from onnxtool.training.checkpoints.contents import Checkpoint as Checkpoint
+from onnxtool.training.checkpoints.contents import Property as Property
+
+if TYPE_CHECKING:
+    pass
+
+Format: TypeAlias = Literal["safetensors", "odtc"]
+
+VERSION = 1
+_KEY = "onnxtool_checkpoint"
+_MOMENT = "optimizer/"
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format = "safetensors") -> None:
+    """Write a checkpoint; whatever happens meanwhile, the file at `path` is the old one or the new one.
+
+    Raises:
+        OutputWriteError: it cannot be written.
+        CheckpointError: the format cannot hold it.
+    """
+    from onnxtool.model_file import staged
+
+    with staged(path, force=True) as staging:
+        write_checkpoint(checkpoint, staging.model_path, format_name=format_name)
+
+
+def write_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format = "safetensors") -> None:
+    """Write a checkpoint to a file that nobody else reads yet."""
+    if format_name == "odtc":
+        from onnxtool.training.checkpoints.odtc_writer import to_odtc
+
+        path.write_bytes(to_odtc(checkpoint))
+    else:
+        _write_safetensors(checkpoint, path)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint of either format.
+
+    Raises:
+        CheckpointError: it is missing, truncated, or none.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}", "check the path") from error
+    if start[4:] == b"ODTC":
+        from onnxtool.training.checkpoints.odtc import from_odtc
+
+        return from_odtc(path)
+    return _read_safetensors(path)
+
+
+def _write_safetensors(checkpoint: Checkpoint, path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    tensors = {} if checkpoint.is_nominal else {**checkpoint.trainable, **checkpoint.frozen}
+    for moment, arrays in checkpoint.moments.items():
+        tensors |= {f"{_MOMENT}{moment}/{name}": array for name, array in arrays.items()}
+    document = {
+        "version": VERSION,
+        "trainable": {name: _type_of(array) for name, array in checkpoint.trainable.items()},
+        "frozen": {name: _type_of(array) for name, array in checkpoint.frozen.items()},
+        "moments": {moment: list(arrays) for moment, arrays in checkpoint.moments.items()},
+        "step": checkpoint.step,
+        "learning_rate": checkpoint.learning_rate,
+        "properties": checkpoint.properties,
+        "aliases": checkpoint.aliases,
+        "nominal": checkpoint.is_nominal,
+    }
+    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in tensors.items()}
+    try:
+        save_file(contiguous, path, {_KEY: json.dumps(document)})
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"safetensors has no dtype for {error}", "convert the parameter to float32") from error
+
+
+def _read_safetensors(path: Path) -> Checkpoint:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            document = _document(path, (file.metadata() or {}).get(_KEY, ""))
+            present = set(file.keys())
+            read: dict[str, Array] = {name: file.get_tensor(name) for name in present}
+    except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last for dtypes that numpy has not
+        raise _broken(path, str(error)) from error
+    try:
+        return _checkpoint(document, read)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _broken(path, f"{type(error).__name__} {error}") from error
+
+
+def _document(path: Path, text: str) -> dict[str, Any]:
+    if not text:
+        raise CheckpointError(
+            f"{path} is a safetensors file and no checkpoint of a training",
+            "make one with onnxtool artifacts, or read it with onnxtool export",
+        )
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, "its metadata is no JSON") from error
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        version = document.get("version") if isinstance(document, dict) else None
+        raise CheckpointError(
+            f"{path} is a checkpoint of version {str(version)[:20]}, and this onnxtool reads {VERSION}",
+            "it was written by another version of onnxtool",
+        )
+    return document
+
+
+def _checkpoint(document: Mapping[str, Any], read: Mapping[str, Array]) -> Checkpoint:
+    """Put a checkpoint together; what is missing or of a wrong kind raises."""
+    nominal = bool(document["nominal"])
+
+    def arrays(kind: str) -> dict[str, Array]:
+        found = {name: _nominal(entry) if nominal else read[name] for name, entry in document[kind].items()}
+        for name, entry in document[kind].items():
+            if _type_of(found[name]) != entry:
+                raise ValueError(f"{name} is {_type_of(found[name])} and not {entry}")
+        return found
+
+    moments = {
+        str(moment): {str(name): read[f"{_MOMENT}{moment}/{name}"] for name in names}
+        for moment, names in document["moments"].items()
+    }
+    properties = dict(document["properties"])
+    if not all(isinstance(value, int | float | str) for value in properties.values()):
+        raise TypeError("a property is no number and no text")
+    step, learning_rate = int(document["step"]), float(document["learning_rate"])
+    if not (0 <= step < 2**63 and math.isfinite(learning_rate)):
+        raise ValueError(f"step {step} at a learning rate of {learning_rate}")
+    aliases = {str(name): str(target) for name, target in document["aliases"].items()}
+    return Checkpoint(
+        trainable=arrays("trainable"),
+        frozen=arrays("frozen"),
+        moments=moments,
+        step=step,
+        learning_rate=learning_rate,
+        properties=properties,
+        aliases=aliases,
+        is_nominal=nominal,
+    )
+
+
+def _type_of(array: Array) -> list[object]:
+    return [array.dtype.name, list(array.shape)]
+
+
+def _nominal(entry: list[Any]) -> Array:
+    """Return zeros that take no memory, of the dtype and shape that the checkpoint names."""
+    import numpy as np
+
+    kind, shape = entry
+    dtype = np.dtype(str(kind))
+    if dtype.hasobject or dtype.fields:
+        raise TypeError(f"no parameter is of the dtype {dtype}")
+    return np.broadcast_to(np.zeros((), dtype), tuple(int(size) for size in shape))
+
+
+def _broken(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {path} is truncated or damaged: {why[:200]}", "copy it again, or make the artifacts again"
+    )

@@ -1,0 +1,223 @@
+"""Read checkpoints of onnxruntime-training: flatbuffers of the identifier ODTC, which are not trusted.
+
+The schema: ort_training_checkpoint.fbs and ort.fbs of onnxruntime 1.19. Every offset and length is checked against the
+file before anything is read or allocated, and arrays are views of the file. One of more than 1.8 GB has its parameters
+in a second file, NAME.data beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.errors import CheckpointError
+from onnxtool.training.checkpoints.contents import Checkpoint, Property
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+IDENTIFIER = b"ODTC"
+VERSIONS = (1, 2)
+MAX_NAME_BYTES = 4096
+MAX_RANK = 64
+
+
+class _DamageError(Exception):
+    """Something points out of the file, or is not what the schema says."""
+
+
+def from_odtc(path: Path) -> Checkpoint:
+    """Read the checkpoint at `path`.
+
+    Raises:
+        CheckpointError: it is truncated or damaged, of another version, or the file with its data is missing.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}", "check the path") from error
+    try:
+        return _read(data, path)
+    except (_DamageError, struct.error, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"the checkpoint {path} is truncated or damaged: {error}", "copy it again, or make the artifacts again"
+        ) from error
+
+
+class _Table:
+    """A table of a flatbuffer: fields by their number in the schema, absent ones with their default."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        self._data = data
+        self._position = position
+        self._vtable = position - self._number("<i", position)
+        self._vtable_bytes = self._number("<H", self._vtable)
+
+    def number(self, field: int, form: str, default: float) -> int | float:
+        """Return the number in a field; `form` is how `struct` unpacks it."""
+        place = self._place(field)
+        return default if place is None else self._number(form, place)
+
+    def integer(self, field: int, form: str, default: int) -> int:
+        """Return the whole number in a field."""
+        return int(self.number(field, form, default))
+
+    def text(self, field: int) -> str:
+        """Return a string, empty where there is none."""
+        content = self.content(field, 1)
+        if len(content) > MAX_NAME_BYTES:
+            raise _DamageError(f"a name of {len(content)} bytes")
+        return bytes(content).decode()
+
+    def content(self, field: int, item_bytes: int) -> memoryview:
+        """Return the bytes of a vector of numbers."""
+        place = self._place(field)
+        if place is None:
+            return memoryview(b"")
+        start = self._follow(place)
+        count = self._number("<I", start)
+        end = start + 4 + count * item_bytes
+        if end > len(self._data):
+            raise _DamageError(f"a vector ends at byte {end} of {len(self._data)}")
+        return memoryview(self._data)[start + 4 : end]
+
+    def table(self, field: int) -> _Table | None:
+        """Return a table inside this one."""
+        place = self._place(field)
+        return None if place is None else _Table(self._data, self._follow(place))
+
+    def tables(self, field: int) -> Iterator[_Table]:
+        """Yield the tables of a vector."""
+        place = self._place(field)
+        if place is None:
+            return
+        count = len(self.content(field, 4)) // 4
+        start = self._follow(place) + 4
+        for index in range(count):
+            yield _Table(self._data, self._follow(start + 4 * index))
+
+    def _place(self, field: int) -> int | None:
+        slot = 4 + 2 * field
+        if slot + 2 > self._vtable_bytes:
+            return None
+        offset = self._number("<H", self._vtable + slot)
+        return self._position + offset if offset else None
+
+    def _follow(self, place: int) -> int:
+        return place + int(self._number("<I", place))
+
+    def _number(self, form: str, place: int) -> Any:
+        if place < 0 or place + struct.calcsize(form) > len(self._data):
+            raise _DamageError(f"an offset to byte {place} of {len(self._data)}")
+        return struct.unpack_from(form, self._data, place)[0]
+
+
+def _read(data: bytes, path: Path) -> Checkpoint:
+    if len(data) < 8 or data[4:8] != IDENTIFIER:
+        raise _DamageError("it does not begin as one")
+    root = _Table(data, struct.unpack_from("<I", data)[0])
+    version = root.integer(0, "<i", 0)
+    if version not in VERSIONS:
+        raise CheckpointError(
+            f"the checkpoint {path} is of version {version}, and versions {VERSIONS} are known",
+            "write it with onnxruntime-training 1.17 to 1.19",
+        )
+    checkpoint = Checkpoint()
+    if (module := root.table(1)) is not None:
+        checkpoint.is_nominal = bool(module.integer(2, "<B", 0))
+        outside = _outside(path) if module.integer(3, "<B", 0) else None
+        checkpoint.trainable = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(0))
+        checkpoint.frozen = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(1))
+    for group in root.tables(2):
+        _read_group(group, checkpoint)
+    if (bag := root.table(3)) is not None:
+        checkpoint.properties = _properties(bag)
+    return checkpoint
+
+
+def _outside(path: Path) -> NDArray[np.uint8]:
+    """Return the bytes of the file beside a checkpoint that its parameters are in; they are read when they are used."""
+    import numpy as np
+
+    data = path.with_name(f"{path.name}.data")
+    try:
+        size = data.stat().st_size
+        return np.memmap(data, np.uint8, "r") if size else np.zeros(0, np.uint8)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {path} has its parameters in {data.name}, which cannot be read: {error.strerror}",
+            f"copy {data.name} beside it",
+        ) from error
+
+
+def _read_group(group: _Table, checkpoint: Checkpoint) -> None:
+    """Take over the state of a group of the optimizer; the reference has one, `group0`."""
+    checkpoint.step = group.integer(1, "<q", 0)
+    checkpoint.learning_rate = float(group.number(2, "<f", 0.0))
+    for state in group.tables(3):
+        parameter = state.text(0)
+        for table in state.tables(1):
+            name, array = _tensor(table, nominal=False)
+            checkpoint.moments.setdefault(name, {})[parameter] = array
+
+
+def _properties(bag: _Table) -> dict[str, Property]:
+    found: dict[str, Property] = {table.text(0): table.integer(1, "<q", 0) for table in bag.tables(0)}
+    found |= {table.text(0): float(table.number(1, "<f", 0.0)) for table in bag.tables(1)}
+    return found | {table.text(0): table.text(1) for table in bag.tables(2)}
+
+
+def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = None) -> tuple[str, NDArray[np.generic]]:
+    """Return name and array, read-only; of a nominal checkpoint zeros that take no memory.
+
+    Args:
+        table: of the tensor.
+        nominal: whether it is of a nominal checkpoint.
+        outside: the bytes that its place counts in, where it has one.
+    """
+    import numpy as np
+
+    name = table.text(0)
+    dims = np.frombuffer(table.content(2, 8), "<i8").tolist()
+    number = table.integer(3, "<i", 0)
+    dtype = np.dtype(np.float32) if nominal and not number else _dtype(number, name)
+    if len(dims) > MAX_RANK or any(size < 0 for size in dims):
+        raise _DamageError(f"{name} has the shape {dims[:8]}")
+    content = table.content(4, 1)
+    if nominal and not len(content):
+        return name, np.broadcast_to(np.zeros((), dtype), dims if _is_sane(dims) else ())
+    count = 1
+    for size in dims:
+        count *= size
+    place = table.integer(6, "<q", -1)
+    if outside is not None and place >= 0:
+        end = place + count * dtype.itemsize
+        if end > len(outside):
+            raise _DamageError(f"{name} ends at byte {end} of {len(outside)} in the file of parameters")
+        return name, np.frombuffer(outside[place:end], dtype).reshape(dims)
+    if count * dtype.itemsize != len(content):
+        raise _DamageError(f"{name} has {len(content)} bytes for the shape {dims[:8]}")
+    return name, np.frombuffer(content, dtype).reshape(dims)
+
+
+def _is_sane(dims: list[int]) -> bool:
+    count = 1
+    for size in dims:
+        count *= size
+    return count < 2**48
+
+
+def _dtype(number: int, name: str) -> np.dtype[np.generic]:
+    import onnx_ir as ir
+
+    # The numbers are those of ONNX.
+    try:
+        kind = ir.DataType(number)
+        if kind in (ir.DataType.UNDEFINED, ir.DataType.STRING) or kind.bitwidth < 8:
+            raise _DamageError(f"{name} is of the kind {kind.name.lower()}")
+        return kind.numpy()
+    except (ValueError, TypeError) as error:
+        raise _DamageError(f"{name} is of the unknown kind {number}") from error

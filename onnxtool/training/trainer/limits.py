@@ -1,0 +1,68 @@
+"""What an OrtTrainer refuses, each with the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.errors import TrainingError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+_TORCHRUN = "start the script with torchrun for DistributedDataParallel, or take transformers' Trainer"
+
+
+def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> None:
+    """Refuse arguments and models that another compiler or another way to distribute has a claim on.
+
+    Args:
+        args: of the Trainer.
+        model: the model to train; None where `model_init` will make it.
+
+    Raises:
+        TrainingError: there is such a claim.
+    """
+    from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+
+    if args.torch_compile:
+        raise TrainingError(
+            f"torch_compile asks for the compiler {args.torch_compile_backend!r}",
+            "leave torch_compile out of the TrainingArguments: OrtTrainer compiles the training step itself",
+        )
+    if args.deepspeed:
+        raise TrainingError("DeepSpeed splits the model, and OrtTrainer compiles it whole", _TORCHRUN)
+    if args.fsdp:
+        raise TrainingError("FSDP splits the model, and OrtTrainer compiles it whole", _TORCHRUN)
+    if isinstance(model, ModuleWithLoss):
+        raise TrainingError(
+            "the model is a ModuleWithLoss already", "give OrtTrainer the original, model.module: it wraps it itself"
+        )
+    if hasattr(model, "_orig_mod"):
+        raise TrainingError(
+            "the model comes from torch.compile",
+            "give OrtTrainer the model as it was before, model._orig_mod: it compiles the training step itself",
+        )
+
+
+def check_distribution(trainer: Trainer) -> None:
+    """Refuse ways to use several devices that need a model which is not whole on each of them.
+
+    Raises:
+        TrainingError: the Trainer is set up for one of them.
+    """
+    plugin = trainer.accelerator.state.dynamo_plugin
+    if plugin.backend.value != "NO":
+        raise TrainingError(
+            f"accelerate is set to compile with {plugin.backend.value}",
+            "set the compiler of `accelerate config`, or ACCELERATE_DYNAMO_BACKEND, to no",
+        )
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise TrainingError("accelerate is set to split the model, and OrtTrainer compiles it whole", _TORCHRUN)
+    if trainer.is_model_parallel or trainer.is_distributed_loading_by_transformers:
+        raise TrainingError("the model lies on several devices, and OrtTrainer compiles it whole", _TORCHRUN)
+    if trainer.args.n_gpu > 1:
+        raise TrainingError(
+            f"one process would train on {trainer.args.n_gpu} devices",
+            "start the script with torchrun, a process a device, or show it one by CUDA_VISIBLE_DEVICES",
+        )

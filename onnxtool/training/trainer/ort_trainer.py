@@ -1,0 +1,158 @@
+"""transformers' Trainer, with the model and its loss compiled as one for its training steps.
+
+Tested with transformers 5.23 and accelerate 1.15: `_wrap_model`, where a model gets what training needs around it, is
+the Trainer's own for subclasses, and may change with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer
+
+from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
+from onnxtool.training.trainer.limits import check_distribution, check_request
+from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+
+_logger = logging.getLogger(__name__)
+
+
+class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed here
+    """A Trainer whose training steps run in onnxruntime, in place of `transformers.Trainer`.
+
+    What is compiled is `compute_loss`, the Trainer's own or that of a subclass, on the original model. `self.model`
+    stays that model, so that evaluation, prediction, saving, resuming, callbacks and the hub are the Trainer's.
+    With DistributedDataParallel (torchrun) each process compiles one graph, whose gradients are averaged as ever.
+    To have another Trainer compiled, put this class first: `class Mine(OrtTrainer, Seq2SeqTrainer)`.
+
+    Attributes:
+        ort_backend: what compiles the training steps.
+        model_with_loss: the module of the training steps, whose `label_sparsity` counts; None before `train()`.
+    """
+
+    compute_loss: Callable[..., Any]
+
+    # What a Trainer takes is transformers' to say, and grows with its releases.
+    def __init__(
+        self,
+        *args: Any,
+        ort_options: OrtBackendOptions | OrtBackend | None = None,
+        label_sparsity: bool = True,
+        dynamic: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Make a Trainer of its own arguments, and of what the compilation is to be like.
+
+        Args:
+            *args: of the Trainer.
+            ort_options: of the backend, or a backend.
+            label_sparsity: whether rows whose label is ignored may be dropped before the output head.
+            dynamic: as in `torch.compile`: True where sizes of batches differ from the first to the last.
+            **kwargs: of the Trainer.
+
+        Raises:
+            TrainingError: the model, or what is asked for, cannot be compiled.
+        """
+        super().__init__(*args, **kwargs)
+        check_distribution(self)
+        self.ort_backend = ort_options if isinstance(ort_options, OrtBackend) else OrtBackend(ort_options)
+        self.model_with_loss: ModuleWithLoss | None = None
+        self._label_sparsity = label_sparsity
+        self._dynamic = dynamic
+        self._was_explained = False
+        # Stands before the method, a subclass's as well: that one is what gets compiled.
+        self._compute_loss_eagerly = self.compute_loss
+        self.compute_loss = self._compute_loss
+
+    def create_model_with_loss(self) -> ModuleWithLoss:
+        """Return a new module that computes this Trainer's loss of `self.model` in onnxruntime."""
+        return create_model_with_loss(
+            self, options=self.ort_backend, label_sparsity=self._label_sparsity, dynamic=self._dynamic
+        )
+
+    def explain(self) -> Explanation:
+        """Say what runs in onnxruntime and what stays in PyTorch, of all graphs so far."""
+        return self.ort_backend.explain()
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator of arguments that are checked first."""
+        check_request(self.args, self.model)
+        super().create_accelerator_and_postprocess()
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run forward and backward of one batch; after the first, log what ran where.
+
+        Returns:
+            The loss, float [].
+        """
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        if not self._was_explained:
+            self._was_explained = True
+            if self.is_world_process_zero() and self.model_with_loss is not None:
+                _logger.info("the training step\n%s\n%s", self.explain(), self.model_with_loss.label_sparsity)
+        return loss
+
+    def _compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        """Take the way into onnxruntime for the module of the training steps, and the usual one for any other."""
+        inside = model.module if isinstance(model, DistributedDataParallel) else model
+        if isinstance(inside, ModuleWithLoss):
+            return model(dict(inputs), return_outputs, num_items_in_batch)
+        return self._compute_loss_eagerly(model, inputs, return_outputs, num_items_in_batch)
+
+    def _wrap_model(self, model: torch.nn.Module, training: bool = True, dataloader: Any = None) -> torch.nn.Module:
+        """Put the module of the training steps around the model, and DistributedDataParallel around that."""
+        if not training:
+            return super()._wrap_model(model, training, dataloader)
+        # Autocast belongs around the model's forward alone: a smoothed loss is computed outside of it.
+        self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        self.model._is_accelerate_prepared = True  # noqa: SLF001 - as accelerate itself marks what it has prepared
+        if model is not self.model:
+            return model  # a second call of train()
+        self.model_with_loss = self.create_model_with_loss()
+        return self._distributed(self.model_with_loss) if self.args.world_size > 1 else self.model_with_loss
+
+    def _distributed(self, module: ModuleWithLoss) -> DistributedDataParallel:
+        """Wrap the module as accelerate wraps a model, with the same options."""
+        device = self.accelerator.device
+        place = {} if device.type == "cpu" else {"device_ids": [device.index], "output_device": device.index}
+        handler = self.accelerator.ddp_handler
+        wrapped = DistributedDataParallel(module, **place, **handler.to_kwargs())
+        handler.register_comm_hook(wrapped)
+        return wrapped
+
+
+def create_model_with_loss(
+    trainer: Trainer,
+    *,
+    options: OrtBackendOptions | OrtBackend | None = None,
+    label_sparsity: bool = True,
+    dynamic: bool | None = None,
+) -> ModuleWithLoss:
+    """Return a module that computes the loss of a Trainer, of its model, in onnxruntime.
+
+    Args:
+        trainer: any Trainer; its class's `compute_loss` is what gets compiled, label smoothing and all.
+        options: of the backend, or a backend.
+        label_sparsity: whether rows whose label is ignored may be dropped before the output head.
+        dynamic: as in `torch.compile`.
+    """
+    return ModuleWithLoss(
+        trainer.model,
+        compute_loss=types.MethodType(type(trainer).compute_loss, trainer),
+        label_sparsity=label_sparsity,
+        options=options,
+        dynamic=dynamic,
+    )

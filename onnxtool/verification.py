@@ -1,0 +1,60 @@
+"""How far a model is from its reference, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class VerificationCase:
+    """One comparison of the model with its reference on the same inputs.
+
+    Attributes:
+        description: what this case is about, e.g. `ragged, padded right`.
+        inputs: the shape of each input.
+        max_abs_error: the largest absolute difference over all outputs, on positions that are not padding.
+        cosine: the smallest cosine similarity of an output with its reference, each flattened.
+        passed: whether every output was within the tolerance.
+        worst_output: the output with the largest error.
+        failure: why the model did not run on these inputs at all; empty where it did.
+    """
+
+    description: str
+    inputs: dict[str, tuple[int, ...]]
+    max_abs_error: float
+    cosine: float
+    passed: bool
+    worst_output: str
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far a model is from its reference.
+
+    A case passes where `|output - reference| <= atol + rtol * max|reference|` holds for every output, and the
+    cosine of each is at least `cosine_required`.
+
+    Attributes:
+        reference: what the model was compared with.
+        mask_effect: how far the reference's own outputs move when the padding is attended to; a figure below `atol`
+            means that these weights cannot show a wrong mask. None for a model without an attention mask.
+        padding_effect: how far the model's outputs move where other ids stand in the padding, at most; None where
+            that was not tried.
+        refused: cases that the reference itself does not run on, and that were left out therefore.
+        provider: where the model ran. The CPU provider computes half precision in float32, so it shows the rounding of
+            weights and not an overflow in between.
+    """
+
+    passed: bool
+    atol: float
+    rtol: float
+    cosine_required: float
+    max_abs_error: float
+    cosine_min: float
+    reference: str
+    cases: tuple[VerificationCase, ...]
+    mask_effect: float | None = None
+    padding_effect: float | None = None
+    refused: tuple[str, ...] = ()
+    provider: str = "cpu"

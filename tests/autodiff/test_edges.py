@@ -1,0 +1,146 @@
+"""Which edges of a graph a gradient does not go through: those of which the derivative is zero, and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxtool.autodiff import differentiate
+from onnxtool.autodiff.rules.stops import STOPS
+from onnxtool.errors import GradientError
+from tests.autodiff.test_engine import gradients, graph_of
+
+_X = np.array([[0.7, -1.3, 2.4], [0.2, 5.1, -0.6]])
+# What an operator reads, and attributes. Left out: what draws random numbers, and Upsample, which opset 10 removed.
+_READ: dict[str, tuple[tuple[np.ndarray | None, ...], dict[str, object]]] = {
+    "CastLike": ((_X, np.array(2.0)), {}),
+    "OneHot": ((np.array([0.3, 2.3]), np.array(2.5), np.array([-1.0, 1.0])), {}),
+    "Range": ((np.array(0.5), np.array(3.2), np.array(0.75)), {}),
+    "Dropout": ((_X, np.array(0.25)), {}),
+    "Resize": ((_X[None, None], None, np.array([1.0, 1.0, 2.0, 2.0], np.float32)), {"mode": "nearest"}),
+}
+_RANDOM = {"Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
+_CHECKED = sorted({op_type for _, op_type in STOPS} - _RANDOM - {"Upsample"})
+
+
+@pytest.mark.parametrize("op_type", _CHECKED)
+def test_what_stops_a_gradient_has_a_slope_of_zero(op_type: str) -> None:
+    """A little more or less at an input that stops does not change what the operator gives, to the last bit."""
+    arrays, attributes = _READ.get(op_type, ((_X,), {}))
+    for place in [place for place in range(len(arrays)) if place in STOPS["", op_type]]:
+        array = arrays[place]
+        if array is None:
+            continue
+        nudged = list(arrays)
+        nudged[place] = (array + 1e-6).astype(array.dtype)
+        expected, found = (_run(op_type, given, attributes) for given in (list(arrays), nudged))
+        np.testing.assert_array_equal(found, expected)
+
+
+def _run(op_type: str, arrays: list[np.ndarray | None], attributes: dict[str, object]) -> np.ndarray:
+    names = ["" if array is None else f"x{place}" for place, array in enumerate(arrays)]
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in zip(names, arrays, strict=True)
+        if array is not None
+    ]
+    node = helper.make_node(op_type, names, ["y"], **attributes)
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+    result: np.ndarray = ReferenceEvaluator(model).run(None, feeds)[0]
+    return result
+
+
+_BETWEEN = {
+    "a position": "p = ArgMax<axis=1>(x) y = Cast<to=1>(p)",
+    "an integer": "p = Cast<to=7>(x) y = Cast<to=1>(p)",
+    "a comparison": "z = Constant<value_float=0.0>() p = Greater(x, z) y = Cast<to=1>(p)",
+    "a size": "p = Shape(x) y = Cast<to=1>(p)",
+}
+
+
+@pytest.mark.parametrize("between", _BETWEEN)
+def test_integers_that_are_no_quantized_numbers_stop_a_gradient(between: str) -> None:
+    """As in PyTorch, where they need no grad."""
+    model = graph_of(f"g (float[2,3] x) => (float l) {{ {_BETWEEN[between]} l = ReduceSum<keepdims=0>(y) }}")
+    assert differentiate(model, "l", ["x"]) == {}
+
+
+def test_quantized_numbers_may_be_moved_on_the_way() -> None:
+    """An optimizer moves a Transpose or a Reshape between quantizing and dequantizing."""
+    model = graph_of("""g (float[2,3] x, float[2] w) => (float l) <float s = {0.5}, uint8 z = {128}> {
+        q = QuantizeLinear(x, s, z)
+        t = Transpose<perm=[1, 0]>(q)
+        d = DequantizeLinear(t, s, z)
+        y = Mul(d, w)
+        l = ReduceSum<keepdims=0>(y)
+    }""")
+    x = np.array([[1.1, 2.2, 1000.0], [-3.0, -1000.0, 0.0]], np.float32)
+    found = gradients(model, "l", ["x"], x=x, w=np.array([2.0, 3.0], np.float32))["x"]
+    assert found.tolist() == [[2, 2, 0], [3, 0, 3]]
+
+
+_REFUSED = {
+    "a product of integers": (
+        "q = QuantizeLinear(w, s, z) [product] p = MatMulInteger(i, q) f = Cast<to=1>(p) y = Mul(f, s)",
+        "no gradient for Cast (node f): its input 0 is of quantized numbers; MatMulInteger (node product)",
+    ),
+    "numbers converted": (
+        "q = QuantizeLinear(w, s, z) [conversion] f = Cast<to=1>(q) y = Mul(f, s)",
+        "no gradient for Cast (node conversion): its input 0 is of quantized numbers",
+    ),
+    "an operator that nobody knows": (
+        "[black] q = custom.Box(w) f = Cast<to=1>(q) y = Mul(f, s)",
+        "no gradient for Box (node black); Cast",
+    ),
+    "what ONNX defines by quantizing": (
+        "q, a, b = DynamicQuantizeLinear(w) [product] p = MatMulInteger(i, q, z, b) f = Cast<to=1>(p) y = Mul(f, a)",
+        "MatMulInteger (node product)",
+    ),
+    "blocks": (
+        """[blocks] q = QuantizeLinear<axis=0, block_size=2>(w, t, u)
+        d = DequantizeLinear<axis=0, block_size=2>(q, t, u) y = Identity(d)""",
+        "QuantizeLinear (node blocks): it has a scale for each block of an axis",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _REFUSED)
+def test_quantized_numbers_that_have_no_gradient_are_refused(kind: str) -> None:
+    """The gradient would be missing without a word; the parameter to freeze is in the hint."""
+    text, message = _REFUSED[kind]
+    model: ir.Model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 21, "custom" : 1]>
+        g (uint8[2,4] i, float[4,3] w, float[4] free) => (float l)
+        <float s = {{0.5}}, uint8 z = {{128}}, float[2,3] t = {{1, 1, 1, 1, 1, 1}},
+        uint8[2,3] u = {{1, 1, 1, 1, 1, 1}}> {{
+        {text}
+        n = ReduceSum<keepdims=0>(y)
+        m = ReduceSum<keepdims=0>(free)
+        l = Add(n, m)
+    }}""")
+    for node in model.graph:
+        if node.domain == "custom":
+            node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.UINT8, ir.Shape([4, 3])
+    with pytest.raises(GradientError) as caught:
+        differentiate(model, "l", ["w", "free"])
+    assert message in caught.value.message
+    assert "behind it: w; or" in caught.value.hint or "behind them: w; or" in caught.value.hint
+
+
+def test_an_operator_that_nobody_knows_is_refused_though_nothing_is_known_behind_it() -> None:
+    """Type inference ends there; what comes after is no trouble of its own."""
+    text = """<ir_version: 10, opset_import: ["" : 20, "custom" : 1]> g (float[3] w, float[3] x) => (float l) {
+        [black] a = custom.Box(w)
+        b = Mul(a, x)
+        c = Sigmoid(b)
+        l = ReduceSum<keepdims=0>(c)
+    }"""
+    with pytest.raises(GradientError) as caught:
+        differentiate(ir.from_onnx_text(text), "l", ["w"])
+    assert caught.value.message == "no gradient for Box (node black)"
+    with pytest.raises(GradientError, match=r"Mul \(node b\): the dtype of b cannot be inferred"):
+        differentiate(ir.from_onnx_text(text), "l", ["x"])

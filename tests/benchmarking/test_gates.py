@@ -1,0 +1,329 @@
+"""Gates judge the model, not the machine: on samples that are made up, where the truth is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxtool.benchmarking.grid as grid_module
+from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool.benchmarking.gating import Question, Side, ask, kernel_change, split_gate
+from onnxtool.benchmarking.judgement import Judge
+from onnxtool.benchmarking.report import GateOutcome
+from onnxtool.benchmarking.rounds import Limits
+from onnxtool.benchmarking.samples import Block
+from onnxtool.errors import GateError
+from onnxtool.reports import to_json
+from onnxtool.summary.gates import parse_gate
+from tests.infer.tiny_models import TinyModel, table
+
+TINY = BenchmarkOptions((2,), (5,), runs=60, warmup=1, provider="cpu", threads=1)
+
+
+def _blocks(factor: float, seed: int, *, count: int = 20, kernel_ms: float = 1.0) -> list[Block]:
+    """Make blocks of ten runs of 10 ms that are a few percent apart, as on a quiet machine."""
+    generator = np.random.default_rng(seed)
+    blocks = []
+    for _ in range(count):
+        samples = 10.0 * factor * generator.lognormal(0, 0.02) * generator.lognormal(0, 0.03, 10)
+        blocks.append(Block(tuple(samples), tuple(samples), (0,) * 10, 0.0, kernel_ms))
+    return blocks
+
+
+def _side(blocks: list[Block], *, threads: int = 1, waited_share: float = 0.0) -> Side:
+    mean = float(np.mean([latency for block in blocks for latency in block.latencies_ms]))
+    figures: Any = {"latency_ms": {"mean": mean}, "throughput_samples_per_s": 1000 * 4 / mean}
+    return Side(figures, blocks, waited_share, threads)
+
+
+def _ask(expression: str, side: Side, base: Side, *, in_turns: bool = False) -> GateOutcome:
+    return ask(Question(expression, "1x16", parse_gate(expression), side, base, in_turns))
+
+
+@pytest.mark.parametrize("figure", ["p50", "p95", "mean", "min", "latency_ms.p90"])
+def test_an_unchanged_model_passes_and_a_slower_one_does_not(figure: str) -> None:
+    """Twenty times of twenty, 15 % against a gate of 10 %."""
+    for seed in range(20):
+        base = _side(_blocks(1.0, 1000 + seed))
+        assert not _ask(f"{figure}>+10%", _side(_blocks(1.0, seed)), base).met
+        assert _ask(f"{figure}>+10%", _side(_blocks(1.15, seed)), base).met
+
+
+def test_throughput_is_gated_downwards() -> None:
+    """A model that takes 15 % longer gives 13 % less."""
+    base = _side(_blocks(1.0, 1))
+    slower = _ask("throughput_samples_per_s<-10%", _side(_blocks(1.15, 2)), base)
+    assert slower.met
+    assert slower.change == pytest.approx(1 / 1.15 - 1, abs=0.02)  # two samples of 200 runs, each known to 1 %
+    assert not _ask("throughput_samples_per_s<-10%", _side(_blocks(1.0, 2)), base).met
+
+
+def test_the_interval_holds_the_true_change() -> None:
+    """In nearly all of forty pairs of samples."""
+    held = 0
+    for seed in range(40):
+        outcome = _ask("p50>+50%", _side(_blocks(1.07, seed)), _side(_blocks(1.0, 1000 + seed)))
+        assert outcome.change_interval is not None
+        low, high = outcome.change_interval
+        held += low <= 0.07 <= high
+    assert held >= 35  # 38 of 40 at 95 %
+
+
+def test_what_the_interval_does_not_exclude_is_not_decided() -> None:
+    """The best estimate is given all the same, and said to be one."""
+    outcome = _ask("p50>+10%", _side(_blocks(1.10, 0, count=8)), _side(_blocks(1.0, 1, count=8)))
+    assert not outcome.decided
+    assert "the interval does not exclude the threshold, so the best estimate decides" in str(outcome)
+    assert _ask("p50>+10%", _side(_blocks(1.3, 0)), _side(_blocks(1.0, 1))).decided
+
+
+def test_a_slower_machine_is_told_by_its_kernel() -> None:
+    """Where model and kernel take 16 % longer, half of it is the machine's for sure, and the rest is left open."""
+    base = _blocks(1.0, 1)
+    same = _ask("p50>+10%", _side(_blocks(1.16, 2, kernel_ms=1.16)), _side(base))
+    assert (same.met, same.decided) == (False, False)
+    assert same.change == pytest.approx(1.16**0.5 - 1, abs=0.02)  # two medians of 200 runs, each known to 1 %
+    slower = _ask("p50>+10%", _side(_blocks(1.5, 2, kernel_ms=1.16)), _side(base))
+    assert (slower.met, slower.decided) == (True, True)
+    assert kernel_change(_blocks(1.0, 2, kernel_ms=1.2), base) == pytest.approx(1.2)
+
+
+def test_a_slower_machine_gives_less() -> None:
+    """The correction of a throughput goes the other way."""
+    outcome = _ask("throughput_samples_per_s<-50%", _side(_blocks(1.2, 2, kernel_ms=1.44)), _side(_blocks(1.0, 1)))
+    assert outcome.change == pytest.approx(0.0, abs=0.02)  # as above
+
+
+def _crowded(blocks: list[Block], seed: int, part: float = 1.0) -> list[Block]:
+    """Let other processes triple the time of a part of the runs."""
+    generator = np.random.default_rng(seed)
+    crowded = []
+    for block in blocks:
+        taken = generator.random(10) < part
+        walls = np.where(taken, 3.0 * np.asarray(block.latencies_ms), block.latencies_ms)
+        crowded.append(Block(tuple(walls), block.core_ms, tuple(int(x) for x in taken), 100.0, block.kernel_ms))
+    return crowded
+
+
+def test_on_one_thread_a_crowded_machine_is_seen_through() -> None:
+    """Against a baseline of a quiet one; the tail is the crowd's, so the median speaks for it."""
+    base = _side(_blocks(1.0, 1))
+    for expression in ("p50>+10%", "p95>+10%"):
+        same = _ask(expression, _side(_crowded(_blocks(1.0, 2), 3), waited_share=0.6), base)
+        slower = _ask(expression, _side(_crowded(_blocks(1.15, 2), 3), waited_share=0.6), base)
+        assert (same.met, slower.met) == (False, True)
+    assert "judged by the median" in str(slower)
+
+
+def test_on_several_threads_undisturbed_runs_count() -> None:
+    """As long as there are some; where every run was disturbed, nothing is decided and the gate is not met."""
+    base = _side(_blocks(1.0, 1), threads=2)
+    some = _side(_crowded(_blocks(1.15, 2), 3, part=0.5), threads=2, waited_share=0.3)
+    assert _ask("p50>+10%", some, base).met
+    every = _ask("p50>+10%", _side(_crowded(_blocks(1.15, 2), 3), threads=2, waited_share=0.3), base)
+    assert (every.met, every.decided) == (False, False)
+    assert "other processes took the cores: nothing is decided" in str(every)
+
+
+def test_models_in_turns_are_compared_on_a_crowded_machine() -> None:
+    """Both were disturbed alike."""
+    base = _side(_crowded(_blocks(1.0, 2), 3), threads=2, waited_share=0.3)
+    slower = _side(_crowded(_blocks(1.15, 2), 3), threads=2, waited_share=0.3)
+    assert _ask("p50>+10%", slower, base, in_turns=True).met
+    assert not _ask("p50>+10%", base, base, in_turns=True).met
+
+
+def test_a_gate_names_a_shape_or_all_of_them() -> None:
+    """A shape that is not timed is an error, as the gate would never be met."""
+    assert split_gate(parse_gate("8x128.p95>+10%"), ["8x128"])[0] == "8x128"
+    assert split_gate(parse_gate("8x128.p95>+10%"), ["8x128"])[1].figure == "p95"
+    assert split_gate(parse_gate("latency_ms.p95>20"), ["8x128"])[0] == ""
+    with pytest.raises(GateError, match=r"no shape 8x64 was timed .* there are 8x128"):
+        split_gate(parse_gate("8x64.p95>+10%"), ["8x128"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return TinyModel(table(15, 4), "logits").write(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def baseline(path: Path, tmp_path: Path) -> Path:
+    """A baseline of the tiny model."""
+    file = tmp_path / "baseline.json"
+    file.write_text(json.dumps(to_json(benchmark(path, TINY))), encoding="utf-8")
+    return file
+
+
+def _edit(baseline: Path, **changes: Any) -> None:
+    """Change values of the baseline; a name with a double underscore leads into an object."""
+    document = json.loads(baseline.read_text(encoding="utf-8"))
+    for name, value in changes.items():
+        place = document
+        *folders, last = name.split("__")
+        for folder in folders:
+            place = place[int(folder)] if isinstance(place, list) else place[folder]
+        place[last] = value
+    baseline.write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_gates_of_every_kind_have_their_outcome(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a shape by its samples, absolute as printed, and on the whole run."""
+    monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.0)
+    gates = ("p50>+1000%", "2x5.p50>0", "throughput_tokens_per_s<1", "load_ms>+100000%", "runs<60", "max>1e6")
+    with pytest.raises(GateError, match="threshold"):
+        benchmark(path, replace(TINY, baseline=baseline, fail_if=gates))
+    report = benchmark(path, replace(TINY, baseline=baseline, fail_if=gates[:-1]))
+    assert [(gate.expression, gate.shape, gate.met) for gate in report.gates] == [
+        ("p50>+1000%", "2x5", False),
+        ("2x5.p50>0", "2x5", True),
+        ("throughput_tokens_per_s<1", "2x5", False),
+        ("runs<60", "2x5", False),
+        ("load_ms>+100000%", "", False),
+    ]
+    assert report.baseline == str(baseline)
+    assert report.gates[0].change_interval is not None
+    assert str(report.gates[1]).startswith("2x5.p50>0 is met at 2x5: p50 is ")
+
+
+def test_the_model_of_the_baseline_is_timed_again_where_it_is_still_there(path: Path, baseline: Path) -> None:
+    """In turns, so that the machine of another day is not in the comparison."""
+    options = replace(TINY, baseline=baseline, fail_if=("p50>+1000%",))
+    comparison = benchmark(path, options).comparison
+    assert comparison is not None
+    assert (comparison.kind, comparison.other) == ("baseline", str(path))
+    assert "the baseline's own model is still there" in comparison.notes[0]
+
+
+@pytest.mark.parametrize("what", ["model", "versions", "gate on memory", "absolute gate"])
+def test_the_figures_of_the_baseline_count_where_its_model_is_another(path: Path, baseline: Path, what: str) -> None:
+    """A new file under its name, other packages, or a gate for which two models at once would be wrong."""
+    gate = {"gate on memory": "peak_rss_bytes>+900%", "absolute gate": "p50>100000"}.get(what, "p50>+100000%")
+    if what == "model":
+        TinyModel(table(15, 4, seed=1), "logits").write(path)
+    if what == "versions":
+        _edit(baseline, environment__versions__numpy="1.0")
+    report = benchmark(path, replace(TINY, baseline=baseline, fail_if=(gate,)))
+    assert report.comparison is None
+    assert [outcome.met for outcome in report.gates] == [False]
+
+
+def test_a_baseline_cannot_name_a_file_that_it_does_not_know(path: Path, baseline: Path, tmp_path: Path) -> None:
+    """It is untrusted: whatever it names is loaded only where its content is what was measured."""
+    TinyModel(table(15, 4, seed=1), "logits").write(tmp_path / "other.onnx")
+    for name in ("other.onnx", "missing.onnx", ".", "/dev/null", 3):
+        _edit(baseline, model=name if name == 3 else str(tmp_path / str(name)))
+        report = benchmark(path, replace(TINY, baseline=baseline, fail_if=("p50>+100000%",)))
+        assert report.comparison is None
+
+
+def test_an_undecided_gate_is_measured_longer(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is decided, here in the third attempt; the report has all of the runs."""
+    monkeypatch.setattr(grid_module, "_LONGER", Limits(10, 60.0))
+    undecided = GateOutcome("p50>+1%", "2x5", "p50", met=False, value=1, threshold=1, decided=False)
+    outcomes = iter([[undecided], [undecided], [replace(undecided, decided=True)]])
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: next(outcomes))
+    stages: list[str] = []
+    options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
+    report = benchmark(path, options, on_progress=stages.append)
+    assert report.results[0].runs == 25
+    assert stages.count("timing 2 x 5 longer, as p50>+1% is not decided") == 2
+    assert report.gates[0].decided
+
+
+def test_patience_ends(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that is never decided takes no more than its time."""
+    monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.0)
+    undecided = GateOutcome("p50>+1%", "2x5", "p50", met=False, value=1, threshold=1, decided=False)
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: [undecided])
+    options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
+    assert benchmark(path, options).results[0].runs == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"provider": "cuda"}, "another provider: 'cuda', and this is 'cpu'"),
+        ({"threads": 7}, "another number of threads"),
+        ({"environment__cpu": "another"}, "another machine: 'another'"),
+        ({"environment__io_binding": True}, "another use of IOBinding"),
+        ({"inputs": "texts"}, "another kind of inputs"),
+        ({"identity__inputs": {"pixels": "float32 [?, 3]"}}, "another model, by its inputs"),
+        ({"identity__outputs": {"logits": "float32 [?, 9]"}}, "another model, by its outputs"),
+        ({"results__0__batch_size": 4}, "has no shape 2x5; it has 4x5"),
+        ({"results__0__latencies_ms": [1.0]}, "its raw latencies are not whole"),
+        ({"results__0__latencies_ms": ["x"]}, "latencies_ms are not numbers"),
+        ({"results": {}}, "it has no list results"),
+        ({"environment": []}, "it has no object environment"),
+        ({"identity": 3}, "does not say what it was measured on"),
+    ],
+)
+def test_a_baseline_that_does_not_compare_is_refused(
+    path: Path, baseline: Path, changes: dict[str, Any], message: str
+) -> None:
+    """Before anything is timed, with what differs."""
+    _edit(baseline, **changes)
+    with pytest.raises(GateError, match=message):
+        benchmark(path, replace(TINY, baseline=baseline, fail_if=("p50>+10%",)))
+
+
+def test_other_sizes_of_a_model_are_another_model(tmp_path: Path) -> None:
+    """By what the export stamped; a file without a stamp is believed."""
+    small = TinyModel(table(15, 4), "logits", metadata={"num_layers": "6"}).write(tmp_path / "small.onnx")
+    large = TinyModel(table(15, 4), "logits", metadata={"num_layers": "12"}).write(tmp_path / "large.onnx")
+    plain = TinyModel(table(15, 4), "logits").write(tmp_path / "plain.onnx")
+    file = tmp_path / "base.json"
+    file.write_text(json.dumps(to_json(benchmark(small, TINY))), encoding="utf-8")
+    options = replace(TINY, baseline=file)
+    with pytest.raises(GateError, match="another model, by its num_layers: '6', and this is '12'"):
+        benchmark(large, options)
+    assert benchmark(plain, options).baseline == str(file)
+
+
+def test_medians_are_compared_without_a_gate_as_well(path: Path, baseline: Path) -> None:
+    """As both were measured, by the baseline's own raw latencies."""
+    _edit(baseline, results__0__latencies_ms=[5.0] * 60)
+    (note,) = benchmark(path, replace(TINY, baseline=baseline)).notes
+    assert note.startswith("2x5: p50 is 0.")
+    assert "and was 5.00 ms in the baseline (-9" in note
+
+
+def test_other_versions_are_named(path: Path, baseline: Path) -> None:
+    """A gate is there to judge them."""
+    _edit(baseline, environment__versions={"numpy": "1.0"})
+    notes = benchmark(path, replace(TINY, baseline=baseline)).notes
+    assert any(note.startswith("numpy is ") and note.endswith("was 1.0 in the baseline") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("gates", "message"),
+    [
+        (("p50>+10%",), "is relative, and there is no base"),
+        (("p51>10",), "a benchmark has no figure 'p51'"),
+        (("p50",), "no comparison after"),
+        (("9x9.p50>1",), "no shape 9x9 was timed"),
+    ],
+)
+def test_a_gate_that_cannot_be_used_is_refused_before_timing(
+    path: Path, gates: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after a minute of it."""
+    monkeypatch.setattr("onnxtool.benchmarking.measurement.open_session", None)
+    with pytest.raises(GateError, match=message):
+        benchmark(path, replace(TINY, fail_if=gates))
+
+
+def test_a_baseline_that_is_no_report_is_refused(path: Path, tmp_path: Path) -> None:
+    """Missing, not JSON, or of something else."""
+    file = tmp_path / "b.json"
+    with pytest.raises(GateError, match="cannot read the baseline"):
+        benchmark(path, replace(TINY, baseline=file))
+    for content, message in (("{", "is not JSON"), ("[]", "is no report"), ("[" * 100_000, "is not JSON")):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(GateError, match=message):
+            benchmark(path, replace(TINY, baseline=file))

@@ -1,0 +1,145 @@
+"""The tokenizer is found beside the model, and nothing in a file can lead outside that place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
+from onnxtool.errors import InputError, ModelFileError
+from onnxtool.model_file import ModelFile
+from tests.infer.tiny_models import TinyModel, table, write_checkpoint
+
+
+def _model(path: Path, files: str | None = None) -> ModelFile:
+    metadata = {} if files is None else {"onnxtool.files": files}
+    return ModelFile.open(TinyModel(table(4, 2), "last_hidden_state", metadata=metadata).write(path))
+
+
+def test_the_folder_in_the_metadata_comes_first(tmp_path: Path) -> None:
+    """It wins over folders that happen to have the model's name."""
+    stamped = write_checkpoint(tmp_path / "stamped")
+    write_checkpoint(tmp_path / "model")
+    assert find_checkpoint_folder(_model(tmp_path / "model.onnx", "stamped")).path == stamped
+
+
+@pytest.mark.parametrize(
+    ("model", "folder"),
+    [
+        ("models/bert.onnx", "models/bert"),
+        ("models/bert-optimized.onnx", "models/bert"),
+        ("models/bert-optimized.onnx", "models/bert-optimized"),
+        ("bert/model.onnx", "bert"),
+        ("bert/onnx/model.onnx", "bert"),
+    ],
+)
+def test_without_metadata_the_names_and_places_of_the_field_are_tried(tmp_path: Path, model: str, folder: str) -> None:
+    """The model's name, without `-optimized` too, and the two layouts of the hub."""
+    wanted = write_checkpoint(tmp_path / folder)
+    assert find_checkpoint_folder(_model(tmp_path / model)).path == wanted
+
+
+def test_a_stamped_folder_that_is_gone_does_not_hide_the_others(tmp_path: Path) -> None:
+    """A model that was renamed with its folder still finds it."""
+    wanted = write_checkpoint(tmp_path / "renamed")
+    assert find_checkpoint_folder(_model(tmp_path / "renamed.onnx", "old-name")).path == wanted
+
+
+def test_where_there_is_none_the_error_lists_the_places(tmp_path: Path) -> None:
+    """A folder without tokenizer.json is no checkpoint."""
+    (tmp_path / "bert").mkdir()
+    with pytest.raises(InputError, match=r"no tokenizer\.json") as caught:
+        find_checkpoint_folder(_model(tmp_path / "bert-optimized.onnx", "stamped"))
+    for name in ("stamped", "bert-optimized", "bert"):
+        assert str(tmp_path / name) in caught.value.message
+    assert "--model_name" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "../up", "/etc", "a\\b", "C:x", "a\0b"])
+def test_metadata_that_names_another_place_is_refused(tmp_path: Path, name: str) -> None:
+    """The metadata is untrusted; a plain name is all that it may give."""
+    with pytest.raises(ModelFileError, match="not the name of a folder beside it"):
+        find_checkpoint_folder(_model(tmp_path / "bert.onnx", name))
+
+
+def test_model_name_decides_where_it_is_given(tmp_path: Path) -> None:
+    """A folder passed by the user wins over those beside the model."""
+    write_checkpoint(tmp_path / "bert")
+    wanted = write_checkpoint(tmp_path / "elsewhere")
+    assert find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(wanted)).path == wanted
+
+
+def test_model_name_must_hold_a_tokenizer(tmp_path: Path) -> None:
+    """The files beside the model are not taken in its place."""
+    write_checkpoint(tmp_path / "bert")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+        find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(tmp_path / "empty"))
+
+
+def test_a_hub_id_fetches_the_small_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are never asked for, but those of the small layers behind a pooling."""
+    wanted = write_checkpoint(tmp_path / "cache")
+    asked: list[str] = []
+
+    def fetch(name: str, *, allow_patterns: tuple[str, ...]) -> str:
+        asked.extend((name, *allow_patterns))
+        return str(wanted)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert find_checkpoint_folder(_model(tmp_path / "bert.onnx"), "owner/name").path == wanted
+    assert asked[0] == "owner/name"
+    weights = [pattern for pattern in asked[1:] if not pattern.endswith(".json")]
+    assert weights == ["*_Dense/model.safetensors", "*_LayerNorm/model.safetensors"]
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError("no network\nmore"), ValueError("no network")])
+def test_a_hub_that_cannot_be_reached_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The message says that there is no such folder either; the hint says how to do without a network."""
+
+    def fail(*_args: object, **_options: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(InputError, match=r"'owner/name' is neither a folder here nor .*: no network$") as caught:
+        find_checkpoint_folder(_model(tmp_path / "bert.onnx"), "owner/name")
+    assert "without a network" in caught.value.hint
+
+
+def test_a_file_that_is_not_there_reads_as_empty(tmp_path: Path) -> None:
+    """Only tokenizer.json is required."""
+    folder = CheckpointFolder(tmp_path)
+    assert folder.read("config.json") == {}
+    assert folder.modules == ()
+    assert folder.module_config("Pooling") is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_a_malformed_file_is_named(tmp_path: Path, content: str) -> None:
+    """The path and what is wrong are in the message."""
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(InputError, match=r"config\.json is malformed"):
+        CheckpointFolder(tmp_path).read("config.json")
+
+
+@pytest.mark.parametrize(
+    "modules", [{}, [1], [{"type": "Pooling"}], [{"type": "a.Pooling", "path": "../x"}], [{"type": "P", "path": "/x"}]]
+)
+def test_modules_outside_the_folder_are_refused(tmp_path: Path, modules: object) -> None:
+    """A path in modules.json must stay below it."""
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match=r"modules\.json is malformed"):
+        _ = CheckpointFolder(tmp_path).modules
+
+
+def test_modules_are_known_by_the_last_part_of_their_type(tmp_path: Path) -> None:
+    """Their packages were moved more than once."""
+    folder = CheckpointFolder(write_checkpoint(tmp_path, modules={"Transformer": {}, "Pooling": {"x": 1}}))
+    assert folder.modules == (("Transformer", ""), ("Pooling", "1_Pooling"))
+    assert folder.module_config("Pooling") == {"x": 1}

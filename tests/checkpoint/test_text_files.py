@@ -1,0 +1,67 @@
+"""Texts come from files of two formats, and a bad line is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxtool.checkpoint.text_files import TextInput, read_texts
+from onnxtool.errors import InputError
+
+
+def test_a_plain_file_holds_a_text_a_line(tmp_path: Path) -> None:
+    """Line ends of Windows, a byte order mark and blank lines are no part of a text; odd separators are."""
+    path = tmp_path / "texts.txt"
+    path.write_bytes("\ufefffirst text\r\n\n  \nsecond\u2028text\nlast".encode())
+    assert read_texts(path) == (TextInput("first text"), TextInput("second\u2028text"), TextInput("last"))
+
+
+def test_a_jsonl_file_holds_id_and_contents_a_line(tmp_path: Path) -> None:
+    """Further keys are ignored, and an integer id becomes a string."""
+    path = tmp_path / "corpus.JSONL"
+    path.write_text('{"id": "d1", "contents": "one\\ntwo", "title": "x"}\n\n{"id": 2, "contents": ""}\n')
+    assert read_texts(path) == (TextInput("one\ntwo", "d1"), TextInput("", "2"))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"id": "2", "contents": ', "is not JSON"),
+        ('["2", "text"]', "is not a JSON object"),
+        ('{"contents": "text"}', "has no id"),
+        ('{"id": true, "contents": "text"}', "has no id"),
+        ('{"id": "2"}', "has no contents"),
+        ('{"id": "2", "contents": 7}', "has no contents"),
+    ],
+)
+def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, reason: str) -> None:
+    """Blank lines count, as they do in an editor."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(f'{{"id": "1", "contents": "fine"}}\n\n{line}\n')
+    with pytest.raises(InputError, match=f"corpus.jsonl:3 {reason}") as caught:
+        read_texts(path)
+    assert caught.value.hint
+
+
+def test_bytes_that_are_not_utf_8_are_named_by_their_line(tmp_path: Path) -> None:
+    """A file in Latin-1 fails where its first accent is."""
+    path = tmp_path / "texts.txt"
+    path.write_bytes("plain\ncafé\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"texts\.txt:2 is not UTF-8: .* at byte 3"):
+        read_texts(path)
+
+
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    """Missing, without a text, of another format, or a folder."""
+    (tmp_path / "empty.txt").write_text(" \n\n")
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "texts.csv").write_text("a,b")
+    for name, reason in (
+        ("missing.txt", "no such input file"),
+        ("empty.txt", "has no texts"),
+        ("folder.txt", "cannot read"),
+        ("texts.csv", "cannot tell the format"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            read_texts(tmp_path / name)

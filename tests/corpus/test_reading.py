@@ -1,0 +1,192 @@
+"""A corpus is read line by line: what is a text, what is none, and how little memory it takes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onnxtool.corpus import sources, windows
+from onnxtool.corpus.known_ids import KnownIds
+from onnxtool.corpus.sources import Document, Reject, SourceReader, find_sources
+from onnxtool.corpus.windows import Window, accepted, part_corpus
+from onnxtool.errors import InputError
+from tests.corpus.corpora import make_texts, write_corpus
+
+
+def _read(path: Path) -> tuple[list[tuple[str, str]], list[tuple[int, str]]]:
+    rejects: list[Reject] = []
+    documents = accepted(SourceReader(find_sources(path)[0]), rejects.append)
+    texts = [(document.id, document.contents) for document, _ in documents]
+    return texts, [(reject.line, reject.reason) for reject in rejects]
+
+
+def _documents(count: int) -> Iterator[tuple[Document, int]]:
+    return ((Document(f"d{place}", "a cat", "c.jsonl", place), place) for place in range(count))
+
+
+def _parted(count: int, shard_size: int, done: tuple[str, ...] = ()) -> list[Window]:
+    return list(part_corpus(_documents(count), shard_size, done))
+
+
+def test_json_lines_of_anserini_and_of_beir_are_read(tmp_path: Path) -> None:
+    """BEIR's title stands before its text, and an empty one leaves no space."""
+    path = tmp_path / "corpus.jsonl"
+    lines = [
+        {"id": "1", "contents": "a cat"},
+        {"_id": "2", "title": "The mat", "text": "a cat sat on it"},
+        {"_id": "3", "title": "", "text": "a dog"},
+        {"id": 4, "contents": "red", "title": "no part of it"},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert _read(path) == ([("1", "a cat"), ("2", "The mat a cat sat on it"), ("3", "a dog"), ("4", "red")], [])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1]", "is not a JSON object"),
+        (b'{"contents": "a cat"}', "has no id"),
+        (b'{"id": 1.5, "contents": "a cat"}', "has no id"),
+        (b'{"id": "x"}', "has no contents that is a string"),
+        (b'{"id": "x", "contents": ["a"]}', "has no contents that is a string"),
+        (b'{"id": "x", "contents": " \\n"}', "has contents without any text"),
+        (b'{"id": "x", "contents": "\\ud83d"}', "holds half a character"),
+        (b'{"id": "d0", "contents": "again"}', "has an id that an earlier line has"),
+        (b'{"id": "x", "contents": "caf\xe9"}', "is not UTF-8"),
+    ],
+)
+def test_a_line_without_a_text_is_rejected_by_its_number(tmp_path: Path, line: bytes, reason: str) -> None:
+    """What stands around it is read; blank lines are counted and give nothing."""
+    path = write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    path.write_bytes(path.read_bytes() + b"\n" + line + b'\n{"id": "d1", "contents": "a dog"}\n')
+    texts, rejects = _read(path)
+    assert texts == [("d0", "a cat"), ("d1", "a dog")]
+    assert [number for number, _ in rejects] == [3]
+    assert rejects[0][1].startswith(reason)
+
+
+def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the last one, which has no end."""
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 20)
+    path = tmp_path / "corpus.txt"
+    path.write_text("twenty letters long.\nshort\n" + "x" * 2_000_000 + "\nafter\n" + "y" * 50)
+    texts, rejects = _read(path)
+    assert texts == [("2", "short"), ("4", "after")]
+    assert [number for number, _ in rejects] == [1, 3, 5]
+
+
+def test_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """Packed or not; lines of plain text are called by file and number, and what is no corpus is left out."""
+    write_corpus(tmp_path / "b.jsonl.gz", ["packed"])
+    (tmp_path / "a.txt").write_text("first\n\nthird\n")
+    (tmp_path / "README.md").write_text("about it")
+    (tmp_path / ".hidden.jsonl").write_text("{")
+    assert _read(tmp_path) == ([("a.txt:1", "first"), ("a.txt:3", "third"), ("d0", "packed")], [])
+    assert find_sources(tmp_path)[1] == ("README.md",)
+
+
+def test_rows_of_parquet_are_read(tmp_path: Path) -> None:
+    """A missing id is a row without a text, named by its number."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": ["a", None, "c"], "contents": ["one", "two", "three"], "other": [1, 2, 3]})
+    pq.write_table(table, tmp_path / "corpus.parquet")
+    texts, rejects = _read(tmp_path / "corpus.parquet")
+    assert texts == [("a", "one"), ("c", "three")]
+    assert [number for number, _ in rejects] == [2]
+
+
+def test_a_file_that_is_damaged_or_no_corpus_is_an_error(tmp_path: Path) -> None:
+    """It is named, as far as it could be read."""
+    packed = gzip.compress(b'{"id": "1", "contents": "a cat"}\n' * 1000)
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[:-20])
+    (tmp_path / "plain.jsonl.gz").write_bytes(b'{"id": "1", "contents": "a cat"}\n')
+    (tmp_path / "wrong.parquet").write_bytes(b"PAR1 not really")
+    (tmp_path / "corpus.csv").write_text("1,a cat")
+    (tmp_path / "empty").mkdir()
+    for name, reason in (
+        ("cut.jsonl.gz", "is damaged after line"),
+        ("plain.jsonl.gz", "is damaged after line 0"),
+        ("wrong.parquet", "cannot be read"),
+        ("corpus.csv", "is no corpus"),
+        ("empty", "has no file of a corpus"),
+        ("missing.jsonl", "no such input file"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            _read(tmp_path / name)
+
+
+def test_an_id_is_known_whenever_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as a set of Python, through many merges of small arrays."""
+    monkeypatch.setattr("onnxtool.corpus.known_ids._MAX_RECENT", 64)
+    names = [str(place * 7919 % 1500) for place in range(3000)]
+    known, seen = KnownIds(), set[str]()
+    for start in range(0, len(names), 100):
+        part = names[start : start + 100]
+        expected = [name in seen or name in part[:place] for place, name in enumerate(part)]
+        assert known.add(part) == expected
+        seen.update(part)
+
+
+def test_reading_takes_memory_for_the_ids_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times the lines take less than 40 bytes more for each: a digest, and room to merge."""
+    monkeypatch.setattr("onnxtool.corpus.known_ids._MAX_RECENT", 256)
+    peaks = []
+    for count in (4_500, 22_500):
+        path = write_corpus(tmp_path / f"{count}.jsonl", make_texts(count))
+        tracemalloc.start()
+        num_texts = sum(len(window.documents) for window in _streamed(path))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert num_texts == count
+    assert peaks[1] - peaks[0] < 18_000 * 40
+
+
+def _streamed(path: Path) -> Iterator[Window]:
+    documents = accepted(SourceReader(find_sources(path)[0]), lambda _reject: None)
+    return part_corpus(documents, 2048, ())
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 9, 20])
+def test_every_document_is_in_one_window_of_its_shard(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of 8 in windows of 4, in the order of the corpus; the last window of a shard says so by a digest."""
+    monkeypatch.setattr(windows, "WINDOW_TEXTS", 4)
+    found = _parted(count, 8)
+    names = [document.id for window in found for document in window.documents]
+    assert names == [f"d{place}" for place in range(count)]
+    assert all(len(window.documents) <= 4 for window in found)
+    for shard in range((count + 7) // 8):
+        of_shard = [window for window in found if window.shard == shard]
+        assert sum(len(window.documents) for window in of_shard) == min(8, count - 8 * shard)
+        assert [bool(window.digest) for window in of_shard] == [False] * (len(of_shard) - 1) + [True]
+
+
+def test_a_window_of_long_texts_closes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten characters are two texts of five."""
+    monkeypatch.setattr(windows, "WINDOW_CHARACTERS", 10)
+    assert [len(window.documents) for window in _parted(5, 100)] == [2, 2, 1]
+
+
+def test_shards_that_are_done_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows is parted as if nothing had been done; where all is done, nothing follows."""
+    monkeypatch.setattr(windows, "WINDOW_TEXTS", 4)
+    whole = _parted(20, 8)
+    digests = tuple(window.digest for window in whole if window.digest)
+    assert _parted(20, 8, digests[:2]) == [window for window in whole if window.shard == 2]
+    assert _parted(20, 8, digests) == []
+
+
+def test_shards_of_other_texts_are_an_error() -> None:
+    """A digest is of ids and texts and their order; an input that ends too early differs as well."""
+    digests = tuple(window.digest for window in _parted(20, 8))
+    for done, count in (((digests[1],), 20), (digests, 19), (digests, 16)):
+        with pytest.raises(InputError, match="the input has changed"):
+            _parted(count, 8, done)

@@ -1,0 +1,164 @@
+"""A run that was stopped anywhere goes on, and its files are those of a run that was not, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.corpus.output import OutputFolder
+from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
+from tests.corpus.corpora import contents_of, dense_model, make_texts, sparse_model, write_corpus
+
+OPTIONS = CorpusOptions(provider="cpu", shard_size=40)
+RUN = """
+import sys
+from pathlib import Path
+from onnxtool.corpus import CorpusOptions, encode_corpus
+model, corpus, output = map(Path, sys.argv[1:4])
+encode_corpus(model, corpus, output, CorpusOptions(provider="cpu", shard_size=40, gzip=sys.argv[4] == "gzip"))
+"""
+
+
+class _Stop(Exception):  # noqa: N818
+    """What a test stops a run by."""
+
+
+def _stop_after(num_texts: int) -> Callable[[CorpusProgress], None]:
+    def show(progress: CorpusProgress) -> None:
+        if progress.num_texts >= num_texts:
+            raise _Stop
+
+    return show
+
+
+def _killed(model: Path, corpus: Path, output: Path, shards: int, kind: str) -> bool:
+    """Run in a process of its own, kill it when `shards` files are there; return whether it was still running."""
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(model), str(corpus), str(output), kind])
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if output.is_dir() and sum(path.name.startswith("part-") for path in output.iterdir()) >= shards:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    return process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("kind", ["gzip", "npy"])
+def test_killed_twice_the_files_are_those_of_one_run(tmp_path: Path, kind: str) -> None:
+    """No hook in the program: the process is killed from outside when the first shards appear."""
+    model = sparse_model(tmp_path) if kind == "gzip" else dense_model(tmp_path)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(4000))
+    corpus.write_text("{\n" + corpus.read_text() + '{"id": "d7", "contents": "again"}\n')
+    assert _killed(model, corpus, tmp_path / "vectors", 1, kind)
+    assert _killed(model, corpus, tmp_path / "vectors", 9, kind)
+    options = CorpusOptions(provider="cpu", shard_size=40, gzip=kind == "gzip")
+    report = encode_corpus(model, corpus, tmp_path / "vectors", options)
+    assert report.resumed
+    assert 0 < report.num_encoded < report.num_texts == 4000
+    encode_corpus(model, corpus, tmp_path / "whole", options)
+    assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("num_texts", [1, 41, 99])
+def test_an_error_leaves_whole_shards_and_no_half_one(
+    tmp_path: Path, num_texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an exception stops, also in the middle of a shard, goes on after that shard's last file."""
+    monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    with pytest.raises(_Stop):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS, on_progress=_stop_after(num_texts))
+    left = contents_of(tmp_path / "vectors")
+    assert not [name for name in left if "partial" in name]
+    assert sum(name.endswith(".npy") for name in left) == (num_texts - 1) // 40
+    encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    encode_corpus(model, corpus, tmp_path / "whole", OPTIONS)
+    assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "whole")
+
+
+def test_what_a_killed_run_left_half_is_removed(tmp_path: Path) -> None:
+    """A hidden half file, and a shard that the manifest does not name yet."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    before = contents_of(tmp_path / "vectors")
+    (tmp_path / "vectors" / ".part-00003.npy.partial").write_bytes(b"half")
+    (tmp_path / "vectors" / "part-00009.npy").write_bytes(b"unnamed")
+    (tmp_path / ".vectors.manifest.json.partial").write_bytes(b"{")
+    encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    assert contents_of(tmp_path / "vectors") == before
+
+
+def test_a_finished_run_is_read_again_and_nothing_is_encoded(tmp_path: Path) -> None:
+    """Its report is of the whole corpus."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    first = encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    again = encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    assert (again.num_texts, again.num_encoded, again.resumed) == (100, 0, True)
+    assert (again.num_tokens, again.padding_share) == (first.num_tokens, first.padding_share)
+
+
+def test_an_input_that_changed_within_its_size_is_an_error(tmp_path: Path) -> None:
+    """A word of the first shard, with as many letters."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["red cat", *make_texts(99)])
+    encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    corpus.write_text(corpus.read_text().replace("red cat", "red dog", 1))
+    with pytest.raises(InputError, match="the input has changed: shard 0"):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+
+
+def test_a_shard_that_is_missing_or_cut_is_an_error(tmp_path: Path) -> None:
+    """Rather than a corpus with a hole."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    shard = tmp_path / "vectors" / "part-00001.npy"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(OutputExistsError, match=r"part-00001\.npy is missing or has another size"):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', '{"format": 99}', "[" * 100_000], ids=len)
+def test_a_manifest_that_is_none_is_an_error(tmp_path: Path, content: str) -> None:
+    """It is named, and nothing is removed."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    (tmp_path / "vectors.manifest.json").write_text(content)
+    with pytest.raises(InputError, match=r"vectors\.manifest\.json is no manifest"):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    assert (tmp_path / "vectors.manifest.json").read_text() == content
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
+def test_two_runs_never_write_into_one_folder(tmp_path: Path) -> None:
+    """The second one is told; the lock leaves no file, and ends with its holder."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    with OutputFolder(tmp_path / "vectors").locked():
+        with pytest.raises(OutputExistsError, match="another run is writing"):
+            encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+        assert list((tmp_path / "vectors").iterdir()) == []
+    assert encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS).num_texts == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """Without a traceback."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(OutputWriteError, match="cannot write"):
+        encode_corpus(model, corpus, tmp_path / "locked" / "vectors", OPTIONS)
+
+
+def test_an_output_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    """Vectors need a folder."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    (tmp_path / "vectors").write_text("taken")
+    with pytest.raises(OutputWriteError, match="cannot write"):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    assert (tmp_path / "vectors").read_text() == "taken"

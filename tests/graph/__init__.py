@@ -1,0 +1,1 @@
+"""Tests of the knowledge about ONNX graphs."""

@@ -1,0 +1,141 @@
+"""Which axis of a value is which is found by inferring shapes for several sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.graph.shapes import dynamic_axes, find_shapes, infer_shapes
+from tests.optimize.passes.builders import build, normal
+
+WEIGHTS = {
+    "w": normal(8, 12),
+    "two": np.array([2]),
+    "limit": np.array([512]),
+    "one": np.array([1]),
+    "block": np.array([16]),
+    "less": np.array([15]),
+    "zero": np.array([0]),
+}
+# The size of the sequence, and what models make of it.
+LENGTH = "s = Shape <start=1, end=2> (x)"
+NUMBERS = {
+    "itself": ("n = Identity(s)", "S"),
+    "twice": ("n = Mul(s, two)", None),
+    "at most 512": ("n = Min(s, limit)", None),
+    "a multiple of 16": ("a = Add(s, less) d = Div(a, block) n = Mul(d, block)", None),
+    "there and back": ("a = Add(s, two) n = Sub(a, two)", "S"),
+}
+
+
+def output(model: ir.Model) -> ir.Value:
+    return model.graph.outputs[0]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_number_is_a_size_only_where_it_is_for_all_inputs(number: str) -> None:
+    """A short sequence would not tell one that is cut or filled up from the size itself."""
+    body, expected = NUMBERS[number]
+    model = build(f"g (float[B, S, 8] x) => (int64[1] n) {{ {LENGTH} {body} }}", WEIGHTS)
+    shapes = find_shapes(model)
+    found = [int(numbers["n"].reshape(-1)[0]) for numbers in shapes.numbers]
+    assert shapes.named(found) == expected
+    assert len(set(found)) > 1
+
+
+def test_a_product_with_a_weight_has_its_width() -> None:
+    """Fixed for all inputs, while the others move."""
+    model = build("g (float[B, S, 8] x) => (float y) { y = MatMul(x, w) }", WEIGHTS)
+    shapes = find_shapes(model)
+    value = output(model)
+    assert shapes.rank(value) == 3
+    assert (shapes.fixed(value, -1), shapes.fixed(value, 1), shapes.fixed(value, 3)) == (12, None, None)
+    sizes = [shapes.found[probe]["y"][1] for probe in range(len(shapes.probes))]
+    assert shapes.named([size or 0 for size in sizes]) == "S"
+
+
+@pytest.mark.parametrize(("second", "expected"), [("B, S, 8", True), ("B, T, 8", False), ("1, S, 8", False)])
+def test_two_shapes_are_the_same_only_where_they_are_for_all_inputs(second: str, expected: bool) -> None:
+    """Two axes of different names may be of one size, or of two."""
+    model = build(f"g (float[B, S, 8] x, float[{second}] r) => (float y) {{ y = Add(x, r) }}")
+    first, other = model.graph.inputs
+    assert find_shapes(model).same(first, other) == expected
+
+
+def test_what_is_not_known_is_none() -> None:
+    """How many numbers are not zero, nobody knows before they are there."""
+    model = build("g (float[B, S] x) => (float y) { z = NonZero(x) y = Cast <to=1> (z) }")
+    shapes = find_shapes(model)
+    value = output(model)
+    assert (shapes.rank(value), shapes.of(value), shapes.fixed(value, 0), shapes.fixed(value, 1)) == (2, None, 2, None)
+    assert not shapes.same(value, value)
+    assert (shapes.of(None), shapes.rank(None), shapes.fixed(None, 0), shapes.dtype(None)) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(("positions", "longest"), [(64, 17), (130, 127), (512, 509), (5000, 4099)])
+def test_the_probe_is_as_long_as_the_table_of_positions_allows(positions: int, longest: int) -> None:
+    """More cannot be added to it."""
+    body = f"{LENGTH} row = Slice(table, zero, s) y = Add(x, row)"
+    model = build(f"g (float[B, S, 8] x) => (float y) {{ {body} }}", {**WEIGHTS, "table": normal(positions, 8)})
+    shapes = find_shapes(model)
+    assert max(probe["S"] for probe in shapes.probes) == longest
+    assert all(shapes.of(output(model), probe) is not None for probe in range(len(shapes.probes)))
+
+
+def test_every_axis_has_sizes_of_its_own() -> None:
+    """However many there are; two of the same sizes would be taken for each other."""
+    inputs = ", ".join(f"float[N{number}] x{number}" for number in range(20))
+    shapes = find_shapes(build(f"g ({inputs}) => (float y) {{ y = Neg(x19) }}"))
+    assert shapes.named([found["y"][0] or 0 for found in shapes.found]) == "N19"
+
+
+def test_axes_without_a_name_are_called_by_their_place() -> None:
+    """Each one has sizes of its own."""
+    model = build("g (float[B, S, 8] x, int64[B, S] ids) => (float y) { y = Neg(x) }")
+    assert dynamic_axes(model) == ("B", "S")
+    model.graph.inputs[0].shape = ir.Shape([None, "S", 8])
+    assert dynamic_axes(model) == ("x[0]", "S", "B")
+
+
+def test_a_model_of_fixed_sizes_has_numbers_alone() -> None:
+    """There is no axis to name."""
+    model = build("g (float[2, 3, 8] x) => (int64 n) { n = Shape(x) }")
+    shapes = find_shapes(model)
+    assert all(numbers["n"].tolist() == [2, 3, 8] for numbers in shapes.numbers)
+    assert shapes.named([2, 2]) is None
+
+
+def test_the_steps_of_sound_are_not_zero() -> None:
+    """A convolution leaves nothing of a few samples, so there are thousands."""
+    kernels = {"w": normal(4, 1, 400)}
+    text = "g (float[B, T] x) => (float y) { u = Unsqueeze(x, one) y = Conv <strides=[320]> (u, w) }"
+    model = build(text, {**kernels, "one": np.array([1])})
+    shapes = find_shapes(model)
+    for probe in range(len(shapes.probes)):
+        shape = shapes.of(output(model), probe)
+        assert shape is not None
+        assert 0 not in shape
+
+
+def test_shapes_are_found_once_for_as_long_as_the_graph_is_the_same() -> None:
+    """Nothing of them is left when it changes."""
+    model = build("g (float[B, S, 8] x) => (float y) { z = Neg(x) y = Abs(z) }")
+    first = find_shapes(model)
+    assert find_shapes(model) is first
+    model.graph[1].replace_input_with(0, model.graph.inputs[0])
+    assert find_shapes(model) is not first
+
+
+def test_shapes_are_inferred_for_any_sizes() -> None:
+    """Those of a probe, and others."""
+    model = build("g (float[B, S, 8] x) => (float y) { y = MatMul(x, w) }", WEIGHTS)
+    assert infer_shapes(model, find_shapes(model).probes[0])["y"] == find_shapes(model).of(output(model))
+    assert infer_shapes(model, {"B": 4, "S": 6})["y"] == (4, 6, 12)
+
+
+def test_dtypes_are_those_of_numpy() -> None:
+    """Where numpy has them."""
+    model = build("g (float[B] x) => (bool b, int64 n) { b = IsNaN(x) n = Shape(x) }")
+    shapes = find_shapes(model)
+    assert [shapes.dtype(value) for value in model.graph.outputs] == [np.dtype(bool), np.dtype(np.int64)]

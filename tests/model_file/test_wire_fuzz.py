@@ -1,0 +1,204 @@
+"""Thousands of damaged and made-up models: each is read as onnx reads it, or refused with ModelFileError.
+
+`make fuzz` runs many more of them: ONNXTOOL_FUZZ multiplies the number of cases.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxtool.errors import ModelFileError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.wire import Structure, read_structure
+from onnxtool.reports import to_json
+from onnxtool.summary import summarize_file
+from tests.graphs import external_tensor, identity, make_model, value
+
+FACTOR = int(os.environ.get("ONNXTOOL_FUZZ", "1"))
+NUM_CHUNKS = 8
+NUM_MUTATIONS = 18_500 * FACTOR
+NUM_STRUCTURES = 1_500 * FACTOR
+
+
+def everything() -> Any:
+    """A model with a field of every kind that the reader looks at."""
+    weight = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "bert.layer.0.weight")
+    typed = helper.make_tensor("typed", TensorProto.INT64, [2], [1, 300])
+    body = helper.make_graph([identity("/bert/layer.1/n")], "body", [], [value("o", [1])], [weight])
+    nodes = [
+        helper.make_node("If", ["c"], ["y"], name="if", then_branch=body, else_branch=body),
+        helper.make_node("Constant", [], ["k"], value=typed),
+        helper.make_node("Gelu", ["y"], ["z"], name="/bert/layer.0/Gelu", domain="com.microsoft"),
+    ]
+    nodes[2].metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'bert', 'bert.layer.3', 'n']")
+    sparse = helper.make_sparse_tensor(weight, numpy_helper.from_array(np.zeros(6, np.int64), "i"), [9])
+    function = helper.make_function("f", "F", ["a"], ["b"], [identity("a", "a")], [helper.make_opsetid("", 20)])
+    text = helper.make_tensor("text", TensorProto.STRING, [1], ["hello"])
+    model = make_model(nodes, [weight, typed, text], [sparse], [function], [value("x", ["batch", 3, None])])
+    model.graph.value_info.append(value("y", [2, "n"]))
+    model.graph.quantization_annotation.add(tensor_name="y").quant_parameter_tensor_names.add(key="S", value="s")
+    model.training_info.append(helper.make_training_info(body, [("a", "b")], None, None))
+    helper.set_model_props(model, {"onnxtool.steps": '[{"step":"export"}]'})
+    return model
+
+
+def dynamic() -> Any:
+    """A model with external data and unpacked dims."""
+    weights = [external_tensor(f"w{index}", {"location": "w.bin", "offset": str(24 * index)}) for index in range(3)]
+    return make_model([helper.make_node("MatMul", ["x", "w0"], ["y"])] * 4, weights)
+
+
+SEEDS = tuple(model.SerializeToString() for model in (everything(), dynamic(), make_model([identity("n")])))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "w.bin").write_bytes(bytes(100))
+    return folder
+
+
+def mutated(data: bytes, random_: random.Random) -> bytes:
+    """Damage a model in one to eight places: bytes, runs, lengths, and pieces of itself in other places."""
+    damaged = bytearray(data)
+    for _ in range(random_.choice((1, 1, 1, 2, 3, 8))):
+        at = random_.randrange(len(damaged) or 1)
+        match random_.randrange(8):
+            case 0 | 1:
+                damaged[at : at + 1] = bytes([random_.randrange(256)])
+            case 2:
+                damaged[at : at + 1] = bytes([damaged[at] ^ 1 << random_.randrange(8)]) if damaged else b""
+            case 3:
+                del damaged[at : at + random_.choice((1, 2, 9, 100))]
+            case 4:
+                damaged[at:at] = random_.randbytes(random_.choice((1, 2, 9)))
+            case 5:
+                start = random_.randrange(len(damaged) or 1)
+                damaged[at:at] = damaged[start : start + random_.randrange(60)]
+            case 6:
+                damaged[at : at + 1] = b"\xff" * random_.choice((1, 4, 9, 10, 11)) + b"\x01"
+            case 7:
+                del damaged[at:]
+    return bytes(damaged)
+
+
+def read_or_refuse(path: Path, data: bytes) -> Structure | None:
+    """Read `data` by every way that stats has, and return the structure; None where it is refused."""
+    path.write_bytes(data)
+    structure = refusal = None
+    try:
+        structure = read_structure(path)
+        assert isinstance(to_json(summarize_file(ModelFile.open(path))), dict)
+    except ModelFileError as error:
+        refusal = error
+    if refusal is not None:
+        assert refusal.hint
+        assert str(path) in refusal.message
+        assert structure is None or "external data" in refusal.message
+    return structure
+
+
+def assert_as_onnx_reads_it(structure: Structure, data: bytes) -> None:
+    """Compare with protobuf's own parser; what that refuses, in fields that are of no use here, is nobody's loss."""
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        return
+    graphs = list(_graphs(model.graph))
+    assert structure.ir_version == model.ir_version
+    assert structure.num_nodes == sum(len(graph.node) for graph in graphs)
+    assert len(structure.initializers) == sum(
+        len(graph.initializer) + sum(sparse.HasField("values") for sparse in graph.sparse_initializer)
+        for graph in graphs
+    )
+    assert structure.num_subgraphs == len(graphs) - 1
+    assert len(structure.outputs) == len(model.graph.output)
+    assert structure.num_functions == len(model.functions)
+    assert len(structure.trainings) == len(model.training_info)
+    assert structure.metadata == {entry.key: entry.value for entry in model.metadata_props}
+
+
+def _graphs(graph: Any) -> list[Any]:
+    inside = [
+        inner
+        for node in graph.node
+        for attribute in node.attribute
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+    ]
+    return [graph, *(deeper for inner in inside for deeper in _graphs(inner))]
+
+
+@pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
+def test_damaged_models_are_read_as_onnx_reads_them_or_refused(folder: Path, chunk: int) -> None:
+    """Random damage to bytes: no other error, no hang, and never another count than protobuf's parser has."""
+    random_ = random.Random(f"{chunk} of {NUM_CHUNKS}")  # noqa: S311  a seed, not a secret
+    path = folder / f"{chunk}.onnx"
+    num_read = 0
+    for case in range(NUM_MUTATIONS // NUM_CHUNKS):
+        data = mutated(SEEDS[case % len(SEEDS)], random_)
+        structure = read_or_refuse(path, data)
+        if structure is not None:
+            num_read += 1
+            assert_as_onnx_reads_it(structure, data)
+    assert num_read > NUM_MUTATIONS // NUM_CHUNKS // 20  # damage that nothing survives would show nothing
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    if isinstance(content, int):
+        return _varint(number << 3) + _varint(content)
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+NUMBERS = st.one_of(st.integers(0, 30), st.sampled_from([2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1]))
+TEXTS = st.one_of(st.text(max_size=8).map(str.encode), st.binary(max_size=4))
+# Fields of every number that ONNX has, with contents that fit and that do not.
+MESSAGES = st.recursive(
+    st.lists(st.builds(field, st.integers(1, 26), st.one_of(NUMBERS, TEXTS)), max_size=5).map(b"".join),
+    lambda inner: st.lists(st.builds(field, st.integers(1, 26), st.one_of(NUMBERS, TEXTS, inner)), max_size=5).map(
+        b"".join
+    ),
+    max_leaves=12,
+)
+TENSORS = st.builds(
+    lambda dims, dtype, name, rest: b"".join([*(field(1, dim) for dim in dims), field(2, dtype), field(8, name), rest]),
+    st.lists(NUMBERS, max_size=4),
+    NUMBERS,
+    TEXTS,
+    MESSAGES,
+)
+GRAPHS = st.lists(
+    st.one_of(
+        st.builds(field, st.sampled_from([1, 11, 12, 13, 14, 15, 16]), MESSAGES), st.builds(field, st.just(5), TENSORS)
+    ),
+    max_size=4,
+).map(b"".join)
+
+
+@given(graphs=st.lists(GRAPHS, min_size=1, max_size=2), rest=MESSAGES)
+@settings(deadline=None, max_examples=NUM_STRUCTURES, derandomize=True, database=None)
+def test_made_up_models_are_read_as_onnx_reads_them_or_refused(folder: Path, graphs: list[bytes], rest: bytes) -> None:
+    """Messages of the right shape with any content: numbers at every limit, names that are no text, nesting."""
+    opset = field(8, field(2, 20))
+    data = field(1, 10) + b"".join(field(7, graph) for graph in graphs) + opset + rest
+    structure = read_or_refuse(folder / "made_up.onnx", data)
+    if structure is not None and len(graphs) == 1:
+        assert_as_onnx_reads_it(structure, data)

@@ -1,0 +1,48 @@
+"""Rounding to eight bits is what ONNX and onnxruntime do."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from onnxtool.optimize.quantization.arithmetic import quantize_weight, round_activations, round_weight
+from tests.optimize.passes.builders import normal
+
+QUANTIZE = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 21]> g (float[N, K] x) => (float[N, K] y) '
+    "{ q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }"
+)
+
+
+@pytest.mark.parametrize("shift", [0.0, 5.0, -5.0])
+def test_activations_are_rounded_as_onnx_defines(shift: float) -> None:
+    """Against the reference implementation, for ranges around zero, above it and below it."""
+    values = normal(6, 9) + np.float32(shift)
+    expected = ReferenceEvaluator(QUANTIZE).run(None, {"x": values})[0]
+    found = round_activations(values, float(values.min()), float(values.max()))
+    # Within the rounding of float32: the order of operations differs.
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_activations_of_zeros_stay() -> None:
+    """There is no range to divide."""
+    assert not round_activations(np.zeros((2, 3), np.float32), 0.0, 0.0).any()
+
+
+def test_weights_use_the_symmetric_grid_of_each_column() -> None:
+    """The largest of a column is 127 or -127, and nothing is off by more than half a step."""
+    weight = normal(16, 5) * np.array([1e-3, 1, 10, 100, 1e4], np.float32)
+    rounded, scale = quantize_weight(weight)
+    assert rounded.dtype == np.int8
+    assert np.abs(rounded.astype(int)).max(axis=0).tolist() == [127] * 5
+    # Half a step, and what float32 adds to it.
+    assert (np.abs(round_weight(weight) - weight) <= scale * 0.5001).all()
+
+
+def test_a_column_of_zeros_stays_zero() -> None:
+    """And has a scale that is no zero to divide by."""
+    rounded, scale = quantize_weight(np.zeros((4, 2), np.float32))
+    assert not rounded.any()
+    assert (scale > 0).all()

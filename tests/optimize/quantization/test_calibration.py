@@ -1,0 +1,80 @@
+"""Calibration inputs come from texts where the model has a tokenizer, and the note says where not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxtool.errors import InputError
+from onnxtool.model_file.weights import write_inline
+from onnxtool.optimize.quantization.activations import record
+from onnxtool.optimize.quantization.calibration import make_calibration
+from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
+from tests.optimize.passes.builders import build, normal
+from tests.workshop import Workshop
+
+
+def test_without_a_file_there_are_texts_of_our_own(workshop: Workshop) -> None:
+    """All of them, those of similar length together, padded to the longest."""
+    calibration = make_calibration(workshop.exported("tiny-encoder"))
+    assert calibration.num_texts == len(CALIBRATION_TEXTS) == 48
+    assert calibration.note == ""
+    assert sum(len(feeds["input_ids"]) for feeds in calibration.feeds) == 48
+    for feeds in calibration.feeds:
+        assert feeds["attention_mask"].sum(axis=1).max() == feeds["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_texts_come_from_a_file(workshop: Workshop, tmp_path: Path, suffix: str) -> None:
+    """Of either format."""
+    path = tmp_path / f"texts{suffix}"
+    lines = ["a cat", "a dog on a mat"]
+    rows = [json.dumps({"id": str(i), "contents": line}) for i, line in enumerate(lines)]
+    path.write_text("\n".join(rows if suffix == ".jsonl" else lines))
+    calibration = make_calibration(workshop.exported("tiny-encoder"), path)
+    assert calibration.num_texts == 2
+    assert [feeds["attention_mask"].sum(axis=1).tolist() for feeds in calibration.feeds] == [[4, 7]]
+
+
+def test_of_many_texts_a_part_is_taken(workshop: Workshop, tmp_path: Path) -> None:
+    """From the whole file, which may be sorted."""
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(f"text number {number}" for number in range(600)))
+    calibration = make_calibration(workshop.exported("tiny-encoder"), path)
+    assert calibration.num_texts == 200
+    assert calibration.note == "calibrated on 200 of 600 texts"
+
+
+def test_a_model_without_a_tokenizer_gets_random_ids(workshop: Workshop, tmp_path: Path) -> None:
+    """And the note says what that is worth."""
+    path = Path(shutil.copy(workshop.exported("tiny-encoder"), tmp_path / "alone.onnx"))
+    calibration = make_calibration(path)
+    assert calibration.num_texts == 0
+    assert "random inputs, which says little" in calibration.note
+    assert "no tokenizer.json" in calibration.note
+    assert all(np.issubdtype(feeds["input_ids"].dtype, np.integer) for feeds in calibration.feeds)
+
+
+def test_a_file_of_texts_needs_a_tokenizer(workshop: Workshop, tmp_path: Path) -> None:
+    """Random ids are not what was asked for."""
+    path = Path(shutil.copy(workshop.exported("tiny-encoder"), tmp_path / "alone.onnx"))
+    (tmp_path / "texts.txt").write_text("a cat")
+    with pytest.raises(InputError, match=r"no tokenizer\.json"):
+        make_calibration(path, tmp_path / "texts.txt")
+
+
+def test_a_model_with_a_cache_is_calibrated_on_steps_as_well(tmp_path: Path) -> None:
+    """Prompts alone have no past, and most of what such a model computes has one. What is empty is passed over."""
+    inputs = "int64[batch_size, sequence] input_ids, float[batch_size, past_sequence, 8] past"
+    body = "e = Gather(t, input_ids) a = Concat<axis=1>(past, e) y = MatMul(a, w) z = MatMul(past, u)"
+    graph = f"g ({inputs}) => (float[batch_size, T, 8] y, float[batch_size, P, 8] z) {{ {body} }}"
+    model = build(graph, {"t": normal(30, 8), "w": normal(8, 8), "u": normal(8, 8)})
+    write_inline(model, tmp_path / "m.onnx")
+    feeds = make_calibration(tmp_path / "m.onnx").feeds
+    assert {feed["past"].shape[1] for feed in feeds} == {0, 11}
+    recorded = record(model, feeds, tmp_path).activations["past"]
+    assert len(recorded.lows) == len(recorded.rows) == sum(feed["past"].shape[1] > 0 for feed in feeds)

@@ -1,0 +1,69 @@
+"""The error of a quantized model is that of its worst row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxtool.optimize.quantization.error import output_errors, padding_mask
+from tests.optimize.passes.builders import normal
+
+EXACT = {"states": normal(2, 3, 4), "embedding": normal(2, 4, seed=1)}
+
+
+def test_equal_outputs_have_no_error() -> None:
+    """Six tokens, two texts, and each of the two outputs as a whole."""
+    errors = output_errors(EXACT, EXACT, None)
+    assert errors.shape == (10,)
+    np.testing.assert_allclose(errors, 0, atol=1e-12)
+
+
+def test_one_turned_row_is_the_error() -> None:
+    """A right angle in one token of six, which the whole hides."""
+    states = EXACT["states"].copy()
+    first, second = states[1, 2, :2]
+    states[1, 2] = (-second, first, 0, 0)
+    wanted = {**EXACT, "states": EXACT["states"].copy()}
+    wanted["states"][1, 2, 2:] = 0
+    errors = output_errors({**EXACT, "states": states}, wanted, None)
+    assert errors.max() == pytest.approx(1.0, abs=1e-6)
+    assert np.sort(errors)[-2] < 0.9
+
+
+def test_padding_does_not_count() -> None:
+    """What stands there means nothing."""
+    states = EXACT["states"].copy()
+    states[0, 2] = -states[0, 2]
+    mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
+    assert output_errors({**EXACT, "states": states}, EXACT, mask).max() < 1e-12
+    assert output_errors({**EXACT, "states": states}, EXACT, None).max() == pytest.approx(2.0)
+
+
+def test_padding_does_not_count_in_a_cache() -> None:
+    """Keys and values are [B, H, S, D]."""
+    keys = normal(2, 5, 3, 4)
+    found = keys.copy()
+    found[0, :, 2] *= -1
+    mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
+    assert output_errors({"keys": found}, {"keys": keys}, mask).max() < 1e-12
+    assert output_errors({"keys": found}, {"keys": keys}, None).max() == pytest.approx(2.0)
+
+
+def test_nan_is_the_largest_error() -> None:
+    """It must never look like none."""
+    assert output_errors({"y": np.full((2, 4), np.nan)}, {"y": normal(2, 4)}, None).max() == 2.0
+
+
+def test_a_single_score_counts_as_a_whole() -> None:
+    """A row of one number cannot turn."""
+    wanted = {"score": np.array([[1.0], [2.0], [-3.0]])}
+    errors = output_errors({"score": np.array([[2.0], [1.0], [-3.0]])}, wanted, None)
+    assert errors.tolist() == [pytest.approx(1 - 13 / 14)]
+
+
+def test_the_mask_is_found_by_its_name() -> None:
+    """As everywhere in this project."""
+    mask = padding_mask({"input_ids": np.ones((1, 2)), "attention_mask": np.array([[1, 0]])})
+    assert mask is not None
+    assert mask.tolist() == [[True, False]]
+    assert padding_mask({"input_ids": np.ones((1, 2))}) is None

@@ -1,0 +1,132 @@
+"""A model in int4 keeps the promise of its error, and says which layers that took into higher precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.errors import PassError
+from onnxtool.graph.edit import attribute
+from onnxtool.model_file.weights import load_model
+from onnxtool.optimize.pipeline import Context
+from onnxtool.optimize.quantization import int4
+from onnxtool.optimize.quantization.activations import Feeds, open_written
+from onnxtool.optimize.quantization.bounded import Quantized
+from onnxtool.optimize.quantization.calibration import make_calibration
+from onnxtool.optimize.quantization.error import output_errors, padding_mask
+from onnxtool.optimize.quantization.int4 import to_int4
+from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
+from tests.optimize.passes.builders import build, build_body, count, normal, run
+from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers, trained
+from tests.workshop import Workshop
+
+__all__ = ["trained"]
+
+
+def bits(result: Quantized) -> list[int]:
+    """Return those of each product in their order; 32 for float32."""
+    products = [node for node in result.outcome.model.graph if node.op_type in ("MatMul", "MatMulNBits")]
+    return [attribute(node, "bits", 32) for node in products]
+
+
+def test_without_a_bound_all_layers_are_int4() -> None:
+    """And the error is the one that a session outside measures; the model that went in stays."""
+    model = layers()
+    result = to_int4(model, FEEDS)
+    assert (result.num_layers, result.kept, bits(result)) == (2, (), [4, 4])
+    assert count(model, "MatMul") == 2
+    # The two run with other graph optimizations.
+    assert result.error == pytest.approx(errors_of(result, model, FEEDS), rel=1e-3)
+    assert 0 < result.mean_error < result.error < 0.1
+
+
+def test_the_layer_that_costs_most_error_gets_8_bits() -> None:
+    """One weight of a block that is always multiplied with zero takes the grid from all others of its block."""
+    model = layers(10.0)
+    feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32)} for given in FEEDS]
+    free = to_int4(model, feeds)
+    result = to_int4(model, feeds, max_error=free.error / 4)
+    assert [(layer.name, layer.precision) for layer in result.kept] == [("w", "int8")]
+    assert bits(result) == [8, 4]
+    assert result.error <= free.error / 4 < result.kept[0].error
+
+
+def test_a_small_bound_leaves_layers_in_float32() -> None:
+    """When all have 8 bits already."""
+    eight = errors_of_8_bits()
+    result = to_int4(layers(), FEEDS, max_error=0.9 * eight)
+    assert sorted(bits(result)) == [8, 32]
+    assert {layer.precision for layer in result.kept} == {"int8", "float32"}
+    assert result.error <= 0.9 * eight
+
+
+def errors_of_8_bits() -> float:
+    """Return the error of both layers with 8 bits, which is within the bound of the test above but for the margin."""
+    model, converted = layers(), layers()
+    quantize_int4({"w": "int8", "v": "int8"}).apply(converted, Context())
+    return float(
+        max(output_errors({"y": run(converted, one)[0]}, {"y": run(model, one)[0]}, None).max() for one in FEEDS)
+    )
+
+
+def test_a_bound_that_no_int4_holds_ends_with_the_best_that_was_reached() -> None:
+    """With all layers but one in float32."""
+    with pytest.raises(PassError, match=r"int4 cannot hold an error of 1e-09: with 1 of 2 layers .* it is \d"):
+        to_int4(layers(), FEEDS, max_error=1e-9)
+
+
+def test_channels_that_carry_more_lose_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the calibration inputs say of them is used."""
+    model = build_body(BODY, {"w": normal(8, 8, seed=1), "v": normal(8, 8, seed=2)})
+    feeds: list[Feeds] = [{"x": one["x"] * np.array([9, 1, 1, 1, 1, 1, 1, 9], np.float32)} for one in FEEDS]
+    informed = to_int4(model, feeds).mean_error
+    monkeypatch.setattr(int4, "_importances", lambda *_: {})
+    assert informed < 0.9 * to_int4(model, feeds).mean_error
+
+
+@pytest.mark.parametrize(("max_error", "expected"), [(None, "int4"), (0.005, "int8"), (1e-5, "")])
+def test_embeddings_get_as_few_bits_as_the_error_allows(max_error: float | None, expected: str) -> None:
+    """Four, eight, or all of them."""
+    table = np.round(normal(2000, 32), 1)
+    graph = "g (int64[B, S] i) => (float[B, S, 32] y) { e = Gather(t, i) p = MatMul(e, w) y = Add(p, e) }"
+    model = build(graph, {"t": table, "w": 1e-3 * normal(32, 32, seed=1)})
+    generator = np.random.default_rng(0)
+    feeds: list[Feeds] = [{"i": generator.integers(0, 2000, (4, 6))} for _ in range(3)]
+    result = to_int4(model, feeds, max_error)
+    assert (result.embedding_precision, result.num_embeddings) == (expected, int(bool(expected)))
+
+
+def test_an_export_holds_its_bound_on_texts_that_it_was_not_calibrated_on(workshop: Workshop, tmp_path: Path) -> None:
+    """For every real token, with a tenth of the error that int4 has without a bound."""
+    path = workshop.exported("tiny-encoder", exporter="torchscript")
+    model = load_model(path)
+    calibration = make_calibration(path)
+    free = to_int4(model, calibration.feeds)
+    result = to_int4(model, calibration.feeds, max_error=free.error / 10)
+    assert 0 < len(result.kept) <= result.num_layers
+    assert result.error <= free.error / 10
+    assert_promise(model, result.outcome.model, path, tmp_path, free.error / 10)
+
+
+def assert_promise(model: ir.Model, found: ir.Model, path: Path, folder: Path, bound: float) -> None:
+    """Compare both on paragraphs of Python's documentation."""
+    exact, converted = open_written(model, folder), open_written(found, folder)
+    worst = max(
+        output_errors(converted.run(given), exact.run(given), padding_mask(given)).max()
+        for given in held_out(path, folder, 60)
+    )
+    assert worst <= bound
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("minilm_int8")
+def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
+    """Two hundredths, on texts that it was not calibrated on, with layers in 4 bits and in 8."""
+    model = load_model(trained)
+    result = to_int4(model, make_calibration(trained).feeds, max_error=0.02)
+    assert 0 < len(result.kept) < result.num_layers == 36
+    assert {layer.precision for layer in result.kept} == {"int8"}
+    assert_promise(model, result.outcome.model, trained, tmp_path, 0.02)

@@ -1,0 +1,92 @@
+"""Embedding tables in int8."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from onnxtool.optimize.quantization.arithmetic import round_weight
+from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
+from tests.optimize.passes.builders import (
+    Arrays,
+    apply,
+    assert_left_alone,
+    assert_twice_is_once,
+    build,
+    normal,
+    operators,
+    run,
+)
+
+TABLE = normal(2000, 16) * np.linspace(0.01, 3, 2000, dtype=np.float32)[:, None]
+GATHER = "g (int64[B, S] i) => (float[B, S, 16] y) { y = Gather(t, i) }"
+FUSED = (
+    "g (int32[B, S] i, int32[B, S] j, int32[N, S] k) => (float[B, S, 16] y) { "
+    "y, m = com.microsoft.EmbedLayerNormalization<epsilon=1e-12>(i, j, t, p, s, gamma, beta, , k) }"
+)
+WEIGHTS: Arrays = {
+    "t": TABLE,
+    "p": normal(9, 16, seed=1),
+    "s": normal(2, 16, seed=2),
+    "gamma": normal(16, seed=3),
+    "beta": normal(16, seed=4),
+}
+IDS = np.array([[3, 1999, 0], [77, 3, 512]])
+FUSED_FEEDS: Arrays = {
+    "i": IDS.astype(np.int32),
+    "j": np.array([[0, 1, 1], [0, 0, 1]], np.int32),
+    "k": np.array([[4, 0, 8]], np.int32),
+}
+
+
+def test_rows_are_looked_up_in_int8() -> None:
+    """And their scales with them; the numbers are those of a simulation, but for the rounding of one product."""
+    model = build(GATHER, {"t": TABLE})
+    assert apply(int8_embeddings, model).num_changes == 1
+    assert operators(model) == ["Gather", "Gather", "Cast", "Mul"]
+    assert sorted(model.graph.initializers) == ["t_rows_int8", "t_rows_scale"]
+    np.testing.assert_allclose(run(model, {"i": IDS})[0], round_weight(TABLE.T).T[IDS], rtol=1e-6, atol=0)
+
+
+def test_a_fused_embedding_is_opened() -> None:
+    """The numbers are those of the fused one on the rounded table."""
+    model = build(FUSED, WEIGHTS)
+    expected = run(build(FUSED, {**WEIGHTS, "t": round_weight(TABLE.T).T.copy()}), FUSED_FEEDS)[0]
+    assert apply(int8_embeddings, model).num_changes == 1
+    assert "EmbedLayerNormalization" not in operators(model)
+    # Values around 1, normalized in another order.
+    np.testing.assert_allclose(run(model, FUSED_FEEDS)[0], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("graph", [GATHER, FUSED])
+def test_twice_is_once(graph: str) -> None:
+    """A table in int8, and one of scales, are left."""
+    assert_twice_is_once(int8_embeddings, build(graph, WEIGHTS if graph == FUSED else {"t": TABLE}))
+
+
+def test_a_table_that_others_read_stays() -> None:
+    """Such as a head that it is tied to and that is kept in float32: a second copy would only add to the size."""
+    outputs = "(float[B, S, 16] y, float[B, V] z)"
+    graph = f"g (int64[B, S] i, float[B, 16] x) => {outputs} {{ y = Gather(t, i) z = Gemm<transB=1>(x, t) }}"
+    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}))
+
+
+@pytest.mark.parametrize("table", [TABLE[:100], TABLE[:, :4].copy(), TABLE.astype(np.float16)])
+def test_small_and_narrow_tables_stay(table: NDArray[np.generic]) -> None:
+    """Nothing would be gained."""
+    kind = "float16" if table.dtype == np.float16 else "float"
+    graph = f"g (int64[B, S] i) => ({kind}[B, S, W] y) {{ y = Gather(t, i) }}"
+    assert_left_alone(int8_embeddings, build(graph, {"t": table}))
+
+
+def test_columns_stay() -> None:
+    """A scale a row fits rows."""
+    graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
+    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}), "not rows are looked up")
+
+
+def test_a_fused_embedding_that_counts_its_positions_stays() -> None:
+    """There is nothing to look them up with."""
+    graph = FUSED.replace(", , k)", ")")
+    assert_left_alone(int8_embeddings, build(graph, WEIGHTS), "counts its positions itself")

@@ -1,0 +1,303 @@
+"""Products with weights in int8."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtool.graph.edit import MICROSOFT, tensor_of
+from onnxtool.model_file.weights import load_model
+from onnxtool.optimize.quantization.arithmetic import Adjustment, Floats, round_activations, round_weight
+from onnxtool.optimize.quantization.error import row_errors
+from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
+from tests.optimize.passes.builders import (
+    Arrays,
+    apply,
+    assert_left_alone,
+    assert_same_numbers,
+    assert_twice_is_once,
+    build,
+    build_body,
+    count,
+    normal,
+    operators,
+    ragged_feeds,
+    run,
+)
+from tests.workshop import Workshop
+
+INT8 = quantize_int8()
+X = normal(2, 5, 8)
+W, B = normal(8, 12, seed=1), normal(12, seed=2)
+ANY = "g (float[B, S, 8] x) => (float[B, S, 12] y)"
+MATRIX = "g (float[B, 8] x) => (float[B, 12] y)"
+# Each form of a product, its bias, and how its weight lies.
+FORMS: dict[str, tuple[str, Arrays]] = {
+    "MatMul": (f"{ANY} {{ y = MatMul(x, w) }}", {"w": W}),
+    "MatMul and Add": (f"{ANY} {{ p = MatMul(x, w) y = Add(p, b) }}", {"w": W, "b": B}),
+    "Add on the left": (f"{ANY} {{ p = MatMul(x, w) y = Add(b, p) }}", {"w": W, "b": B}),
+    "Gemm": (f"{MATRIX} {{ y = Gemm(x, w, b) }}", {"w": W, "b": B}),
+    "transposed Gemm": (f"{MATRIX} {{ y = Gemm<transB=1>(x, w, b) }}", {"w": W.T.copy(), "b": B}),
+    "FusedMatMul": (f"{ANY} {{ y = com.microsoft.FusedMatMul<transB=1>(x, w) }}", {"w": W.T.copy()}),
+}
+ATTENTION = "g (float[B, S, 8] x, int32[B, S] m) => (float[B, S, 8] y)"
+QKV: Arrays = {"w": normal(8, 24, seed=3), "b": normal(24, seed=4)}
+
+
+def simulate(x: Floats, weight: Floats, bias: Floats | float) -> Floats:
+    """Compute a product as int8 does, in NumPy."""
+    rounded = round_activations(x, float(x.min()), float(x.max()))
+    result: Floats = rounded @ round_weight(weight) + bias
+    return result
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_product_becomes_one_operator(form: str) -> None:
+    """With its bias inside, and without the weight that nothing reads any more."""
+    model = build(*FORMS[form])
+    assert apply(INT8, model).num_changes == 1
+    assert operators(model) == ["DynamicQuantizeMatMul"]
+    assert "w" not in model.graph.initializers
+    assert tensor_of(model.graph.initializers["w_int8"]).dtype == ir.DataType.INT8
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_numbers_are_those_of_a_simulation(form: str) -> None:
+    """Which rounds in NumPy. The product of the rounded numbers is exact but for float32."""
+    graph, weights = FORMS[form]
+    x = X.reshape(-1, 8) if "S" not in graph else X
+    model = build(graph, weights)
+    apply(INT8, model)
+    expected = simulate(x, W, weights.get("b", np.zeros(12, np.float32)))
+    np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_twice_is_once(form: str) -> None:
+    """What is int8 has no float32 weight."""
+    assert_twice_is_once(INT8, build(*FORMS[form]))
+
+
+def test_a_kept_weight_stays() -> None:
+    """By its name; the other is converted."""
+    weights = {"w": normal(8, 8), "v": normal(8, 8)}
+    model = build_body("p = MatMul(x, w) y = MatMul(p, v)", weights)
+    assert apply(quantize_int8(frozenset({"v"})), model).num_changes == 1
+    assert operators(model) == ["DynamicQuantizeMatMul", "MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "weights", "note"),
+    [
+        (f"{ANY} {{ y = com.microsoft.FusedMatMul<alpha=2.0>(x, w) }}", {"w": W}, "scaled"),
+        (f"{MATRIX} {{ y = Gemm<beta=0.5>(x, w, b) }}", {"w": W, "b": B}, "scaled"),
+        (f"{MATRIX} {{ y = Gemm(x, w, b) }}", {"w": W, "b": normal(1)}, "the bias is no vector"),
+        (f"{ANY.replace('float', 'double')} {{ y = MatMul(x, w) }}", {"w": W.astype(np.float64)}, "not float32"),
+        ("g (float[B, S, 8] x) => (float[B, S, S] y) { t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t) }", {}, ""),
+        ("g (float[12, 12] x) => (float[12, 8] y) { y = MatMul(x, w) }", {"w": normal(1, 12, 8)[0][None]}, ""),
+    ],
+)
+def test_what_int8_cannot_compute_stays(graph: str, weights: Arrays, note: str) -> None:
+    """And the reason is given, unless it is no product with a matrix at all."""
+    assert_left_alone(INT8, build(graph.replace("=> (float[12, 8]", "=> (float[1, 12, 8]"), weights), note)
+
+
+def test_old_opsets_stay() -> None:
+    """Their Split takes its lengths as an attribute."""
+    assert_left_alone(INT8, build(*FORMS["MatMul"], opset=9), "opset below 11")
+
+
+def test_a_bias_that_widens_the_product_is_added_behind() -> None:
+    """[1] added to [..., 12] is no bias of the operator."""
+    model = build(f"{ANY} {{ p = MatMul(x, w) y = Add(p, b) }}", {"w": W, "b": normal(1)})
+    apply(INT8, model)
+    assert operators(model) == ["DynamicQuantizeMatMul", "Add"]
+
+
+def test_a_sum_is_not_taken_where_others_read_the_product() -> None:
+    """They read it without the bias."""
+    graph = "g (float[B, S, 8] x) => (float[B, S, 12] y, float[B, S, 12] p) { p = MatMul(x, w) y = Add(p, b) }"
+    model = build(graph, {"w": W, "b": B})
+    apply(INT8, model)
+    assert operators(model) == ["DynamicQuantizeMatMul", "Add"]
+    assert [value.name for value in model.graph.outputs] == ["y", "p"]
+
+
+def test_a_tied_embedding_keeps_its_table() -> None:
+    """The head gets a quantized copy."""
+    graph = (
+        "g (int64[B, S] i) => (float[B, S, 12] y) { e = Gather(w, i) y = com.microsoft.FusedMatMul<transB=1>(e, w) }"
+    )
+    model = build(graph, {"w": normal(12, 8)})
+    assert apply(INT8, model).num_changes == 1
+    assert operators(model) == ["Gather", "DynamicQuantizeMatMul"]
+    assert sorted(model.graph.initializers) == ["w", "w_int8", "w_scale"]
+
+
+def test_a_product_that_reads_another_one_reads_its_int8() -> None:
+    """Both are written anew, the second one on top of what became of the first."""
+    second = normal(12, 8, seed=7)
+    model = build_body("p = MatMul(x, w) s = Add(p, b) y = MatMul(s, v)", {"w": W, "b": B, "v": second})
+    assert apply(INT8, model).num_changes == 2
+    expected = simulate(simulate(X, W, B), second, 0.0)
+    # Of the second rounding, a number in between two steps may go the other way: a step of 0.15 times a weight.
+    np.testing.assert_allclose(run(model, {"x": X})[0], expected, atol=0.5, rtol=0)
+
+
+def test_layers_that_share_a_weight_share_its_int8() -> None:
+    """As those of ALBERT do."""
+    model = build_body("p = MatMul(x, w) y = MatMul(p, w)", {"w": normal(8, 8)})
+    assert apply(INT8, model).num_changes == 2
+    assert sorted(model.graph.initializers) == ["w_int8", "w_scale"]
+
+
+@pytest.mark.parametrize("attributes", ["num_heads=2", "num_heads=2, unidirectional=1", "num_heads=2, scale=0.3"])
+def test_a_packed_attention_is_opened(attributes: str) -> None:
+    """The numbers are those of the packed one with its input and its weight rounded in NumPy."""
+    graph = f"{ATTENTION} {{ y = com.microsoft.Attention<{attributes}>(x, w, b, m) }}"
+    model = build(graph, QKV)
+    feeds = {"x": X, "m": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], np.int32)}
+    rounded = round_activations(X, float(X.min()), float(X.max()))
+    expected = run(build(graph, {**QKV, "w": round_weight(QKV["w"])}), {**feeds, "x": rounded})[0]
+    assert apply(INT8, model).num_changes == 3
+    assert operators(model) == ["DynamicQuantizeLinear", *["MatMulIntegerToFloat"] * 3, "MultiHeadAttention"]
+    assert not {"w", "w_query", "w_key", "w_value"} & set(model.graph.initializers)
+    real = feeds["m"].astype(bool)
+    np.testing.assert_allclose(run(model, feeds)[0][real], expected[real], atol=1e-4, rtol=0)
+
+
+def test_an_attention_that_is_kept_stays_packed() -> None:
+    """By the names of the parts of its weight, of which it is opened for any that is not."""
+    graph = f"{ATTENTION} {{ y = com.microsoft.Attention<num_heads=2>(x, w, b, m) }}"
+    packed, opened = build(graph, QKV), build(graph, QKV)
+    assert apply(quantize_int8(frozenset({"w_query", "w_key", "w_value"})), packed).num_changes == 0
+    assert operators(packed) == ["Attention"]
+    feeds = {"x": X, "m": np.ones((2, 5), np.int32)}
+    assert_same_numbers(quantize_int8(frozenset({"w_query", "w_key"})), opened, feeds, atol=0.5)
+    assert operators(opened) == ["MatMul", "Add", "MatMul", "Add", "DynamicQuantizeMatMul", "MultiHeadAttention"]
+
+
+def test_a_bias_in_front_of_gelu_goes_into_the_product() -> None:
+    """Where it costs nothing; a product that is kept keeps its BiasGelu."""
+    graph = "g (float[B, S, 8] x) => (float[B, S, 12] y) { p = MatMul(x, w) y = com.microsoft.BiasGelu(p, b) }"
+    opened, kept = build(graph, {"w": W, "b": B}), build(graph, {"w": W, "b": B})
+    assert_same_numbers(INT8, opened, {"x": X}, atol=0.3)
+    assert operators(opened) == ["DynamicQuantizeMatMul", "Gelu"]
+    assert apply(quantize_int8(frozenset({"w"})), kept).num_changes == 0
+    assert operators(kept) == ["MatMul", "BiasGelu"]
+
+
+def test_an_attention_with_lengths_for_a_mask_stays() -> None:
+    """MultiHeadAttention reads them in another way."""
+    graph = ATTENTION.replace("int32[B, S]", "int32[B]")
+    model = build(f"{graph} {{ y = com.microsoft.Attention<num_heads=2>(x, w, b, m) }}", QKV)
+    assert_left_alone(INT8, model, "the mask of the attention is no matrix")
+
+
+def test_a_divisor_and_a_shift_change_the_numbers_as_they_say() -> None:
+    """The activations are divided, the rows of the weight multiplied, and the shift is added."""
+    divisor = np.array([1, 1, 4, 1, 1, 1, 9, 1], np.float32)
+    model = build(*FORMS["MatMul and Add"])
+    apply(quantize_int8(adjustments={"w": Adjustment(divisor, np.full(12, 0.5, np.float32))}), model)
+    assert operators(model) == ["Mul", "DynamicQuantizeMatMul"]
+    assert "b" not in model.graph.initializers  # the shift is in another one
+    expected = simulate(X / divisor, W * divisor[:, None], B + 0.5)
+    np.testing.assert_allclose(run(model, {"x": X})[0], expected, atol=1e-4, rtol=0)
+
+
+def test_a_normalization_that_only_products_read_divides_by_itself() -> None:
+    """At no cost; a second reader, such as a residual, makes it a node of its own."""
+    norm = "n = LayerNormalization(x, g, s) p = MatMul(n, w)"
+    weights = {"g": normal(8), "s": normal(8, seed=5), "w": normal(8, 8, seed=6)}
+    divisor = np.linspace(1, 8, 8, dtype=np.float32)
+    step = quantize_int8(adjustments={"w": Adjustment(divisor)})
+    free, paid = build_body(f"{norm} y = Relu(p)", weights), build_body(f"{norm} y = Add(p, n)", weights)
+    apply(step, free)
+    apply(step, paid)
+    assert operators(free) == ["LayerNormalization", "DynamicQuantizeMatMul", "Relu"]
+    assert operators(paid) == ["LayerNormalization", "Mul", "DynamicQuantizeMatMul", "Add"]
+    product = run(paid, {"x": X})[0] - run(build_body("y = LayerNormalization(x, g, s)", weights), {"x": X})[0]
+    np.testing.assert_allclose(run(free, {"x": X})[0], np.maximum(product, 0), atol=1e-4, rtol=0)
+
+
+SELF_ATTENTION = (
+    "g (float[B, S, 8] x) => (float[B, S, 8] y) { q = MatMul(x, w) v = MatMul(x, u) "
+    "a = com.microsoft.MultiHeadAttention<num_heads=2>(q, q, v) y = MatMul(a, o) }"
+)
+SQUARES: Arrays = {name: normal(8, 8, seed=seed) for seed, name in enumerate("wuo", start=7)}
+
+
+def test_products_of_the_same_activations_round_them_once() -> None:
+    """Each with the numbers that it has alone."""
+    graph = "g (float[B, S, 8] x) => (float[B, S, 12] y, float[B, S, 8] z) { y = MatMul(x, w) z = MatMul(x, u) }"
+    model = build(graph, {"w": W, "u": SQUARES["u"]})
+    assert apply(INT8, model).num_changes == 2
+    assert operators(model) == ["DynamicQuantizeLinear", "MatMulIntegerToFloat", "MatMulIntegerToFloat"]
+    y, z = run(model, {"x": X})
+    np.testing.assert_allclose(y, simulate(X, W, 0.0), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(z, simulate(X, SQUARES["u"], 0.0), atol=1e-4, rtol=0)
+    assert_twice_is_once(INT8, build(graph, {"w": W, "u": SQUARES["u"]}))
+
+
+def test_the_product_of_the_values_divides_what_attention_gives() -> None:
+    """At no cost, and with the numbers of a division after the attention; its bias and shift are divided as well."""
+    graph = SELF_ATTENTION.replace("v = MatMul(x, u)", "p = MatMul(x, u) v = Add(p, c)")
+    weights = {**SQUARES, "c": normal(8, seed=11)}
+    divisor = np.linspace(1, 8, 8, dtype=np.float32)
+    adjustments = {"o": Adjustment(divisor), "u": Adjustment(shift=np.full(8, 0.5, np.float32))}
+    free = build(graph, weights)
+    apply(quantize_int8(adjustments=adjustments), free)
+    assert operators(free).count("Mul") == 0
+    two_readers = graph.replace("y = MatMul(a, o)", "n = MatMul(a, o) y = Add(n, a)")
+    paid = build(two_readers, weights)
+    apply(quantize_int8(adjustments=adjustments), paid)
+    assert operators(paid).count("Mul") == 1
+    attended = build(graph.replace("y = MatMul(a, o)", "y = Identity(a)"), weights)
+    apply(quantize_int8(adjustments={"u": adjustments["u"]}), attended)
+    product = run(paid, {"x": X})[0] - run(attended, {"x": X})[0]
+    np.testing.assert_allclose(run(free, {"x": X})[0], product, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["kept", "used repeatedly", "read twice"])
+def test_values_that_others_depend_on_are_not_divided(case: str) -> None:
+    """A product in float32, a weight with one scale for two uses, and values that a second node reads."""
+    graph, kept = SELF_ATTENTION, frozenset({"u"} if case == "kept" else ())
+    if case == "used repeatedly":
+        graph = graph.replace("MatMul(x, w)", "MatMul(x, u)")
+    if case == "read twice":
+        graph = graph.replace("(q, q, v)", "(q, v, v)")
+    divisor = np.linspace(1, 8, 8, dtype=np.float32)
+    model, plain = build(graph, SQUARES), build(graph, SQUARES)
+    apply(quantize_int8(kept, {"o": Adjustment(divisor)}), model)
+    assert operators(model).count("Mul") == 1
+    assert row_errors(run(model, {"x": X})[0], run(plain, {"x": X})[0], None).max() < 0.01
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_an_export_runs_in_int8(workshop: Workshop, exporter: str) -> None:
+    """Every row points where it did in float32, as far as eight bits go through two layers of random weights."""
+    model = load_model(workshop.exported("tiny-encoder", exporter=exporter))
+    expected = run(model, ragged_feeds())[0]
+    num_changes = apply(INT8, model).num_changes
+    num_products = sum(count(model, name, MICROSOFT) for name in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat"))
+    assert num_changes == num_products >= 12
+    real = ragged_feeds()["attention_mask"].astype(bool)
+    assert row_errors(run(model, ragged_feeds())[0], expected, real).max() < 0.03
+
+
+def test_a_square_weight_and_its_transpose_are_stored_apart() -> None:
+    """They have one name in the graph and one shape, and other columns."""
+    body = "y = MatMul(x, w) z = Gemm<transB=1>(x, w)"
+    weight, x = normal(8, 8), normal(3, 8, seed=1)
+    model = build(f"g (float[B, 8] x) => (float[B, 8] y, float[B, 8] z) {{ {body} }}", {"w": weight})
+    assert apply(INT8, model).num_changes == 2
+    for found, one in zip(run(model, {"x": x}), (weight, weight.T), strict=True):
+        np.testing.assert_allclose(found, simulate(x, one, 0.0), atol=1e-4, rtol=0)  # sums of floats in another order
+
+
+def test_a_weight_that_is_an_output_of_the_graph_stays() -> None:
+    """Whoever asks for it gets it as it was."""
+    model = build("g (float[B, 8] x) => (float[B, 12] y, float[8, 12] w) { y = MatMul(x, w) }", {"w": W})
+    assert apply(INT8, model).num_changes == 1
+    np.testing.assert_array_equal(run(model, {"x": X[0]})[1], W)

@@ -1,1 +1,0 @@
-"""Tests of onnxtool/training/with_loss."""
