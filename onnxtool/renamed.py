@@ -37,7 +37,11 @@ RENAMED = {
 
 
 class RenamedModules(Loader):
-    """Finds a renamed module under its old name, after everything else has failed to."""
+    """Finds a renamed module under its old name.
+
+    It goes before all other finders: once the package is there under its old name, they would find its modules and load
+    each a second time.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -67,4 +71,4 @@ def successor(name: str) -> str:
 def install() -> None:
     """Let `import` find renamed modules."""
     if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
-        sys.meta_path.append(RenamedModules())
+        sys.meta_path.insert(0, RenamedModules())
