@@ -1,4 +1,4 @@
-"""Write the table of options in README.md from the commands' own help.
+"""Write the tables of docs/reference/options.md from the commands' own help.
 
 Run `python scripts/readme_options.py` after changing an option; a test compares.
 """
@@ -12,7 +12,7 @@ import click
 
 from onnxtool.cli import COMMANDS, main
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 BEGIN, END = "<!-- options:begin -->\n", "<!-- options:end -->"
 
 
@@ -22,7 +22,7 @@ def options_table() -> str:
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)
         assert command is not None  # noqa: S101  every name has a command
-        parts += [f"\n#### onnxtool {name}\n", "| option | meaning |", "|---|---|"]
+        parts += [f"\n## onnxtool {name}\n", "| option | meaning |", "|---|---|"]
         for parameter in command.params:
             record = parameter.get_help_record(click.Context(command, max_content_width=1000))
             if isinstance(parameter, click.Option) and record is not None:
@@ -32,12 +32,12 @@ def options_table() -> str:
 
 
 def with_table(text: str) -> str:
-    """Return the README `text` with the table between its marks."""
+    """Return the document `text` with the table between its marks."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + options_table() + END + after
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+    DOCUMENT.write_text(with_table(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
     sys.exit(0)

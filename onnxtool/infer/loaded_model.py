@@ -62,7 +62,7 @@ class LoadedModel:
 
     @property
     def gives_vectors(self) -> bool:
-        """Whether texts can be encoded: the model is a sentence encoder or a sparse one."""
+        """Whether the model is a sentence encoder or a sparse encoder, which encode texts to vectors."""
         return isinstance(self.head, VectorHead)
 
     def tokenize(self, texts: Sequence[Text], *, prompt: str | None = None) -> list[EncodedText]:

@@ -18,6 +18,8 @@ from onnxtool.training.trainer.whole_graphs import whole_graphs
 class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
     """A model that returns its loss, which is computed in the same graph as its forward pass.
 
+    For example::
+
         model = ModuleWithLoss(original_model)
         optimizer = torch.optim.Adam(model.parameters())
         for batch in dataloader:
