@@ -41,7 +41,7 @@ ONLY_IN = {
     "torch": {"export", "benchmarking/eager.py", "torch_backend", "training"},
     "transformers": {"export", "benchmarking/eager.py", "training/trainer"},
     "onnxoptimizer": {"optimize"},
-    "onnxscript": {"autodiff", "export", "optimize", "torch_backend", "training"},
+    "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},
     "pyarrow": {"corpus"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
