@@ -2,11 +2,14 @@
 
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+# Where an environment has its programs; make needs a POSIX shell on Windows, such as that of Git.
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
 READY := $(VENV)/.ready
+WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml examples/review/review.yml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test_lowest fuzz lint bench review coverage consumers audit clean
+.PHONY: help setup demo test test_lowest fuzz lint docs dist bench review coverage consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -15,7 +18,7 @@ setup: $(READY) ## Make .venv and install onnxtool into it, with pinned versions
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs]'
 	touch $@
 
 demo: $(READY) ## Export, optimize, run, time and describe a real trained model, without the hub.
@@ -26,21 +29,33 @@ test: $(READY) ## Run the test suite.
 
 test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml admits.
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[demo,dev]'
-	.venv-lowest/bin/python -m pytest -m 'not slow'
+	.venv-lowest/$(SCRIPTS)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[demo,dev]'
+	.venv-lowest/$(SCRIPTS)/python -m pytest -m 'not slow'
 
 fuzz: $(READY) ## Read a hundred times as many damaged models as the tests do; takes an hour.
 	ONNXTOOL_FUZZ=100 $(BIN)/python -m pytest tests/test_wire_fuzz.py
 
-lint: $(READY) ## Check style and types.
+lint: $(READY) ## Check style, types, workflows and CITATION.cff.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/model.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github examples/review/review.yml
 	$(BIN)/mypy
 
-bench: $(READY) ## Measure the figures of the README on this machine.
+docs: $(READY) ## Build the documentation into build/docs; a warning is an error.
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+
+dist: $(READY) ## Build the packages for a release into dist/.
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+bench: $(READY) ## Measure the figures of the pipeline on this machine.
 	$(BIN)/python scripts/bench_pipeline.py
 
-review: $(READY) ## Say what separates NEW from OLD, two ONNX files, in models/review.md and models/review.html.
+review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in models/review.md and models/review.html.
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format markdown --output models/review.md --force
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format html --output models/review.html --force
 
