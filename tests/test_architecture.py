@@ -58,7 +58,19 @@ INSIDE_TORCH = {
     "training/trainer": {"torch", "transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
-    *("errors", "interruption", "lazy", "model_file", "options", "renamed", "reports", "stats", "summary", "verification", "version"),
+    *(
+        "errors",
+        "interruption",
+        "lazy",
+        "model_file",
+        "options",
+        "renamed",
+        "reports",
+        "stats",
+        "summary",
+        "verification",
+        "version",
+    ),
     "checkpoint/sentence_modules.py",
 )
 

@@ -91,9 +91,11 @@ def _process_state(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 
 def _warn_as_python_does(action: str) -> None:
     """Print warnings on stderr, except for those that Python itself hides, or make each an error."""
-    warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: sys.stderr.write(
-        warnings.formatwarning(message, category, filename, lineno, line)
-    )
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_rest: object) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+    warnings.showwarning = show
     warnings.simplefilter("error" if action == "error" else "default")
     if action != "error":
         for hidden in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
