@@ -92,8 +92,15 @@ def _process_state(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 def _warn_as_python_does(action: str) -> None:
     """Print warnings on stderr, except for those that Python itself hides, or make each an error."""
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_rest: object) -> None:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: IO[str] | None = None,
+        line: str | None = None,
+    ) -> None:
+        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
     warnings.showwarning = show
     warnings.simplefilter("error" if action == "error" else "default")
