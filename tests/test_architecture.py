@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model_file",),
     ("errors",),
     ("verification",),
-    ("interruption", "reports", "renamed", "version"),
+    ("interruption", "lazy", "options", "reports", "renamed", "version"),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -58,7 +58,19 @@ INSIDE_TORCH = {
     "training/trainer": {"torch", "transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
-    *("errors", "interruption", "model_file", "renamed", "reports", "stats", "summary", "verification", "version"),
+    *(
+        "errors",
+        "interruption",
+        "lazy",
+        "model_file",
+        "options",
+        "renamed",
+        "reports",
+        "stats",
+        "summary",
+        "verification",
+        "version",
+    ),
     "checkpoint/sentence_modules.py",
 )
 
