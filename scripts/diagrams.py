@@ -1,7 +1,7 @@
 """Draw docs/diagrams/pipeline.svg and docs/diagrams/packages.svg.
 
-Run `python scripts/diagrams.py` after the layers of tests/test_architecture.py change; a test compares. The drawings use
-the colours of the page that contains them, and black on white where there is no page.
+Run `python scripts/diagrams.py` after the layers of tests/test_architecture.py change; a test compares. The drawings
+use the colours of the page that contains them, and black on white where there is no page.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import random
 
 import numpy as np
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, set_seed
@@ -29,8 +28,7 @@ def make_texts() -> list[tuple[str, int]]:
         for label, opinions in OPINIONS.items()
         for opening, thing, opinion in itertools.product(["", "last night", "to be honest"], THINGS, opinions)
     ]
-    random.Random(0).shuffle(texts)
-    return texts
+    return [texts[number] for number in np.random.default_rng(0).permutation(len(texts))]
 
 
 def fine_tune(checkpoint: str, output: str, *, steps: int, learning_rate: float) -> None:

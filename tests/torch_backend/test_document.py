@@ -1,16 +1,13 @@
-"""What docs/torch_backend.md shows runs, and so does the original's example with our imports."""
+"""The example of the `onnxrt` backend's documentation runs with our imports; docs/ is tested in tests/docs."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # As it stands in the document of the original, but for the imports of the backend.
 _EXAMPLE = """
@@ -115,13 +112,3 @@ def test_the_example_of_the_original_runs(tmp_path: Path, converter: str) -> Non
     }
     assert "exported model: ['dort-llama-ort" in printed
     assert "the same as eager" in printed
-
-
-@pytest.mark.slow
-def test_the_code_of_the_documentation_runs(tmp_path: Path) -> None:
-    """All blocks in their order, as one program; the loss goes down."""
-    text = (ROOT / "docs" / "torch_backend.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    printed = run("\n".join([*blocks, "assert losses[-1] < losses[0]"]), tmp_path)
-    assert "operators in 1 session of onnxruntime" in printed
-    assert "['layer0.onnx', 'layer0.txt', 'layer1.onnx', 'layer1.txt']" in printed

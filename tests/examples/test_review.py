@@ -1,9 +1,9 @@
-"""What docs/reviews.md shows works: its gates, its commands, and its workflow on a repository."""
+"""examples/review works: its commands, its gates, and its workflow on a repository."""
 
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +13,11 @@ import yaml
 
 from onnxtool.stats import read_settings
 from onnxtool.summary.gates import parse_gate
+from tests.cli.entry_point import run_onnxtool
+from tests.docs.documents import ROOT, run_console
 from tests.graphs import save_operators, value
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = (ROOT / "docs" / "reviews.md").read_text(encoding="utf-8")
+FOLDER = ROOT / "examples" / "review"
 GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false")
 STUB = """#!/bin/sh
 case "$*" in
@@ -27,43 +28,29 @@ esac
 """
 
 
-def code_block(language: str) -> str:
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
-    return str(block)
-
-
 def environment(**more: str) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, **more}
 
 
 def test_the_commands_run_as_written(tmp_path: Path) -> None:
-    """Each of them, in its order, on two models of these names."""
+    """Each of them, on two models of these names."""
     for name in ("new.onnx", "old.onnx"):
         save_operators(tmp_path / name, ["Relu"])
-    done = subprocess.run(
-        ["bash", "-ec", code_block("sh")],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    run_console(FOLDER / "README.md", tmp_path, {})
     assert (tmp_path / "page.html").exists()
 
 
 def test_the_gates_are_gates(tmp_path: Path) -> None:
-    """Those of the example, and every one in the text."""
-    (tmp_path / ".onnxtool.toml").write_text(code_block("toml"))
+    """All of them are read, and one that holds fails a review."""
+    shutil.copy(FOLDER / ".onnxtool.toml", tmp_path)
     settings = read_settings(tmp_path / ".onnxtool.toml")
     assert len(settings.fail_if) == 5
     for gate in settings.fail_if:
         assert parse_gate(gate).expression == gate
     save_operators(tmp_path / "new.onnx", ["Relu"])
     save_operators(tmp_path / "old.onnx", ["Relu"], [value("x", [1]), value("y", [1])])
-    command = [sys.executable, "-m", "onnxtool", "stats", "new.onnx", "old.onnx"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+    done = run_onnxtool(tmp_path, "stats", "new.onnx", "old.onnx")
     assert done.returncode == 1
     met = "gate count(delta.inputs.removed)>0 is met: count(delta.inputs.removed) is 1"
     assert done.stderr.splitlines() == [met]
@@ -72,7 +59,7 @@ def test_the_gates_are_gates(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the workflow runs on Linux")
 def test_the_workflow_comments_on_a_pull_request(tmp_path: Path) -> None:
     """Every model that differs is in one comment, which is updated the next time; a met gate fails the job after it."""
-    workflow = yaml.safe_load(code_block("yaml"))
+    workflow = yaml.safe_load((FOLDER / "review.yml").read_text(encoding="utf-8"))
     script = workflow["jobs"]["review"]["steps"][-1]["run"]
     stubs = tmp_path / "stubs"
     stubs.mkdir()

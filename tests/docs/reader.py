@@ -1,0 +1,28 @@
+"""A fixture: the folder in which a reader of the documentation runs its commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.docs.documents import make_reader
+from tests.workshop import Workshop
+
+# The commands that many documents begin with; they are run once, and their output is compared in each document.
+PREPARED = (
+    "onnxtool export --model_name models/checkpoints/all-MiniLM-L6-v2",
+    "onnxtool optimize --model_path models/all-MiniLM-L6-v2.onnx",
+)
+
+
+@pytest.fixture(scope="session")
+def reader(workshop: Workshop, minilm: Path) -> Path:
+    """A folder with the checkpoints that the documents name, and with MiniLM exported and optimized."""
+    folder = workshop.folder / "reader"
+    checkpoints = {"all-MiniLM-L6-v2": minilm, "tiny-classifier": workshop.checkpoint("tiny-classifier")}
+    with FileLock(workshop.folder / ".reader.lock"):
+        if not (folder / "outputs.json").exists():
+            make_reader(folder, checkpoints, PREPARED)
+    return folder

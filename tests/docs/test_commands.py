@@ -1,0 +1,110 @@
+"""The commands and programs of README and docs/ run, and print what the documents show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from onnxtool.cli import COMMANDS, main
+from onnxtool.summary.gates import parse_gate
+from tests.docs.documents import (
+    ROOT,
+    blocks,
+    copy_of,
+    guides,
+    name_of,
+    outputs_of,
+    run_console,
+    run_python,
+)
+
+# Compiled graphs and random numbers are the state of a process, so this program gets its own.
+_OWN_PROCESS = "docs/guide/torch_backend.md"
+# What has to hold after the program of a document, beside that it runs.
+_ASSERTIONS = {
+    "README.md": "assert vectors.shape == (3, 384)",
+    "docs/guide/artifacts.md": "assert losses[-1] < losses[0] / 2",
+    "docs/guide/torch_backend.md": "assert losses[-1] < losses[0]",
+}
+# Options in the text that belong to other programs.
+_FOREIGN_OPTIONS = {"--constraint", "--nproc-per-node", "--question", "--optimum"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="some commands are those of a POSIX shell")
+@pytest.mark.parametrize("document", [path for path in guides() if blocks(path, "console")], ids=name_of)
+def test_commands_print_what_is_shown(document: Path, reader: Path, tmp_path: Path) -> None:
+    """Line by line, except for numbers; `…` stands for lines that are left out."""
+    run_console(document, copy_of(reader, tmp_path), outputs_of(reader))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="some commands are those of a POSIX shell")
+@pytest.mark.parametrize("document", [path for path in guides() if blocks(path, "python")], ids=name_of)
+def test_programs_run(document: Path, reader: Path, tmp_path: Path) -> None:
+    """All Python blocks of a document in their order are one program, which runs after its commands."""
+    name = name_of(document)
+    code = "\n".join([*(block.text for block in blocks(document, "python")), _ASSERTIONS.get(name, "")])
+    folder = copy_of(reader, tmp_path)
+    if name != _OWN_PROCESS:
+        if name == "docs/guide/artifacts.md":
+            run_console(document, folder, outputs_of(reader))
+        run_python(code, folder)
+        return
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "operators in 1 session of onnxruntime" in done.stdout
+    assert "['layer0.onnx', 'layer0.txt', 'layer1.onnx', 'layer1.txt']" in done.stdout
+
+
+def _shell_commands(document: Path) -> list[list[str]]:
+    lines = [line for block in blocks(document, "sh") for line in block.text.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@pytest.mark.parametrize("document", [path for path in guides() if blocks(path, "sh")], ids=name_of)
+def test_commands_that_are_not_run_are_commands(document: Path) -> None:
+    """They name programs of the project with options that exist, targets of the Makefile, and extras."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for program, *words in _shell_commands(document):
+        if program == "onnxtool":
+            command = main.get_command(click.Context(main), words[0])
+            assert command is not None, words[0]
+            command.make_parser(click.Context(command)).parse_args(words[1:])
+        elif program == "make":
+            targets = [word for word in words if "=" not in word]
+            assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), words
+        else:
+            assert (program, words[0]) == ("pip", "install"), program
+    for names in re.findall(r"onnxtool\[([a-z,]+)\]", document.read_text(encoding="utf-8")):
+        assert set(names.split(",")) <= set(extras)
+
+
+@pytest.mark.parametrize("document", guides(), ids=name_of)
+def test_options_in_the_text_exist(document: Path) -> None:
+    """Every option in code of a sentence is one of a command, of a script, or of a program that is named there."""
+    known = set(_FOREIGN_OPTIONS)
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        known |= {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known |= {"--help", "--version"}
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    codes = [code for code in re.findall(r"`([^`]+)`", text) if not code.startswith(("python ", "make "))]
+    used = {option for code in codes for option in re.findall(r"(?<![\w-])--[a-z][a-z_-]*", code)}
+    assert used <= known | {option.replace("_", "-") for option in known}, sorted(used - known)
+
+
+def test_the_gates_of_the_guide_are_gates() -> None:
+    """Each one of the settings in docs/guide/stats.md."""
+    (block,) = blocks(ROOT / "docs" / "guide" / "stats.md", "toml")
+    gates = tomllib.loads(block.text)["stats"]["fail_if"]
+    assert [parse_gate(gate).expression for gate in gates] == gates

@@ -1,0 +1,3 @@
+"""Fixtures of these tests."""
+
+from tests.docs.reader import reader as reader
