@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import re
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,19 @@ def _leave_unlinked(_app: Any, _env: Any, node: Any, text: Any) -> Any:
     return text if names and all(map(_exists, names)) else None
 
 
+def _strip_options(found: Any) -> None:
+    """Leave the types of a dataclass, without what the command line says of its fields (`Annotated[int, Option(…)]`)."""
+    with contextlib.suppress(NameError, TypeError, AttributeError):  # imported for type checkers only, or no annotations
+        found.__annotations__ = typing.get_type_hints(found)
+
+
 def setup(app: Any) -> None:
-    """Connect the handler above."""
+    """Connect the handlers above."""
     app.connect("missing-reference", _leave_unlinked)
+    app.connect("autodoc-before-process-signature", lambda _app, found, _bound: _strip_options(found))
+    # Before napoleon, which reads the types of attributes.
+    app.connect(
+        "autodoc-process-docstring",
+        lambda _app, kind, _name, found, _options, _lines: _strip_options(found) if kind == "class" else None,
+        priority=100,
+    )

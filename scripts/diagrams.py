@@ -101,11 +101,11 @@ def packages() -> str:
     for number, names in enumerate(rows):
         y = 4 + number * pitch
         parts.append(f'<rect class="file" x="{left}" y="{y}" width="{width - left - 4}" height="{pitch - 6}" rx="8"/>')
-        space = (width - left - 4) / len(names)
-        box = min(166, int(space) - 16)
+        widths = [9 * len(name) + 16 for name in names]
+        gap = (width - left - 4 - sum(widths)) / (len(names) + 1)
         for place, name in enumerate(names):
-            x = round(left + place * space + (space - box) / 2)
-            parts.append(_box("step", x, y + 7, box, (name,)))
+            x = round(left + (place + 1) * gap + sum(widths[:place]))
+            parts.append(_box("step", x, y + 7, widths[place], (name,)))
     title = "The packages of onnxtool in layers; a package imports only packages of the rows below its own"
     return _drawing(title, width, len(rows) * pitch, parts)
 

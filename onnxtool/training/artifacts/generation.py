@@ -1,7 +1,7 @@
 """Make of a forward model what on-device training needs: training, eval and optimizer model, and a checkpoint.
 
 Names, arguments and the order of inputs and outputs are those of onnxruntime-training's `artifacts`; where stock
-onnxruntime asks for something else, docs/training_artifacts.md says so.
+onnxruntime asks for something else, docs/guide/artifacts.md says so.
 """
 
 from __future__ import annotations
