@@ -37,7 +37,6 @@ html_copy_source = False
 html_show_sphinx = False
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
-pygments_style = "friendly"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -93,8 +92,9 @@ def _leave_unlinked(_app: Any, _env: Any, node: Any, text: Any) -> Any:
 
 
 def _strip_options(found: Any) -> None:
-    """Leave the types of a dataclass, without what the command line says of its fields (`Annotated[int, Option(…)]`)."""
-    with contextlib.suppress(NameError, TypeError, AttributeError):  # imported for type checkers only, or no annotations
+    """Leave the types of a dataclass, without what the command line says of its fields: `Annotated[int, Option(…)]`."""
+    # Some names are imported for type checkers only, and some classes have no annotations.
+    with contextlib.suppress(NameError, TypeError, AttributeError):
         found.__annotations__ = typing.get_type_hints(found)
 
 

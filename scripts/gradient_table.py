@@ -33,7 +33,7 @@ parameters to freeze to get around them.
 |---|---|---|---|---|---|---|
 """
 _NETWORKS = """
-# Networks
+## Networks
 
 Small ones, random, as torch.onnx exports them. The errors are the largest over all parameters against PyTorch in
 float64, relative to the largest gradient of the network. A test allows each parameter three times that of PyTorch.

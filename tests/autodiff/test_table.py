@@ -22,7 +22,7 @@ _REFERENCE = """
     BatchNormalization Slice Where Expand Exp Flatten Abs Identity Reciprocal Clip Min Max Tile Pad TopK
     ScatterND ScatterElements Trilu LeakyRelu Resize Atan FakeQuant ScaledSum LSTM GRU
 """
-_NETWORKS = "\n# Networks\n"
+_NETWORKS = "\n## Networks\n"
 _ERROR = re.compile(r" (0|\d+e-\d+) \|$", re.MULTILINE)
 
 

@@ -99,12 +99,6 @@ def make_reader(folder: Path, checkpoints: dict[str, Path], commands: tuple[str,
     (folder / "outputs.json").write_text(json.dumps(outputs), encoding="utf-8")
 
 
-def copy_of(reader: Path, folder: Path) -> Path:
-    """Return a copy of a reader's folder that shares the files, which commands replace and never change."""
-    shutil.copytree(reader, folder, copy_function=os.link, dirs_exist_ok=True)
-    return folder
-
-
 def outputs_of(reader: Path) -> dict[str, str]:
     """Return the output of the commands that were run while the folder was made."""
     found: dict[str, str] = json.loads((reader / "outputs.json").read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,15 @@ PREPARED = (
 
 
 @pytest.fixture(scope="session")
-def reader(workshop: Workshop, minilm: Path) -> Path:
-    """A folder with the checkpoints that the documents name, and with MiniLM exported and optimized."""
-    folder = workshop.folder / "reader"
+def reader(workshop: Workshop, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints that the documents name, and with MiniLM exported and optimized.
+
+    All documents run in it, also those of another process: each writes files of its own.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reader"
     checkpoints = {"all-MiniLM-L6-v2": minilm, "tiny-classifier": workshop.checkpoint("tiny-classifier")}
-    with FileLock(workshop.folder / ".reader.lock"):
+    with FileLock(folder.with_suffix(".lock")):
         if not (folder / "outputs.json").exists():
             make_reader(folder, checkpoints, PREPARED)
     return folder

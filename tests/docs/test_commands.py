@@ -17,7 +17,6 @@ from onnxtool.summary.gates import parse_gate
 from tests.docs.documents import (
     ROOT,
     blocks,
-    copy_of,
     guides,
     name_of,
     outputs_of,
@@ -39,26 +38,18 @@ _FOREIGN_OPTIONS = {"--constraint", "--nproc-per-node", "--question", "--optimum
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="some commands are those of a POSIX shell")
-@pytest.mark.parametrize("document", [path for path in guides() if blocks(path, "console")], ids=name_of)
-def test_commands_print_what_is_shown(document: Path, reader: Path, tmp_path: Path) -> None:
-    """Line by line, except for numbers; `…` stands for lines that are left out."""
-    run_console(document, copy_of(reader, tmp_path), outputs_of(reader))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="some commands are those of a POSIX shell")
-@pytest.mark.parametrize("document", [path for path in guides() if blocks(path, "python")], ids=name_of)
-def test_programs_run(document: Path, reader: Path, tmp_path: Path) -> None:
-    """All Python blocks of a document in their order are one program, which runs after its commands."""
+@pytest.mark.parametrize(
+    "document", [path for path in guides() if blocks(path, "console") or blocks(path, "python")], ids=name_of
+)
+def test_a_document_works(document: Path, reader: Path) -> None:
+    """Its commands print what it shows, except for numbers; then its Python blocks run, as one program."""
+    run_console(document, reader, outputs_of(reader))
     name = name_of(document)
     code = "\n".join([*(block.text for block in blocks(document, "python")), _ASSERTIONS.get(name, "")])
-    folder = copy_of(reader, tmp_path)
     if name != _OWN_PROCESS:
-        if name == "docs/guide/artifacts.md":
-            run_console(document, folder, outputs_of(reader))
-        run_python(code, folder)
+        run_python(code, reader)
         return
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=reader, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "operators in 1 session of onnxruntime" in done.stdout
     assert "['layer0.onnx', 'layer0.txt', 'layer1.onnx', 'layer1.txt']" in done.stdout

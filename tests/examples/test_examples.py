@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import ROOT, copy_of, outputs_of, run_command, run_console
+from tests.docs.documents import ROOT, outputs_of, run_command, run_console
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,18 +17,16 @@ pytestmark = [
 
 
 @pytest.fixture
-def folder(request: pytest.FixtureRequest, reader: Path, tmp_path: Path) -> Path:
-    """The folder of the example that the test is about, in a copy of the repository with the reader's models."""
+def folder(request: pytest.FixtureRequest, reader: Path) -> Path:
+    """The folder of the example that the test is named after, in a repository with the reader's models."""
     name = request.node.name.removeprefix("test_")
-    copy_of(reader, tmp_path)
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    shutil.copy(ROOT / "models" / "recipes.json", tmp_path / "models")
-    shutil.copytree(ROOT / "examples" / name, tmp_path / "examples" / name)
-    return tmp_path / "examples" / name
+    return shutil.copytree(ROOT / "examples" / name, reader / "examples" / name)
 
 
 def test_release(folder: Path) -> None:
     """Two models and their reviews; the second make does nothing, and new weights rebuild one of the models."""
+    shutil.copytree(ROOT / "scripts", folder.parents[1] / "scripts")
+    shutil.copy(ROOT / "models" / "recipes.json", folder.parents[1] / "models")
     run_console(folder / "README.md", folder, {})
     assert "Number of nodes" in (folder / "models" / "tiny-splade-review.md").read_text(encoding="utf-8")
     (folder.parents[1] / "models" / "checkpoints" / "tiny-splade" / "model.safetensors").touch()
