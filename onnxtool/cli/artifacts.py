@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.cli.options import NameChoice, PathType, output_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
-from onnxtool.export.tasks import TASK_NAMES
 from onnxtool.training.artifacts.forward_export import ForwardOptions
 from onnxtool.training.artifacts.preparation import LOSS_NAMES, OPTIMIZER_NAMES, PreparationOptions, prepare_training
 from onnxtool.training.artifacts.report import ArtifactReport

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.cli.options import NameChoice, output_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
 from onnxtool.cli.verification import verification_blocks
@@ -18,8 +19,7 @@ from onnxtool.export import DTYPES, ExportOptions, export_model
 from onnxtool.export.heads.choice import HEAD_NAMES
 from onnxtool.export.opsets import LOWEST_OPSET
 from onnxtool.export.report import ExportReport
-from onnxtool.export.targets.table import PLAIN, TARGET_NAMES
-from onnxtool.export.tasks import TASK_NAMES
+from onnxtool.export.targets import TARGET_NAMES, find_target
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.reports import TensorInfo
 
@@ -105,7 +105,7 @@ def command(
     The architecture is the one that config.json names, the outputs and dynamic axes are found by running it, and the
     file is compared with PyTorch on several shapes, masks and texts before it is kept.
     """
-    if optimize and target != PLAIN:
+    if optimize and find_target(target).reads_folder:
         raise click.UsageError(
             f"--optimize would leave a second graph where {target} reads one; run onnxtool optimize with --output"
         )
