@@ -68,7 +68,7 @@ def find_checks() -> tuple[Check, ...]:
     checks = []
     for target in sorted(TARGET_NAMES):
         path = CONSUMERS / f"{target}.json"
-        consumer = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"checks": ()}
+        consumer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"checks": ()}
         for row in consumer["checks"]:
             settings, options = tuple(row.get("settings", ())), tuple(row.get("options", ()))
             simulated = bool(consumer.get("simulated"))

@@ -44,7 +44,7 @@ def test_a_vocabulary_is_known_by_the_name_that_its_class_gives_it(tmp_path: Pat
     source = checkpoint(tmp_path, model_type, name)
     assert has_vocabulary(source, model_type)
     (tmp_path / name).unlink()
-    assert not has_vocabulary(source, model_type)
+    assert not has_vocabulary(Source.find(str(tmp_path)), model_type)
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "normalizer.json", "tokenizer_config.json", "emoji.json"])
