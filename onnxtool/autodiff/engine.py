@@ -184,7 +184,7 @@ class _Walk:
         return gradients[0] if gradients else None
 
 
-def arriving_gradient(value: ir.Value) -> ir.Value | None:
+def gradient_of(value: ir.Value) -> ir.Value | None:
     """Return the gradient of the loss with respect to a value of a graph that was differentiated, where it has one."""
     gradient: ir.Value | None = value.meta.get(_GRADIENT)
     return gradient
