@@ -12,7 +12,7 @@ from torch._dynamo import config as dynamo_config
 
 from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
-from onnxtool.torch_backend.reports import Explanation
+from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
 from onnxtool.training.trainer.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
 
