@@ -129,7 +129,8 @@ def prepare_training(
     if options.forward is None:
         return _of_file(options, on_progress)
     with tempfile.TemporaryDirectory() as folder:
-        return _of_checkpoint(options, export_forward(options.forward, Path(folder), on_progress), on_progress)
+        forward = export_forward(options.forward, Path(folder), on_progress)
+        return make_checkpoint_artifacts(options, forward, on_progress)
 
 
 def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
@@ -139,7 +140,14 @@ def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) ->
     return make_artifacts(replace(common, model=model, loss_input_names=options.loss_inputs or None), on_progress)
 
 
-def _of_checkpoint(options: PreparationOptions, forward: Forward, on_progress: Callable[[str], None]) -> ArtifactReport:
+def make_checkpoint_artifacts(
+    options: PreparationOptions, forward: Forward, on_progress: Callable[[str], None] = lambda _stage: None
+) -> ArtifactReport:
+    """Make the artifacts of an exported checkpoint, and verify them.
+
+    Raises:
+        OnnxtoolError: as `make_artifacts`.
+    """
     loss_inputs = options.loss_inputs or forward.outputs[:1]
     ignored = IGNORE_INDEX if options.ignore_index is None else options.ignore_index
     shift = forward.shifts_labels if options.shift_labels is None else options.shift_labels

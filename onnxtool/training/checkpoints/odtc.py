@@ -151,7 +151,7 @@ def _data_file(path: Path) -> NDArray[np.uint8]:
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {path} has its parameters in {data.name}, which cannot be read: {error.strerror}",
-            f"copy {data.name} to its folder",
+            f"copy {data.name} beside it",
         ) from error
 
 
