@@ -184,6 +184,8 @@ def _prepare(
 
     An operator that finds the range of its activations does so for itself; `is_shared` by several, it is done once.
     """
+    import onnx_ir as ir
+
     value, grid = product.value, adjustment.activations
     if divisor is not None:
         factor = writer.constant(1 / divisor, f"{product.name}_factor")
