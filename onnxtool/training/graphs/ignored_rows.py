@@ -1,7 +1,7 @@
-"""Drop rows whose label does not count before the layers that make their scores, in a cross entropy with ignore_index.
+"""Ignored-label pruning: compute the logits of a cross entropy with `ignore_index` only for rows with a label.
 
-Most tokens of a masked language model have no label, and its head is a third of the work. All layers back from the
-scores that treat each row alone, such as MatMul with a matrix, are computed on the rows that count.
+Most tokens of a masked language model have no label, and its head is a third of the work. All layers before the logits
+that process each row independently, such as MatMul with a matrix, are computed on the labeled rows only.
 
 Letters: R rows, the product of all axes but the last; H the last axis.
 """
@@ -16,7 +16,7 @@ from onnxtool.autodiff.builder import Builder, Tensor
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Labels of this value do not count for transformers and PyTorch.
+# transformers and PyTorch ignore labels of this value.
 IGNORE_INDEX = -100
 
 _ELEMENTWISE = frozenset(
@@ -27,45 +27,45 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def drop_ignored_rows(graph: ir.Graph) -> int:
-    """Change the graph so, and return the number of losses for which it was possible.
+def prune_ignored_rows(graph: ir.Graph) -> int:
+    """Prune ignored rows, and return the number of losses for which it was possible; dtypes and shapes are known.
 
-    The dtypes and shapes of its values are known. One row stays in any case, with an ignored label: no operator then
-    meets an empty tensor, which not every version of onnxruntime multiplies rightly.
+    One row with an ignored label is always kept: so no operator gets an empty tensor, which not every version of
+    onnxruntime multiplies correctly.
     """
     changed = 0
     for node in [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and node.domain == ""]:
         if "ignore_index" in node.attributes and node.attributes.get_string("reduction", "mean") != "none":
-            changed += _drop_rows(graph, node)
+            changed += _prune_rows(graph, node)
     return changed
 
 
-def _drop_rows(graph: ir.Graph, loss: ir.Node) -> bool:
-    scores, labels = loss.inputs[:2]
-    if scores is None or labels is None or scores.shape is None or len(scores.shape) != 2:
+def _prune_rows(graph: ir.Graph, loss: ir.Node) -> bool:
+    logits, labels = loss.inputs[:2]
+    if logits is None or labels is None or logits.shape is None or len(logits.shape) != 2:
         return False
-    top = _unflattened(scores)
-    region = _Region(top, loss if top is scores else scores.producer())
+    top = _unflattened(logits)
+    region = _Region(top, loss if top is logits else logits.producer())
     if not region.nodes:
         return False
     build = Builder(graph)
     flat = build.tensor(labels)
     ignored = build.constant([loss.attributes["ignore_index"].as_int()], flat.dtype)
-    counting = build.op("NonZero", build.op("Not", flat.equals(ignored))).reshape([-1])
-    rows = build.concat(counting, [0])
-    chosen = build.op("Concat", build.op("Gather", flat, counting, axis=0), ignored, axis=0)
+    labeled = build.op("NonZero", build.op("Not", flat.equals(ignored))).reshape([-1])
+    rows = build.concat(labeled, [0])
+    selected = build.op("Concat", build.op("Gather", flat, labeled, axis=0), ignored, axis=0)
     for value in region.boundary:
-        _take_rows(build, value, rows, region)
+        _gather_rows(build, value, rows, region)
     build.finish()
     _flatten(region)
     loss.replace_input_with(0, top)
-    loss.replace_input_with(1, chosen.value)
+    loss.replace_input_with(1, selected.value)
     graph.sort()
     return True
 
 
-def _take_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region) -> None:
-    """Let the nodes of the region read the rows of `value` that count, [R, H], in place of `value`."""
+def _gather_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region) -> None:
+    """Let the nodes of the region read the labeled rows of `value`, [R, H], instead of `value`."""
     import onnx_ir as ir
 
     tensor = build.tensor(value)
@@ -80,7 +80,7 @@ def _take_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region) -
 
 
 def _flatten(region: _Region) -> None:
-    """Tell the nodes of the region that their values have two axes."""
+    """Update attributes and shapes of the region: its values now have two axes."""
     import onnx_ir as ir
 
     for node in region.nodes:
@@ -92,12 +92,12 @@ def _flatten(region: _Region) -> None:
 
 
 class _Region:
-    """The nodes back from the scores that treat each row alone.
+    """The nodes before the logits that process each row independently.
 
     Attributes:
-        rank: of all values that have rows.
-        nodes: those nodes.
-        boundary: values with rows that they read and that come from outside, in the order of their use.
+        rank: the rank of all values that have rows.
+        nodes: the nodes.
+        boundary: values with rows that they read from outside the region, in the order of their use.
     """
 
     def __init__(self, top: ir.Value, reader: ir.Node | None) -> None:
@@ -109,7 +109,7 @@ class _Region:
         while waiting:
             value = waiting.pop()
             node = value.producer()
-            if node is None or node in self.nodes or not self._closed(node, readers):
+            if node is None or node in self.nodes or not self._is_prunable(node, readers):
                 continue
             self.nodes[node] = None
             readers.add(node)
@@ -117,14 +117,14 @@ class _Region:
         read = [value for node in self.nodes for value in self._rows_of(node)]
         self.boundary = [value for value in dict.fromkeys(read) if value.producer() not in self.nodes]
 
-    def _closed(self, node: ir.Node, readers: set[ir.Node | None]) -> bool:
-        """Return whether the node treats rows alone, and nobody else needs the rows that do not count."""
+    def _is_prunable(self, node: ir.Node, readers: set[ir.Node | None]) -> bool:
+        """Return whether the node processes rows independently, and nothing else reads its ignored rows."""
         if any(output.is_graph_output() for output in node.outputs):
             return False
         users = {use.node for output in node.outputs for use in output.uses()}
-        return users <= readers and self._treats_rows_alone(node)
+        return users <= readers and self._has_independent_rows(node)
 
-    def _treats_rows_alone(self, node: ir.Node) -> bool:
+    def _has_independent_rows(self, node: ir.Node) -> bool:
         if node.domain != "" or any(value is None for value in node.inputs[:2]):
             return False
         inputs = [value for value in node.inputs if value is not None]
@@ -144,7 +144,7 @@ class _Region:
         return node.op_type in _ELEMENTWISE and bool(self._rows_of(node)) and self._broadcasts_along_rows(inputs)
 
     def _broadcasts_along_rows(self, inputs: Sequence[ir.Value]) -> bool:
-        """Return whether each input has the rows, or one number a column, or one number."""
+        """Return whether each input has all rows, one element per column, or one element."""
         shapes = [list(value.shape or ()) for value in inputs]
         leading = {tuple(map(str, shape[:-1])) for shape in shapes if len(shape) == self.rank}
         return len(leading) == 1 and all(len(shape) in (0, 1, self.rank) for shape in shapes)
@@ -155,14 +155,14 @@ class _Region:
         return [value for value in inputs if value is not None and len(value.shape or ()) == self.rank]
 
 
-def _unflattened(scores: ir.Value) -> ir.Value:
-    """Return what `scores`, [R, C], is the flat form of, [..., C]; itself where it is not one."""
-    node = scores.producer()
+def _unflattened(logits: ir.Value) -> ir.Value:
+    """Return the value [..., C] that a Reshape flattens to `logits`, [R, C]; `logits` without such a Reshape."""
+    node = logits.producer()
     if node is None or node.op_type != "Reshape" or node.inputs[0] is None:
-        return scores
+        return logits
     inner = node.inputs[0]
-    same = inner.shape is not None and scores.shape is not None and inner.shape[-1] == scores.shape[-1]
-    return inner if same and _has_width(inner) and len(scores.uses()) == 1 else scores
+    same = inner.shape is not None and logits.shape is not None and inner.shape[-1] == logits.shape[-1]
+    return inner if same and _has_width(inner) and len(logits.uses()) == 1 else logits
 
 
 def _has_width(value: ir.Value) -> bool:

@@ -1,4 +1,4 @@
-"""Make a forward model of an eval model and trained parameters."""
+"""Make an inference model from an eval model and trained parameters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def export_inference_model(
     eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path
 ) -> None:
-    """Write what computes `outputs`, values of the eval model, with the parameters as initializers.
+    """Write a model that computes `outputs`, values of the eval model, with the parameters as initializers.
 
     Raises:
-        ArtifactError: the eval model has no value of that name.
+        ArtifactError: the eval model has no value with that name.
         OutputWriteError: it cannot be written.
     """
     import onnx_ir as ir
