@@ -20,7 +20,7 @@ pytestmark = [
 def folder(request: pytest.FixtureRequest, reader: Path) -> Path:
     """The folder of the example that the test is named after, in a repository with the reader's models."""
     name = request.node.name.removeprefix("test_")
-    return shutil.copytree(ROOT / "examples" / name, reader / "examples" / name)
+    return Path(shutil.copytree(ROOT / "examples" / name, reader / "examples" / name))
 
 
 def test_release(folder: Path) -> None:
