@@ -77,7 +77,7 @@ def test_a_promise_that_nothing_keeps_is_an_error(exported: Path) -> None:
 def test_a_bound_that_nobody_checks_is_refused(exported: Path, precision: str) -> None:
     """Without calibration, the comparison is all that holds it."""
     options = OptimizeOptions(exported, precision=precision, max_error=0.001, verify=False)
-    with pytest.raises(PassError, match=f"--max_error of {precision} is held by the comparison"):
+    with pytest.raises(PassError, match=f"--max_error of {precision} is checked by the comparison"):
         optimize_model(options)
 
 

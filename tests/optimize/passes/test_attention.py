@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtool.optimize.attention.masks import NOTHING
+from onnxtool.optimize.attention.masks import NO_MASK
 from onnxtool.optimize.passes import attention as module
 from onnxtool.optimize.passes.attention import attention
 from tests.optimize.attention.graphs import MASKINGS, SCORES, WEIGHTING, attention_graph, ragged_feeds
@@ -90,8 +90,8 @@ def test_an_attention_is_written_once(masking: str) -> None:
 
 
 def test_a_mask_that_is_lost_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a planted error in the meaning of masks the numbers differ."""
-    monkeypatch.setattr(module, "find_meaning", lambda *_: NOTHING)
+    """With a planted error in the kind of a mask the numbers differ."""
+    monkeypatch.setattr(module, "find_mask_kind", lambda *_: NO_MASK)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_same_on_real_tokens(attention_graph(MASKINGS["padding"]), ragged_feeds())
 

@@ -56,13 +56,13 @@ def test_only_a_vector_of_the_last_axis_is_a_bias(b: tuple[int, ...], note: str)
 def test_a_product_that_others_read_is_kept() -> None:
     """It has to be computed for them."""
     model = build(f"{MATRIX} {{ h = MatMul(x, w) z = Add(h, b) y = Mul(z, h) }}", WEIGHTS)
-    assert_left_alone(matmul_add, model, "the product is read elsewhere")
+    assert_left_alone(matmul_add, model, "the output of the MatMul is read elsewhere")
 
 
 def test_a_product_that_is_an_output_is_kept() -> None:
     """It has to be there."""
     model = build(f"g (float[B, 8] x) => (float[B, 4] y, float[B, 4] h) {{ {BODY} }}", WEIGHTS)
-    assert_left_alone(matmul_add, model, "the product is read elsewhere")
+    assert_left_alone(matmul_add, model, "the output of the MatMul is read elsewhere")
 
 
 def test_a_weight_that_a_caller_gives_is_left_alone() -> None:

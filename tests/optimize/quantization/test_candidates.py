@@ -139,7 +139,7 @@ def test_without_float32_there_is_nothing_to_measure_the_others_against(
         raise PassError("the disk is odd", "")
 
     monkeypatch.setattr(candidates, "save_model", fail)
-    with pytest.raises(PassError, match="the model in float32 cannot be had: the disk is odd"):
+    with pytest.raises(PassError, match="the model in float32 is not possible: the disk is odd"):
         auto(exported)
     assert sorted(path.name for path in exported.parent.iterdir()) == ["texts.txt", "tiny", "tiny.onnx"]
 

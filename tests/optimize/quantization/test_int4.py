@@ -27,9 +27,9 @@ __all__ = ["trained"]
 
 
 def bits(result: Quantized) -> list[int]:
-    """Return those of each product in their order; 32 for float32."""
-    products = [node for node in result.outcome.model.graph if node.op_type in ("MatMul", "MatMulNBits")]
-    return [attribute(node, "bits", 32) for node in products]
+    """Return those of each layer in their order; 32 for float32."""
+    layers = [node for node in result.outcome.model.graph if node.op_type in ("MatMul", "MatMulNBits")]
+    return [attribute(node, "bits", 32) for node in layers]
 
 
 def test_without_a_bound_all_layers_are_int4() -> None:

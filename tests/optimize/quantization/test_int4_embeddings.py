@@ -67,11 +67,11 @@ def test_a_table_that_a_head_has_in_blocks_is_read_there(kept: dict[str, str], b
     np.testing.assert_allclose(logits, rows @ exact.T, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("product", ["MatMul(e, w)", "com.microsoft.FusedMatMul<transB=1>(e, w)"])
-def test_rows_of_a_square_table_are_its_own(product: str) -> None:
+@pytest.mark.parametrize("layer", ["MatMul(e, w)", "com.microsoft.FusedMatMul<transB=1>(e, w)"])
+def test_rows_of_a_square_table_are_its_own(layer: str) -> None:
     """A head that reads it as it lies has its columns in blocks, in as many bytes."""
     table = normal(1024, 1024)
-    graph = f"g (int64[S] i) => (float[S, 1024] e, float[S, 1024] y) {{ e = Gather(w, i) y = {product} }}"
+    graph = f"g (int64[S] i) => (float[S, 1024] e, float[S, 1024] y) {{ e = Gather(w, i) y = {layer} }}"
     model = build(graph, {"w": table})
     apply(quantize_int4(provider="cuda"), model)
     assert apply(INT4, model).num_changes == 1
@@ -113,4 +113,4 @@ def test_rows_of_an_odd_width_stay() -> None:
 def test_columns_stay() -> None:
     """Blocks lie along rows."""
     graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
-    assert_left_alone(INT4, build(graph, {"t": TABLE}), "not rows are looked up")
+    assert_left_alone(INT4, build(graph, {"t": TABLE}), "the lookup is not one of rows")

@@ -80,7 +80,7 @@ def test_twice_is_once(form: str) -> None:
 
 
 def test_what_the_operator_is_told_follows_the_provider() -> None:
-    """Integer products and a bias inside on the CPU; neither on CUDA."""
+    """Integer layers and a bias inside on the CPU; neither on CUDA."""
     for step, level, names in ((INT4, 4, ["MatMulNBits"]), (CUDA, None, ["MatMulNBits", "Add"])):
         model = build(*FORMS["MatMul and Add"])
         apply(step, model)
@@ -109,7 +109,7 @@ def test_layers_are_kept_in_8_bits_and_in_float32() -> None:
     ],
 )
 def test_what_blocks_cannot_compute_stays(graph: str, weights: Arrays, note: str) -> None:
-    """And the reason is given, unless it is no product with a matrix at all."""
+    """And the reason is given, unless it is no linear layer at all."""
     assert_left_alone(INT4, build(graph, weights), note)
 
 

@@ -121,7 +121,7 @@ def test_a_scale_that_is_off_by_two_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_model_without_float32_weights_is_refused() -> None:
     """There is nothing to do."""
-    with pytest.raises(PassError, match="no product with a float32 weight"):
+    with pytest.raises(PassError, match="no linear layer has a float32 weight"):
         to_int8(build_body("y = Relu(x)"), FEEDS)
 
 

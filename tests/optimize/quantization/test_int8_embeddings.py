@@ -41,7 +41,7 @@ FUSED_FEEDS: Arrays = {
 
 
 def test_rows_are_looked_up_in_int8() -> None:
-    """And their scales with them; the numbers are those of a simulation, but for the rounding of one product."""
+    """And their scales with them; the numbers are those of a simulation, but for the rounding of one layer."""
     model = build(GATHER, {"t": TABLE})
     assert apply(int8_embeddings, model).num_changes == 1
     assert operators(model) == ["Gather", "Gather", "Cast", "Mul"]
@@ -83,10 +83,10 @@ def test_small_and_narrow_tables_stay(table: NDArray[np.generic]) -> None:
 def test_columns_stay() -> None:
     """A scale a row fits rows."""
     graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
-    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}), "not rows are looked up")
+    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}), "the lookup is not one of rows")
 
 
 def test_a_fused_embedding_that_counts_its_positions_stays() -> None:
     """There is nothing to look them up with."""
     graph = FUSED.replace(", , k)", ")")
-    assert_left_alone(int8_embeddings, build(graph, WEIGHTS), "counts its positions itself")
+    assert_left_alone(int8_embeddings, build(graph, WEIGHTS), "no input of position ids")
