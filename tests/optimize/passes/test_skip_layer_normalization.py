@@ -92,7 +92,7 @@ def test_a_sum_that_two_normalize_is_added_once() -> None:
     text = f"{SIGNATURE} {{ s = Add(x, r) p = {NORM} q = {NORM} y = Add(p, q) }}"
     model = build(text, WEIGHTS)
     outcome = apply(skip_layer_normalization, model)
-    assert (outcome.num_changes, outcome.note) == (1, "1 left alone: another normalization has taken the sum")
+    assert (outcome.num_changes, outcome.note) == (1, "1 left alone: another normalization has fused the sum")
     assert sorted(operators(model)) == ["Add", "LayerNormalization", "SkipLayerNormalization"]
 
 
