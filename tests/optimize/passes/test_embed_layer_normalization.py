@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -14,13 +16,13 @@ from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,
     assert_same_numbers,
-    assert_twice_is_once,
     build,
     count,
     normal,
     operators,
     ragged_feeds,
 )
+from tests.optimize.passes.properties import Row
 from tests.workshop import Workshop
 
 WEIGHTS: Arrays = {
@@ -75,18 +77,6 @@ def test_a_form_becomes_one_node(form: str) -> None:
     assert names[2:8] == ["words", "places", segments, "gamma", "beta", None]
     assert node.attributes["epsilon"].as_float() == pytest.approx(0.01)
     assert {value.dtype for value in (node.inputs[0], node.inputs[8]) if value} == {ir.DataType.INT32}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_form_keeps_its_numbers(form: str) -> None:
-    """Before and after, in onnxruntime."""
-    assert_same_numbers(embed_layer_normalization, embedding(FORMS[form]), FEEDS)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_form_is_replaced_once(form: str) -> None:
-    """The second time there is none."""
-    assert_twice_is_once(embed_layer_normalization, embedding(FORMS[form]))
 
 
 def test_ids_of_int32_need_no_cast() -> None:
@@ -173,3 +163,6 @@ def test_an_export_has_one(workshop: Workshop, name: str, exporter: str) -> None
     assert_same_numbers(embed_layer_normalization, model, feeds, atol=2e-5)  # hidden states of about 3
     assert count(model, "EmbedLayerNormalization", "com.microsoft") == 1
     assert "Gather" not in [node.op_type for node in model.graph if node.inputs[0] and node.inputs[0].is_initializer()]
+
+
+ROW = Row(embed_layer_normalization, {name: partial(embedding, body) for name, body in FORMS.items()}, FEEDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,12 @@ from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,
-    assert_twice_is_once,
     build,
     normal,
     operators,
     run,
 )
+from tests.optimize.passes.properties import Row
 from tests.optimize.quantization.test_blocks import dequantize
 from tests.optimize.quantization.test_int8_embeddings import FUSED, FUSED_FEEDS, GATHER, IDS, TABLE, WEIGHTS
 
@@ -88,12 +90,6 @@ def test_blocks_that_are_padded_are_not_shared() -> None:
     assert {"w_int4_blocks", "w_rows_int4_blocks"} <= set(model.graph.initializers)
 
 
-@pytest.mark.parametrize("graph", [GATHER, FUSED])
-def test_twice_is_once(graph: str) -> None:
-    """A table in blocks is left."""
-    assert_twice_is_once(INT4, build(graph, WEIGHTS if graph == FUSED else {"t": TABLE}))
-
-
 def test_a_table_that_others_read_stays() -> None:
     """Such as a head that is kept in float32: a second copy would only add to the size."""
     assert_left_alone(INT4, build(TIED, {"w": normal(2000, 64)}))
@@ -114,3 +110,6 @@ def test_columns_stay() -> None:
     """Blocks lie along rows."""
     graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
     assert_left_alone(INT4, build(graph, {"t": TABLE}), "the lookup is not one of rows")
+
+
+ROW = Row(INT4, {"Gather": partial(build, GATHER, {"t": TABLE}), "fused": partial(build, FUSED, WEIGHTS)}, atol=None)
