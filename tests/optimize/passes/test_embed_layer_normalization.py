@@ -109,9 +109,9 @@ def test_a_table_that_others_read_stays_one_tensor() -> None:
     [
         ("axis=-1", "axis=1", "not over the last axis"),
         ("(s, gamma, beta)", "(s, gamma)", "scale or shift"),
-        ("Slice(row, zero, i, one, one)", "Slice(row, one, i, one, one)", "telling words from positions"),
-        ("Slice(row, zero, i, one, one)", "Identity(row)", "telling words from positions"),
-        ("start=1, end=2", "start=0, end=1", "telling words from positions"),
+        ("Slice(row, zero, i, one, one)", "Slice(row, one, i, one, one)", "words and positions cannot be told apart"),
+        ("Slice(row, zero, i, one, one)", "Identity(row)", "words and positions cannot be told apart"),
+        ("start=1, end=2", "start=0, end=1", "words and positions cannot be told apart"),
         ("Gather(words, ids)", "Gather <axis=1> (words, ids)", ""),
         ("t = Add(a, b)", "t = Mul(a, b)", ""),
     ],
@@ -124,7 +124,7 @@ def test_what_looks_like_it_is_left_alone(old: str, new: str, note: str) -> None
 def test_segments_of_one_row_are_left_alone() -> None:
     """The operator takes [B, S] only."""
     text = f"{SIGNATURE} {{ {FORM} }}".replace("int64[B, S] kind", "int64[1, S] kind")
-    assert_left_alone(embed_layer_normalization, build(text, WEIGHTS), "telling words from positions")
+    assert_left_alone(embed_layer_normalization, build(text, WEIGHTS), "words and positions cannot be told apart")
 
 
 def test_tables_of_other_widths_are_left_alone() -> None:
