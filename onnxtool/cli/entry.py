@@ -13,8 +13,7 @@ from typing import NoReturn
 
 import click
 
-from onnxtool.cli.printable import is_text, printable
-from onnxtool.cli.streams import drop_output
+from onnxtool.cli.streams import drop_output, is_text, printable
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import stop
 from onnxtool.version import __version__

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from onnxtool.benchmarking.report import BenchmarkReport
-from onnxtool.cli.printable import printable
+from onnxtool.cli.streams import printable
 from onnxtool.errors import OutputWriteError
 from onnxtool.model_file import staged
 

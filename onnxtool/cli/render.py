@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import click
 
-from onnxtool.cli.documents import json_document
-from onnxtool.cli.printable import printable
+from onnxtool.cli.streams import json_document, printable
 from onnxtool.model_file import write_text
 from onnxtool.reports import Dimension, TensorInfo
 

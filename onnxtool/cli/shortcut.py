@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxtool.cli.printable import is_text
-from onnxtool.cli.streams import drop_output
+from onnxtool.cli.streams import drop_output, is_text
 from onnxtool.errors import OnnxtoolError
 
 
@@ -21,7 +20,7 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
     paths = _paths(arguments)
     if paths is None:
         return None
-    from onnxtool.cli.documents import json_document
+    from onnxtool.cli.streams import json_document
     from onnxtool.stats import Settings, compare_models, describe_model, find_settings
 
     try:

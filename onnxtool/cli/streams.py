@@ -1,11 +1,17 @@
-"""What the process prints to, made fit for any name and any reader before a command runs."""
+"""What is printed, without click: on streams that take any name, as JSON, and with nothing that a terminal obeys.
+
+Names come from model files, which are untrusted: no escape sequence of theirs may reach a terminal.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
+
+from onnxtool.reports import to_json
 
 
 def ready_streams() -> None:
@@ -25,3 +31,27 @@ def ready_streams() -> None:
 def drop_output() -> None:
     """Let what stdout still holds go nowhere, after it could not be written: Python writes it once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def json_document(report: object) -> str:
+    """Write `report` as JSON that no terminal obeys: whatever is not printable is an escape."""
+    values = to_json(report)
+    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    if not all(line.isprintable() for line in text.split("\n")):
+        # JSON itself escapes only some of the control characters.
+        text = json.dumps(values, indent=2, ensure_ascii=True, allow_nan=False)
+    return text + "\n"
+
+
+def printable(text: str) -> str:
+    """Escape control characters, line breaks and marks that reorder text as Python writes them in a string."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def is_text(argument: str) -> bool:
+    """Whether an argument is text: Python makes lone surrogates of bytes that are none, and no library takes those."""
+    return not any("\ud800" <= character <= "\udfff" for character in argument)
