@@ -17,7 +17,7 @@ _RESULT = ("throughput_samples_per_s", "throughput_tokens_per_s", "spread", "dri
 
 
 def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
-    """Lay out what was timed, a row a shape, what speaks against it, and on what machine it was."""
+    """Lay out the timings, a row per shape, with their warnings and the machine."""
     return [
         Facts(
             [
@@ -32,7 +32,7 @@ def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
         ),
         Heading("Latency and throughput"),
         _latencies(report.results),
-        *_doubts(report),
+        *_warnings(report),
         *_texts(report.results),
         *_transfers(report.results),
         *(_comparison(report, report.comparison) if report.comparison else ()),
@@ -60,12 +60,12 @@ def _latencies(results: Sequence[BenchmarkResult]) -> Table:
     return Table(columns, rows, frozenset(columns))
 
 
-def _doubts(report: BenchmarkReport) -> Iterator[Block]:
+def _warnings(report: BenchmarkReport) -> Iterator[Block]:
     for result in report.results:
         if not result.trusted:
-            yield Note(f"{result.name} is not to be trusted: {'; '.join(result.warnings)}")
+            yield Note(f"{result.name} is unreliable: {'; '.join(result.warnings)}")
     for warning in report.warnings:
-        yield Note(f"not to be trusted: {warning}")
+        yield Note(f"unreliable: {warning}")
     for note in report.notes:
         yield Note(note)
 

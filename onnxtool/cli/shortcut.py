@@ -1,8 +1,8 @@
-"""The form of `stats` that scripts and reviews call by the hundred, without click.
+"""The form of `stats` that scripts and reviews call most, without click.
 
 Reading a model of half a gigabyte takes a tenth of what starting up takes, and half of that is click. So
-`onnxtool stats MODEL [BASE] --format json` is recognized here, and makes the same calls as the command does. Whatever
-else is asked for, and whatever fails, goes the long way, which knows how to say so.
+`onnxtool stats MODEL [BASE] --format json` is recognized here and makes the same library calls as the command. All
+other forms, and all failures, are left to the command, which reports them.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def command(
 
 
 def _shape(asked: Settings, settings: Settings) -> Shape | None:
-    """Return the shape to cost; None where nobody asks for that."""
+    """Return the shape whose cost is to be estimated; None where none was requested."""
     rows = asked.batch_size or settings.batch_size
     tokens = asked.sequence_length or settings.sequence_length
     if rows is None and tokens is None:
