@@ -1,7 +1,7 @@
 """Draw docs/diagrams/pipeline.svg and docs/diagrams/packages.svg.
 
 Run `python scripts/diagrams.py` after the layers of tests/test_architecture.py change; a test compares. The drawings
-use the colours of the page that contains them, and black on white where there is no page.
+use the colours of the page that contains them; without a page they are light or dark, as the reader prefers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ sys.path.insert(0, str(ROOT))
 from tests.test_architecture import LAYERS  # noqa: E402  the path comes first
 
 _STYLE = """
-.diagram .page { fill: var(--color-background-primary, #ffffff); }
-.diagram text { fill: var(--color-foreground-primary, #1f2328); font: 14px system-ui, sans-serif; text-anchor: middle; }
-.diagram .small { fill: var(--color-foreground-secondary, #59636e); font-size: 12px; }
-.diagram .file { fill: var(--color-background-secondary, #f6f8fa); stroke: var(--color-foreground-border, #818b98); }
-.diagram .step { fill: var(--color-background-primary, #ffffff); stroke: var(--color-brand-primary, #0a4bff); }
+.diagram { --page: #ffffff; --panel: #f6f8fa; --text: #1f2328; --muted: #59636e; --accent: #0a4bff; }
+@media (prefers-color-scheme: dark) {
+.diagram { --page: #131416; --panel: #1a1c1e; --text: #cfd0d0; --muted: #9ca0a5; --accent: #3d94ff; }
+}
+.diagram .page { fill: var(--color-background-primary, var(--page)); }
+.diagram text { fill: var(--color-foreground-primary, var(--text)); font: 14px system-ui, sans-serif; }
+.diagram text { text-anchor: middle; }
+.diagram .small { fill: var(--color-foreground-secondary, var(--muted)); font-size: 12px; }
+.diagram .file { fill: var(--color-background-secondary, var(--panel)); }
+.diagram .file { stroke: var(--color-foreground-border, var(--muted)); }
+.diagram .step { fill: var(--color-background-primary, var(--page)); }
+.diagram .step { stroke: var(--color-brand-primary, var(--accent)); }
 .diagram .step-name { font: 600 14px ui-monospace, monospace; }
-.diagram .arrow { fill: none; stroke: var(--color-foreground-secondary, #59636e); stroke-width: 1.5; }
-.diagram .head { fill: var(--color-foreground-secondary, #59636e); }
+.diagram .arrow { fill: none; stroke: var(--color-foreground-secondary, var(--muted)); stroke-width: 1.5; }
+.diagram .head { fill: var(--color-foreground-secondary, var(--muted)); }
 """
 _BOX_HEIGHT = 52
 
