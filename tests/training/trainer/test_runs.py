@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 import check_trainer
 from check_trainer import CASES, TOLERANCE, Case
 
-STEPS = 50
+STEPS = 14  # more than two epochs of six, with a smaller last batch each; the stop is inside of the second
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fifty_steps_have_the_same_losses_with_a_stop_and_without(tmp_path: Path, case: Case) -> None:
+def test_steps_have_the_same_losses_with_a_stop_and_without(tmp_path: Path, case: Case) -> None:
     """With dropout, smoothing and accumulation; the stop is in the middle, and a new Trainer goes on."""
     plain = check_trainer.train(Trainer, case, tmp_path / "plain", STEPS)
     ours = check_trainer.train(OrtTrainer, case, tmp_path / "ours", STEPS)
@@ -36,4 +36,4 @@ def test_fifty_steps_have_the_same_losses_with_a_stop_and_without(tmp_path: Path
 def test_two_processes_have_the_losses_of_trainer_and_equal_parameters() -> None:
     """Gradients are averaged by DistributedDataParallel, the last batches are smaller; the processes check the rest."""
     (case,) = (case for case in CASES if case.name == "bert, masked tokens")
-    assert check_trainer.two_processes(case, 8) <= TOLERANCE
+    assert check_trainer.two_processes(case, 6) <= TOLERANCE
