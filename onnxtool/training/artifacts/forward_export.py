@@ -65,10 +65,10 @@ def export_forward(
         ExportError: it cannot be traced.
     """
     from onnxtool.export.checkpoint import Checkpoint
+    from onnxtool.export.configuration import task_of_architecture
     from onnxtool.export.modalities.finding import find_modality
     from onnxtool.export.signature import detect_signature, to_tensors
     from onnxtool.export.source import Source
-    from onnxtool.export.tasks import task_of_architecture
     from onnxtool.export.tracing import guarded, operators_apart
     from onnxtool.model_file import Staging, save_model
     from onnxtool.training.artifacts.reference import TorchModel

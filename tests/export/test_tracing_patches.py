@@ -9,8 +9,8 @@ import onnx_ir as ir
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from onnxtool.export.stand_ins import traceable_calls
 from onnxtool.export.torchscript import trace_torchscript
+from onnxtool.export.tracing_patches import traceable_calls
 from onnxtool.runtime.quiet import quiet
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])

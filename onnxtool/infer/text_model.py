@@ -1,11 +1,11 @@
-"""A model with all that it takes to run texts through it: session, tokenizer, limits, prompts, and its head.
+"""A model with all that it takes to run texts through it: session, tokenizer, limit, prompts and head.
 
 Letters of shapes: B batch, N texts, S sequence, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,19 +18,17 @@ from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.infer.answering import Item, answer_texts, make_request
 from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.long_texts import CUT, LongTexts
-from onnxtool.infer.report import InferReport
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class TextModel:
     """A model that texts can be run through. Nothing of it changes after loading: threads may share it.
 
     Attributes:
@@ -100,15 +98,11 @@ class LoadedModel:
             texts = [_with_prompt(before, text) for text in texts]
             num_tokens, num_special = self.tokenizer.count(before)
             way = replace(way, num_leading=num_tokens)
-            num_left_out = num_special + num_tokens if self._leaves_prompts_out else 0
+            num_left_out = 0 if self.head.includes_prompt else num_special + num_tokens
         read = LongTexts.of(long).read(self.tokenizer, texts, self.limit, way, first=first)
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
         return read
-
-    @property
-    def _leaves_prompts_out(self) -> bool:
-        return getattr(self.head, "includes_prompt", True) is False
 
     def feeds(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
         """Pad B texts and return the inputs of the graph; a graph of a fixed batch gets the last text again.
@@ -205,33 +199,6 @@ class LoadedModel:
             head.require_windows()
             pooled = head.join(pooled, windows)
         return self._finished(head.finish(pooled), keep_special=keep_special)
-
-    def answer(
-        self,
-        texts: Sequence[Item],
-        *,
-        query: str | None = None,
-        prompt: str | None = None,
-        long: LongTexts | str | None = None,
-        top_k: int | None = None,
-        on_progress: Callable[[str], None] = lambda _stage: None,
-    ) -> InferReport:
-        """Say what the model makes of each of N texts, or of pairs of texts, in their order.
-
-        Args:
-            texts: N texts, with or without an id, or pairs of a query and a text.
-            query: makes a pair with every text that is none.
-            prompt: as in `tokenize`.
-            long: as in `windows`; None for windows where the task is to find something in a text, else they are cut.
-            top_k: the most candidates for a text; None for all labels of a classifier, and a few of anything else.
-            on_progress: is told what is being done.
-
-        Raises:
-            InputError: there are no texts, one cannot be read, or the model takes no pairs, or only pairs.
-            SessionError: onnxruntime fails, or gives what is not a finite number.
-        """
-        asked = None if long is None else LongTexts.of(long)
-        return answer_texts(self, make_request(self, texts, query, prompt, asked, top_k), on_progress)
 
     def _vector_head(self) -> VectorHead[Any]:
         if isinstance(self.head, VectorHead):

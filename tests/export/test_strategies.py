@@ -1,20 +1,20 @@
-"""Ways to trace are tried in an order that gives the most useful file that is right."""
+"""Strategies are tried in an order that gives the most useful file that is right."""
 
 from __future__ import annotations
 
 from onnxtool.export.modalities.sizes import Axis
-from onnxtool.export.ways import ways_to_trace
+from onnxtool.export.strategies import strategies_for
 
 BATCH = Axis("batch_size", 2, 3, may_fail=False, when_fixed=1)
-SHORT = Axis("sequence", 8, 11, proven=True, when_fixed=512)
-ENDLESS = Axis("sequence", 8, 11, proven=False, when_fixed=512)
+SHORT = Axis("sequence", 8, 11, is_covered=True, when_fixed=512)
+ENDLESS = Axis("sequence", 8, 11, is_covered=False, when_fixed=512)
 
 
 def names(exporter: str, *axes: Axis, attention: str | None = "sdpa") -> list[str]:
-    return [way.name for way in ways_to_trace(exporter, axes, attention)]
+    return [strategy.name for strategy in strategies_for(exporter, axes, attention)]
 
 
-def test_torchscript_comes_first_where_the_longest_input_is_proven() -> None:
+def test_torchscript_comes_first_where_the_longest_input_is_verified() -> None:
     """What it baked in would show there."""
     assert names("auto", BATCH, SHORT)[0] == "torchscript with eager attention"
 
@@ -28,16 +28,16 @@ def test_dynamo_comes_first_where_sizes_have_no_bound() -> None:
     ]
 
 
-def test_without_a_proof_dynamo_comes_first() -> None:
+def test_without_verification_dynamo_comes_first() -> None:
     """Nothing would show what TorchScript baked in."""
-    assert next(ways_to_trace("auto", (BATCH, SHORT), "sdpa", proven=False)).name == "dynamo"
+    assert next(strategies_for("auto", (BATCH, SHORT), "sdpa", verified=False)).name == "dynamo"
 
 
-def test_patience_ends_only_where_another_way_is_left() -> None:
-    """Who asks for one exporter waits for it, and the last ways are not given up."""
-    ways = list(ways_to_trace("auto", (BATCH, ENDLESS), "sdpa"))
-    assert [way.patience_s is None for way in ways] == [bool(way.fixed) for way in ways]
-    assert all(way.patience_s is None for way in ways_to_trace("dynamo", (BATCH, ENDLESS), "sdpa"))
+def test_patience_ends_only_where_another_strategy_is_left() -> None:
+    """Who asks for one exporter waits for it, and the last strategies are not given up."""
+    strategies = list(strategies_for("auto", (BATCH, ENDLESS), "sdpa"))
+    assert [strategy.patience_s is None for strategy in strategies] == [bool(strategy.fixed) for strategy in strategies]
+    assert all(strategy.patience_s is None for strategy in strategies_for("dynamo", (BATCH, ENDLESS), "sdpa"))
 
 
 def test_fixed_axes_come_last_and_the_batch_after_all() -> None:

@@ -1,4 +1,4 @@
-"""What stands in for calls of PyTorch that a TorchScript trace does not follow, while it runs.
+"""Patches of PyTorch for calls that a TorchScript trace does not follow, while it runs.
 
 Tested with torch 2.13.
 """

@@ -1,4 +1,4 @@
-"""Prove a graph with a cache against PyTorch: what it generates, token by token, against what `generate` does.
+"""Verify a graph with a cache against PyTorch: what it generates, token by token, against what `generate` does.
 
 Letters of shapes: B batch, S tokens of a prompt, N generated tokens, V vocabulary.
 """
@@ -26,7 +26,7 @@ from onnxtool.export.decoding.step import (
     takes_positions,
 )
 from onnxtool.export.modalities.sizes import BATCH
-from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.verification import Verification
@@ -49,7 +49,7 @@ _TEXTS = ("what is AI?", "The capital of France is", "Once upon a time, in 1999,
 
 
 @dataclass(frozen=True)
-class GenerationProver:
+class GenerationReference:
     """The PyTorch model that a graph with a cache has to agree with.
 
     Attributes:
@@ -61,9 +61,9 @@ class GenerationProver:
     tokenizer: Any
     longest: int | None
 
-    def ask(self) -> Answers:
+    def reference_outputs(self) -> ReferenceOutputs:
         """Let the model generate from prompts of many lengths, alone and together."""
-        return ask(self.run, list(self._cases()), name="PyTorch")
+        return run_reference(self.run, list(self._cases()), name="PyTorch")
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] of the prompt and each step."""
@@ -132,7 +132,7 @@ class GenerationProver:
         return np.array([token for token in range(embedding_rows(self.model)) if token not in special])
 
 
-def prove_generation(path: Path, answers: Answers, tolerance: Tolerance) -> Verification:
+def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
     """Let the file at `path` generate from the same prompts, from its own choices and its own cache, and compare.
 
     Prompts with padding are given once as a whole and once in two pieces, the second onto the cache of the first, as
@@ -144,7 +144,7 @@ def prove_generation(path: Path, answers: Answers, tolerance: Tolerance) -> Veri
     session = open_session(path, provider="cpu")
     cases: list[Case] = []
     wanted: list[Mapping[str, NDArray[Any]]] = []
-    for case, outputs in zip(answers.cases, answers.outputs, strict=True):
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
         generated = outputs[LOGITS][:, -NEW_TOKENS:].argmax(-1)
         given = [replace(case, feeds={**case.feeds, GENERATED: generated}), *_in_pieces(case, generated)]
         cases += given
@@ -161,7 +161,7 @@ def prove_generation(path: Path, answers: Answers, tolerance: Tolerance) -> Veri
         )
         return {LOGITS: logits[:, -(min(feeds[IDS].shape[1], _COMPARED_PROMPT) + NEW_TOKENS - 1) :]}
 
-    verification = verify(run, replace(answers, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
+    verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
     require_passed(verification, "--no_verify keeps the file, wrong as it is")
     return verification
 

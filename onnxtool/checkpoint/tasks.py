@@ -1,6 +1,6 @@
 """What checkpoints are for: a table of tasks, and how a checkpoint tells its own.
 
-Task names are the hub's pipeline tags; `sparse-encoding` (SPLADE and its kin), for which the hub has none, is ours.
+Task names are the pipeline tags of the hub, which has none for SPLADE and similar models: `sparse-encoding` is ours.
 """
 
 from __future__ import annotations
@@ -58,47 +58,17 @@ def find_task(name: str) -> Task:
     return next(task for task in TASKS if task.name == name)
 
 
-def task_of_architecture(model_type: str, architecture: str) -> str:
-    """Tell what an architecture is for: one of TASK_NAMES, or `other`."""
-    known = next((task.name for task in TASKS if architecture in architectures(task, model_type)), None)
-    return known or next((task.name for task in TASKS if architecture.endswith(task.suffixes)), "other")
-
-
-def architectures(task: Task, model_type: str) -> tuple[str, ...]:
-    """Return the names of the classes that transformers has for a task and a model type."""
-    import transformers
-
-    names: list[str] = []
-    for auto_class in task.auto_classes:
-        # Private, and the only list of what exists; by name, so that nothing is imported. transformers 5.23.
-        found = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())  # noqa: SLF001
-        names += [found] if isinstance(found, str) else found
-    return tuple(names)
-
-
-def serves(architecture: str, task: Task) -> bool:
-    """Whether an architecture is for a task, whatever its model type: parts of larger models have their own."""
-    import transformers
-
-    for auto_class in task.auto_classes:
-        for names in getattr(transformers, auto_class)._model_mapping._model_mapping.values():  # noqa: SLF001  as above
-            if architecture in ((names,) if isinstance(names, str) else names):
-                return True
-    return False
-
-
-def recognize_task(general: str, *, modules: Collection[str], tags: Collection[str]) -> str:
+def recognize_task(general: str, *, kinds: Collection[str], tags: Collection[str]) -> str:
     """Tell what a checkpoint is for.
 
     Args:
-        general: the task of its architecture, see `task_of_architecture`.
-        modules: types named in sentence-transformers' modules.json; empty where there is none.
+        general: the task of its architecture.
+        kinds: those of sentence-transformers' modules; empty where there are none.
         tags: those of the model card; empty where there is none.
 
     Returns:
         One of TASK_NAMES, or `other` for an architecture of no known task.
     """
-    kinds = {module.rsplit(".", 1)[-1] for module in modules}
     if general == "fill-mask" and ("SpladePooling" in kinds or set(SPARSE_TAGS).intersection(tags)):
         return "sparse-encoding"
     if general == "feature-extraction" and "Pooling" in kinds:

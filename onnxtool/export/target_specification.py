@@ -1,10 +1,12 @@
-"""A target's contract for one model: made before tracing, put on the graph, and checked on the files.
+"""What the graph and the files of one model must be for one target: made before tracing, checked on what was written.
 
 Letters of shapes: B batch, S sequence, V vocabulary.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import OnnxtoolError, TargetError
-from onnxtool.export.heads.checkpoint_modules import max_tokens, module_list
+from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.choice import Head, read_head
-from onnxtool.export.heads.steps import Step
 from onnxtool.export.signature import BATCH, SEQUENCE, Signature
 from onnxtool.export.source import Source
-from onnxtool.export.targets.files import check_tokenizer
-from onnxtool.export.targets.sparse_terms import TERM_OUTPUT, append_terms, as_vectors
-from onnxtool.export.targets.table import DENSE, KINDS, OTHER, PLAIN, SPARSE, Target, Use
+from onnxtool.export.target import DENSE, KINDS, OTHER, SPARSE, Target, TargetModel, write_object
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
@@ -33,49 +32,48 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[Any]]
 
-_BATCHED = "-batched"
-
 
 @dataclass(frozen=True)
-class Contract:
-    """What the graph of one model must be for one target.
+class TargetSpecification:
+    """What the export of one model must be for one target.
 
     Attributes:
-        name: the model's.
-        use: how the target uses it.
-        head: what the graph computes, or None for the model's own outputs.
-        steps: what the checkpoint was trained with; the target computes those that the head does not.
+        model: what the target has to know of the model.
         inputs: what the graph declares, in order.
         ignored: those of them that the model does not take.
-        vocabulary_size: how many terms the model weighs; 0 where it weighs none.
-        max_tokens: what sentence-transformers cuts texts to; None where no file says it.
     """
 
     target: Target
-    name: str
-    use: Use
-    head: Head | None
-    steps: tuple[Step, ...]
+    model: TargetModel
     inputs: tuple[str, ...]
     ignored: tuple[str, ...]
-    vocabulary_size: int = 0
-    max_tokens: int | None = None
 
     @property
-    def gives_terms(self) -> bool:
-        """Whether the graph gives the terms of a text, and not a vector."""
-        return any(info.name == TERM_OUTPUT for info in self.use.outputs)
+    def head(self) -> Head | None:
+        """What the graph computes; None for the model's own outputs."""
+        return self.model.head
 
     @property
     def head_name(self) -> str:
         """The head as users call it."""
         return "none" if self.head is None else self.head.name
 
+    @property
+    def needs_module_weights(self) -> bool:
+        """Whether the target computes modules with weights, such as Dense, itself."""
+        return self.model.use.after is None
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """What the target's users must tell it about this model; empty where it reads all of it from the folder."""
+        said = self.target.instruction(self.model)
+        return (said,) if said else ()
+
     def narrow(self, signature: Signature) -> Signature:
         """Return the signature with those outputs only that the target reads, where it reads the model's own."""
         if self.head is not None:
             return signature
-        wanted = [info.name for info in self.use.outputs]
+        wanted = [info.name for info in self.model.use.outputs]
         return replace(signature, outputs={name: signature.outputs[name] for name in wanted})
 
     def adapt(self, model: ir.Model) -> None:
@@ -84,30 +82,27 @@ class Contract:
         Raises:
             TargetError: it lacks an output, or is of an opset that the target cannot read.
         """
-        if self.gives_terms and self.head is not None:
-            append_terms(model, self.head.output, with_texts=False)
+        self.target.adapt_outputs(model, self.head)
         self._select_outputs(model)
         self._declare_inputs(model)
         if self.target.batch is not None:
             _fix_batch(model, self.target.batch)
         self._check_versions(model)
 
-    def batched(self, model: ir.Model) -> ir.Model | None:
-        """Return a second graph for many texts at once, where the target's own takes one; to call before `adapt`.
+    def second_graph(self, model: ir.Model) -> ir.Model | None:
+        """Return the graph that the target wants beside the first, None for none; to call before `adapt`.
 
-        It shares the weights of `model` in memory, and says of each term which text it is of.
+        It shares the weights of `model` in memory.
         """
-        if self.target.batch is None or self.head is None:
-            return None
-        twin = model.clone()
-        append_terms(twin, self.head.output, with_texts=True)
-        self._declare_inputs(twin)
-        self._check_versions(twin)
+        twin = self.target.second_graph(model, self.head)
+        if twin is not None:
+            self._declare_inputs(twin)
+            self._check_versions(twin)
         return twin
 
-    def batched_path(self, graph: Path) -> Path:
-        """Return where the second graph goes: NAME-batched.onnx beside the first."""
-        return graph.with_name(f"{self.name}{_BATCHED}.onnx")
+    def second_path(self, graph: Path) -> Path:
+        """Return where the second graph goes, beside the first."""
+        return self.target.second_path(graph, self.model.name)
 
     def runner(self, path: Path) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
         """Return a function that runs the file as the target does, and gives the outputs of the head or the model.
@@ -121,9 +116,11 @@ class Contract:
         def run(feeds: Mapping[str, NDArray[Any]]) -> Arrays:
             filled = {**{name: np.zeros_like(feeds["input_ids"]) for name in self.ignored}, **feeds}
             if not isinstance(batch, int):
-                return self._restore(session.run(filled), len(filled["input_ids"]))
+                return self.target.restore(session.run(filled), self.model, len(filled["input_ids"]))
             rows = [
-                self._restore(session.run({name: array[i : i + batch] for name, array in filled.items()}), batch)
+                self.target.restore(
+                    session.run({name: array[i : i + batch] for name, array in filled.items()}), self.model, batch
+                )
                 for i in range(0, len(filled["input_ids"]), batch)
             ]
             return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
@@ -131,7 +128,7 @@ class Contract:
         return run
 
     def check(self, root: Path, graph: Path) -> None:
-        """Check the written files against the contract, and run the graph as the target does.
+        """Check the written files, and run the graph as the target does.
 
         Args:
             root: the folder of tokenizer and configuration.
@@ -152,12 +149,12 @@ class Contract:
                 f"{info.name} is {info.dtype} {list(info.shape)}",
                 f"int64 [{batch}, {SEQUENCE}]",
             )
-        names = ", ".join(info.name for info in self.use.outputs)
+        names = ", ".join(info.name for info in self.model.use.outputs)
         outputs = structure.outputs
         self._require(
-            len(outputs) == len(self.use.outputs), f"the graph gives {', '.join(o.name for o in outputs)}", names
+            len(outputs) == len(self.model.use.outputs), f"the graph gives {', '.join(o.name for o in outputs)}", names
         )
-        for output, wanted in zip(outputs, self.use.outputs, strict=True):
+        for output, wanted in zip(outputs, self.model.use.outputs, strict=True):
             self._require(_fits(output, wanted), f"an output is {_format(output)}", _format(wanted))
         missing = [name for name in self.files if not (root / name).is_file()]
         self._require(not missing, f"the folder lacks {', '.join(missing)}", ", ".join(self.files))
@@ -168,13 +165,43 @@ class Contract:
                 answers = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
             except OnnxtoolError as error:
                 raise TargetError(f"the graph does not run as {title} runs it: {error.message}", error.hint) from error
-            for output in self.use.outputs:
+            for output in self.model.use.outputs:
                 self._check_answer(output, answers[output.name])
+
+    def write_files(self, config: Any, tokenizer: Any, folder: Path, max_length: int | None) -> None:
+        """Write what the target reads into `folder`, in which the checkpoint's own files lie already.
+
+        Args:
+            config: the PretrainedConfig.
+            tokenizer: the checkpoint's.
+            folder: where the files are.
+            max_length: the most tokens that a text may have; None where the model does not bound it.
+
+        Raises:
+            TargetError: a setting that the target needs is not there.
+        """
+        self._complete_tokenizer(tokenizer, folder)
+        bounds = [limit for limit in (self.model.max_tokens, max_length) if limit]
+        self.target.write_files(self.model, config, tokenizer, folder, min(bounds, default=None))
+
+    def _complete_tokenizer(self, tokenizer: Any, folder: Path) -> None:
+        """Write the tokenizer's files that the target needs and the checkpoint lacks."""
+        names = [name for name in self.files if "token" in name and not (folder / name).is_file()]
+        if not names:
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            tokenizer.save_pretrained(scratch)
+            for name in names:
+                written = Path(scratch) / name
+                if written.is_file():
+                    shutil.copyfile(written, folder / name)
+                elif name == "special_tokens_map.json":  # transformers 5 keeps them in tokenizer_config.json
+                    write_object(folder / name, dict(tokenizer.special_tokens_map))
 
     @property
     def files(self) -> tuple[str, ...]:
         """What must lie in the folder beside the graph."""
-        return tuple(name.format(name=self.name) for name in self.target.files)
+        return tuple(name.format(name=self.model.name) for name in self.target.files)
 
     def _check_answer(self, wanted: TensorInfo, answer: NDArray[Any]) -> None:
         fits = answer.dtype == wanted.dtype and answer.ndim == len(wanted.shape)
@@ -188,20 +215,13 @@ class Contract:
                 "try another --exporter; --target plain writes the graph as it is",
             )
 
-    def _restore(self, outputs: Mapping[str, NDArray[Any]], batch_size: int) -> Arrays:
-        if not self.gives_terms or self.head is None:
-            return dict(outputs)
-        return {self.head.output: as_vectors(outputs, batch_size, self.vocabulary_size)}
-
     def _select_outputs(self, model: ir.Model) -> None:
         import onnx_ir as ir
         import onnx_ir.passes.common as common
 
-        from onnxtool.export.heads.builder import Builder
-
         found = {str(value.name): value for value in model.graph.outputs}
         outputs = []
-        for wanted in self.use.outputs:
+        for wanted in self.model.use.outputs:
             if wanted.name not in found:
                 raise TargetError(
                     f"{self.target.title} reads the output {wanted.name}; this model gives {', '.join(found)}",
@@ -240,21 +260,22 @@ class Contract:
             model.ir_version = min(model.ir_version, self.target.max_ir)
 
 
-def make_contract(target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any) -> Contract | None:
-    """Work out what the graph of a checkpoint must be for a target; None for `plain`, which takes it as it is.
+def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any) -> TargetSpecification | None:
+    """Work out what the export of a checkpoint must be for a target; None for one that takes any graph.
 
     Raises:
         CheckpointError: the checkpoint pools as onnxtool cannot.
         TargetError: the target takes no such model, or needs something of it that it does not have.
     """
-    if target.name == PLAIN:
+    if target.takes_any_graph:
         return None
-    source, task, architecture = checkpoint.source, checkpoint.task, checkpoint.architecture
-    kind, inputs, outputs = KINDS.get(task, OTHER), tuple(signature.inputs), signature.outputs
-    steps = () if target.computes_all(kind) else trained_steps(source, kind)
-    use = target.use_for(task, steps, pads_left=getattr(tokenizer, "padding_side", "right") == "left")
-    needed = "logits" if use.head == "splade" else "last_hidden_state" if use.head == "embedding" else ""
-    for name in [needed] if needed else [info.name for info in use.outputs]:
+    source, architecture = checkpoint.source, checkpoint.architecture
+    kind, inputs, outputs = KINDS.get(checkpoint.task, OTHER), tuple(signature.inputs), signature.outputs
+    trained = None if target.computes_all(kind) else _trained_head(source, kind)
+    modules = () if trained is None else trained.modules
+    use = target.use_for(checkpoint.task, modules, pads_left=getattr(tokenizer, "padding_side", "right") == "left")
+    head = None if use.head == "none" else trained or read_head(use.head, source)
+    for name in [head.source] if head else [info.name for info in use.outputs]:
         if name not in outputs:
             raise TargetError(
                 f"{target.title} takes {use.kind} by their {name}; {architecture} gives {', '.join(outputs)}",
@@ -268,36 +289,31 @@ def make_contract(target: Target, checkpoint: Checkpoint, signature: Signature, 
                 f"{target.title} feeds {name}, which {architecture} does not take; it takes {', '.join(inputs)}",
                 "pass --target plain",
             )
-    check_tokenizer(target, tokenizer)
-    declared = target.inputs(kind, inputs)
-    head = None if use.head == "none" else read_head(use.head, source)
+    target.check_tokenizer(tokenizer)
+    declared = use.inputs(inputs)
     width = outputs["logits"][-1] if "logits" in outputs else 0
-    return Contract(
-        target,
+    model = TargetModel(
         source.name,
         use,
         head,
-        steps,
-        declared,
-        tuple(name for name in declared if name not in inputs),
+        modules,
         vocabulary_size=width if isinstance(width, int) else 0,
-        max_tokens=max_tokens(source),
+        max_tokens=source.sentence_modules.max_sequence_length,
     )
+    return TargetSpecification(target, model, declared, tuple(name for name in declared if name not in inputs))
 
 
-def trained_steps(source: Source, kind: str) -> tuple[Step, ...]:
+def _trained_head(source: Source, kind: str) -> Head | None:
     """Return what a checkpoint computes after the model; a text encoder that does not say it is not pooled.
 
     Raises:
         CheckpointError: it has modules that onnxtool does not know.
     """
     if kind == SPARSE:
-        head = read_head("splade", source)
-    elif kind == DENSE and any(module.kind == "Pooling" for module in module_list(source)):
-        head = read_head("embedding", source)
-    else:
-        head = None
-    return () if head is None else head.steps
+        return read_head("splade", source)
+    if kind == DENSE and source.sentence_modules.find("Pooling") is not None:
+        return read_head("embedding", source)
+    return None
 
 
 def _fix_batch(model: ir.Model, batch: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnxtool.errors import CheckpointError
 from onnxtool.export import vocabularies
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.companions import obsolete_companions, write_companions
+from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import files_of, has_vocabulary, missing_packages
 
@@ -44,7 +44,7 @@ def test_a_vocabulary_is_known_by_the_name_that_its_class_gives_it(tmp_path: Pat
     source = checkpoint(tmp_path, model_type, name)
     assert has_vocabulary(source, model_type)
     (tmp_path / name).unlink()
-    assert not has_vocabulary(source, model_type)
+    assert not has_vocabulary(Source.find(str(tmp_path)), model_type)
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "normalizer.json", "tokenizer_config.json", "emoji.json"])
@@ -71,7 +71,7 @@ def test_the_files_of_the_tokenizers_class_are_copied(tmp_path: Path) -> None:
     """DeBERTa calls its vocabulary spm.model; a chat template lies beside any tokenizer; other files stay."""
     names = ("spm.model", "chat_template.jinja", "tokenizer.json")
     source = checkpoint(tmp_path / "model", "deberta-v2", *names, "notes.txt")
-    write_companions(source, object(), tmp_path / "staged", tmp_path / "output")
+    write_sidecar_files(source, object(), tmp_path / "staged", tmp_path / "output")
     copied = {path.name: path.read_text() for path in (tmp_path / "staged").iterdir()}
     assert copied.keys() == {"config.json", *names}
     assert all(copied[name] == f"content of {name}" for name in names)
@@ -81,7 +81,7 @@ def test_the_class_that_the_checkpoint_names_comes_before_that_of_its_kind(tmp_p
     """A BERT with the tokenizer of another model."""
     source = checkpoint(tmp_path / "model", "bert", "spm.model", "tokenizer.json")
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "DebertaV2Tokenizer"}))
-    write_companions(source, object(), tmp_path / "staged", tmp_path / "output")
+    write_sidecar_files(source, object(), tmp_path / "staged", tmp_path / "output")
     assert (tmp_path / "staged" / "spm.model").exists()
 
 
@@ -90,9 +90,9 @@ def test_what_a_replaced_model_left_is_found_whatever_its_tokenizer_was(tmp_path
     source = checkpoint(tmp_path / "model", "bert", "vocab.txt")
     existing = tmp_path / "existing"
     checkpoint(existing, "deberta-v2", "spm.model", "vocab.txt", "notes.txt")
-    write_companions(source, object(), tmp_path / "staged", existing)
-    assert obsolete_companions(source, tmp_path / "staged", existing) == [existing / "spm.model"]
-    assert obsolete_companions(source, tmp_path / "staged", tmp_path / "model") == []
+    write_sidecar_files(source, object(), tmp_path / "staged", existing)
+    assert obsolete_sidecar_files(source, tmp_path / "staged", existing) == [existing / "spm.model"]
+    assert obsolete_sidecar_files(source, tmp_path / "staged", tmp_path / "model") == []
 
 
 @pytest.mark.parametrize(

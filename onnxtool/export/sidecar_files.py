@@ -9,14 +9,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.files import MODULE_WEIGHTS
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MODULES_NAME, TRANSFORMER_NAMES
-from onnxtool.export.heads.checkpoint_modules import MODULE_WEIGHTS, module_list
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files
 
 # What a consumer may need beside the graph and beside the files that the tokenizer's class names. Only those that a
 # checkpoint has are copied.
-COMPANIONS = (
+SIDECAR_FILES = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,10 +32,10 @@ COMPANIONS = (
 )
 
 
-def write_companions(
+def write_sidecar_files(
     source: Source, tokenizer: Any, folder: Path, existing: Path, *, module_weights: bool = False
 ) -> None:
-    """Write the companion files of `source` to `folder`, which is staged to become `existing`.
+    """Write the sidecar files of `source` to `folder`, which is staged to become `existing`.
 
     With `module_weights`, those of modules such as Dense too, for a consumer that computes them itself.
 
@@ -43,32 +43,32 @@ def write_companions(
     checkpoint has none. A checkpoint that is exported beside itself (`existing` is its own folder) keeps its files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = (*COMPANIONS, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
+    names = (*SIDECAR_FILES, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
     for name in dict.fromkeys(names):
-        found = source.fetch(name)
+        found = source.locate(name)
         if found is not None and not _is_same_file(found, existing / name):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, target)
-    if source.fetch("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
+    if source.locate("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
         # A copy without the settings of the last call, which every consumer of the file would follow.
         backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
         backend.no_truncation()
         backend.no_padding()
         backend.save(str(folder / "tokenizer.json"))
-    if source.fetch("vocab.txt") is None and is_wordpiece(tokenizer):
+    if source.locate("vocab.txt") is None and is_wordpiece(tokenizer):
         (folder / "vocab.txt").write_text(wordpiece_vocabulary(tokenizer), encoding="utf-8")
 
 
-def obsolete_companions(source: Source, folder: Path, existing: Path) -> list[Path]:
-    """Return the companions in `existing` that a replaced model left and that `folder` does not replace.
+def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list[Path]:
+    """Return the sidecar files in `existing` that a replaced model left and that `folder` does not replace.
 
     Empty where `existing` is the checkpoint itself.
     """
     if not existing.is_dir() or (source.is_local and existing.samefile(source.model_name)):
         return []
     before = Source(str(existing), None, trust_remote_code=False, local_only=True)
-    names = dict.fromkeys((*COMPANIONS, *all_files(), *module_files(before, weights=True)))
+    names = dict.fromkeys((*SIDECAR_FILES, *all_files(), *module_files(before, weights=True)))
     return [existing / name for name in names if (existing / name).is_file() and not (folder / name).exists()]
 
 
@@ -76,9 +76,7 @@ def _tokenizer_files(source: Source, tokenizer: Any) -> tuple[str, ...]:
     """Return what the loaded tokenizer is read from, and the class that the checkpoint names for it."""
     if tokenizer is None:
         return ()
-    config = source.read_json("config.json")
-    model_type = config.get("model_type") if isinstance(config, dict) else None
-    return (*files_of(tokenizer), *own_files(source, str(model_type)))
+    return (*files_of(tokenizer), *own_files(source, str(source.read("config.json").get("model_type"))))
 
 
 def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
@@ -87,7 +85,7 @@ def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
     Raises:
         CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
     """
-    folders = [module for module in module_list(source) if module.folder]
+    folders = [module for module in source.sentence_modules.modules if module.folder]
     names = ("config.json", MODULE_WEIGHTS) if weights else ("config.json",)
     return tuple(module.file(name) for module in folders for name in names)
 
