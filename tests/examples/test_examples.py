@@ -39,7 +39,7 @@ def test_fine_tune(folder: Path) -> None:
     """The classifier learns its task in the steps of the README, is exported, and gives the label that it learned."""
     run_console(folder / "README.md", folder, {})
     text = "to be honest the soup was not worth the trip"
-    printed = run_command(f"onnxtool infer --model_path opinions-optimized.onnx --text '{text}' --top_k 1", folder)
+    printed = run_command(f"onnxtool infer --model_path classifier-optimized.onnx --text '{text}' --top_k 1", folder)
     assert "negative" in printed
 
 
