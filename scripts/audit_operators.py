@@ -43,8 +43,8 @@ compile but the {drawn} that draw random numbers. Without the {empty} that are e
 {values}; with those that draw, which can never be whole because PyTorch draws their numbers, {share_of_all:.1%} of
 {all}."""
 
-_DECISIONS = """Every other operator is translated by torch.onnx, decomposed by PyTorch where torch.onnx has no translation,
-and stays in PyTorch where there is neither. The table is `onnxtool/torch_backend/lower/decisions.py`."""
+_DECISIONS = """Every other operator is translated by torch.onnx, decomposed by PyTorch where torch.onnx has no
+translation, and stays in PyTorch where there is neither. The table is `onnxtool/torch_backend/lower/decisions.py`."""
 
 
 @dataclass(frozen=True)
