@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from operator import getitem
+from typing import Any
 
 import pytest
 import torch
@@ -31,17 +32,22 @@ def special(*values: float, grad: bool = False) -> torch.Tensor:
 
 ODD = ((2.0, NAN, -1.0, 5.0), (NAN, NAN, NAN, NAN), (-INF, 0.5, INF, -2.0), (3.0, 1.0, 4.0, NAN))
 EVERYWHERE = (-INF, -7.5, -3.0, -1.25, -1e-3, -0.0, 0.0, 1e-6, 0.5, 1.0, 2.0, 2.5, 9.9, 10.0, 50.0, 1e5, INF, NAN)
+# kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+POOL_SIZES: tuple[tuple[Any, ...], ...] = (
+    *((2,), (3, 2, 1), (3, 2, 1, True), (3, 2, 1, True, False), (3, 1, 1, False, False), (2, 3)),
+    *((3, 2, 0, True, True, 5), (2, 2, 1, False, True, -3)),
+)
 
 SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     # writes by index
     **{
-        f"index_reduce {reduce} {self}": (
-            lambda x, y, reduce=reduce, self=self: x.index_reduce(
-                -1, torch.tensor([1, 0, 1, 1]), y, reduce, include_self=self
+        f"index_reduce with self: {self}": (
+            lambda x, y, self=self: tuple(
+                x.index_reduce(-1, torch.tensor([1, 0, 1, 1]), y, reduce, include_self=self)
+                for reduce in ("prod", "mean", "amax", "amin")
             ),
             (rows(3, 5), rows(3, 4)),
         )
-        for reduce in ("prod", "mean", "amax", "amin")
         for self in (True, False)
     },
     "index_reduce of one value": (lambda x: x.index_reduce(0, torch.tensor(0), x * 2, "mean"), (rows(),)),
@@ -49,15 +55,13 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
         lambda x: x.index_reduce(0, torch.tensor([], dtype=torch.int64), x[:0], "amax"),
         (rows(3, 2),),
     ),
-    **{
-        f"scatter_reduce mean {self}": (
-            lambda x, y, self=self: x.scatter_reduce(
-                0, torch.tensor([[0, 1], [0, 0], [2, 0]]), y, "mean", include_self=self
-            ),
-            (rows(3, 2), rows(3, 2)),
-        )
-        for self in (True, False)
-    },
+    "scatter_reduce mean": (
+        lambda x, y: tuple(
+            x.scatter_reduce(0, torch.tensor([[0, 1], [0, 0], [2, 0]]), y, "mean", include_self=self)
+            for self in (True, False)
+        ),
+        (rows(3, 2), rows(3, 2)),
+    ),
     "scatter into one value": (lambda x, y: x.scatter(0, torch.tensor(0), y), (rows(), rows())),
     "put": (lambda x, y: x.put(torch.tensor([[1, -1]]), y), (rows(3, 2), rows(1, 2))),
     "put adding": (lambda x, y: x.put(torch.tensor([1, -5, 1]), y, True), (rows(3, 2), rows(3))),
@@ -71,20 +75,13 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "masked_scatter nowhere": (lambda x, y: x.masked_scatter(x.isnan(), y), (rows(2, 3), rows(6))),
     # pools
     **{
-        f"avg_pool{rank}d {sizes}": (
-            lambda x, rank=rank, sizes=sizes: getattr(functional, f"avg_pool{rank}d")(x, *sizes),
+        f"avg_pool{rank}d": (
+            lambda x, rank=rank: tuple(
+                getattr(functional, f"avg_pool{rank}d")(x, *sizes) for sizes in POOL_SIZES[: 6 if rank == 1 else 8]
+            ),
             (rows(2, 3, *(9, 7, 6)[:rank]),),
         )
         for rank in (1, 2, 3)
-        for sizes in (
-            (2,),
-            (3, 2, 1),
-            (3, 2, 1, True),
-            (3, 2, 1, True, False),
-            (3, 1, 1, False, False),
-            (2, 3),
-            *(() if rank == 1 else ((3, 2, 0, True, True, 5), (2, 2, 1, False, True, -3))),
-        )
     },
     "avg_pool2d of unequal sides": (
         lambda x: functional.avg_pool2d(x, (2, 3), (1, 2), (1, 0), ceil_mode=True),
@@ -95,12 +92,14 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
         (special(1, INF, 2, 3, 4, 5, NAN, -1, 0).reshape(1, 1, 3, 3),),
     ),
     **{
-        f"adaptive_{kind}_pool{len(size)}d {size}": (
-            lambda x, kind=kind, size=size: getattr(functional, f"adaptive_{kind}_pool{len(size)}d")(x, size),
-            (rows(2, 3, *(7, 5, 6)[: len(size)]),),
+        f"adaptive_{kind}_pool{rank}d": (
+            lambda x, kind=kind, rank=rank, sizes=sizes: tuple(
+                getattr(functional, f"adaptive_{kind}_pool{rank}d")(x, size) for size in sizes
+            ),
+            (rows(2, 3, *(7, 5, 6)[:rank]),),
         )
         for kind in ("avg", "max")
-        for size in ((3,), (7, 2), (3, 4), (9, 1), (3, 5, 2), (8, 1, 4))
+        for rank, sizes in {1: ((3,),), 2: ((7, 2), (3, 4), (9, 1)), 3: ((3, 5, 2), (8, 1, 4))}.items()
     },
     "adaptive_max_pool2d of NaN": (
         lambda x: functional.adaptive_max_pool2d(x, (2, 3), return_indices=True),
@@ -113,26 +112,23 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "max_pool3d": (lambda x: functional.max_pool3d(x, 2, 1, 1), (rows(2, 3, 4, 3, 5),)),
     # borders and windows
     **{
-        f"replication of {rank} dimensions by {widths}": (
-            lambda x, widths=widths: functional.pad(x, widths, "replicate"),
+        f"replication of {rank} dimensions": (
+            lambda x, widths=widths: tuple(functional.pad(x, width, "replicate") for width in widths),
             (rows(2, 2, *(3, 4, 5)[:rank]),),
         )
-        for rank, widths in (
-            (1, (2, 1)),
-            (2, (0, 3, 1, 0)),
-            (2, (-1, 2, 1, -2)),
-            (2, (-2, -1, 0, 0)),
-            (3, (1, 2, 3, 0, 0, 1)),
-            (3, (1, 1, -1, 0, 2, 2)),
-        )
+        for rank, widths in {
+            1: ((2, 1),),
+            2: ((0, 3, 1, 0), (-1, 2, 1, -2), (-2, -1, 0, 0)),
+            3: ((1, 2, 3, 0, 0, 1), (1, 1, -1, 0, 2, 2)),
+        }.items()
     },
     "replication of a single value": (lambda x: functional.pad(x, (2, 3), "replicate"), (rows(2, 2, 1),)),
     "unfold": (lambda x: functional.unfold(x, 2, padding=1, stride=2), (rows(2, 3, 4, 5),)),
     "unfold of no images": (lambda x: functional.unfold(x, 2), (rows(0, 3, 4, 5),)),
     # order
     **{
-        f"{name} along {dim} of {kind}": (
-            lambda x, function=function, dim=dim: function(x, dim),
+        f"{name} of {kind}": (
+            lambda x, function=function: (function(x, 0), function(x, -1)),
             (rows(4, 5) if kind == "numbers" else torch.tensor(ODD),),
         )
         for name, function in {
@@ -141,17 +137,16 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
             "cummin": lambda x, dim: x.cummin(dim),
             "cumprod": lambda x, dim: x.cumprod(dim),
         }.items()
-        for dim in (0, -1)
         for kind in ("numbers", "NaN")
         if name != "kthvalue" or kind == "numbers"
     },
     "median": (lambda x: (x.median(), x.median(0), x.median(-1, keepdim=True)), (rows(4, 5),)),
     "nanmedian": (lambda x: (x.nanmedian(), x.nanmedian(0), x.nanmedian(-1, keepdim=True)), (rows(4, 5),)),
     # Of several NaN, PyTorch names any.
-    **{
-        f"kthvalue {k} of NaN": (lambda x, k=k: (x.kthvalue(k)[0], x[2:].kthvalue(k, 0)), (torch.tensor(ODD),))
-        for k in (1, 2)
-    },
+    "kthvalue of NaN": (
+        lambda x: tuple((x.kthvalue(k)[0], x[2:].kthvalue(k, 0)) for k in (1, 2)),
+        (torch.tensor(ODD),),
+    ),
     "median of NaN": (lambda x: (x.median(), x.median(0)[0], x[2:].median(1)), (torch.tensor(ODD),)),
     "nanmedian of NaN": (lambda x: (x.nanmedian(), x.nanmedian(1)[0], x[2:].nanmedian(1)), (torch.tensor(ODD),)),
     "median of integers": (lambda x: x.median(1)[0], (torch.tensor([[3, 1, 2], [5, 5, 4]]),)),
