@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import Editor, attribute, is_closed, only_consumer, producer, supersede
+from onnxtool.graph.edit import attribute, is_closed, only_consumer, producer, replace_and_erase
 from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of, scaled
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
@@ -66,8 +67,8 @@ def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
     if multiply is None or not is_closed([*pattern.nodes, multiply], result):
         return "an inner value is read elsewhere"
     attributes = {"axis": -1, "epsilon": match.epsilon, "stash_type": 1}
-    fused = Editor(multiply).node("SimplifiedLayerNormalization", [pattern.source, scale], attributes, like=result)
-    supersede(result, fused)
+    fused = Writer(multiply).node("SimplifiedLayerNormalization", [pattern.source, scale], attributes, like=result)
+    replace_and_erase(result, fused)
     return ""
 
 
