@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtool.torch_backend import OrtBackend, explain
 from onnxtool.torch_backend.lower.placement import CHECK
-from onnxtool.torch_backend.partition.stages import cut
+from onnxtool.torch_backend.partition.stages import _points, cut
 from tests.torch_backend.oracle import require_same
 
 
@@ -47,6 +47,11 @@ def test_what_stays_at_the_end_makes_no_second_partition() -> None:
 def test_a_graph_that_stays_as_a_whole_has_no_partition() -> None:
     """PyTorch runs it as it would without the backend."""
     assert partitions_of(lambda x: x.abs(), "abs") == []
+
+
+def test_intervals_that_touch_share_a_point() -> None:
+    """Both ends belong to an interval, so that one partition serves both."""
+    assert _points([(0, 1), (1, 2), (3, 3)]) == [1, 3]
 
 
 def test_a_report_says_what_stays_and_why() -> None:
