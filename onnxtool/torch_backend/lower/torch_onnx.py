@@ -99,7 +99,7 @@ def recall_translations(cache: Cache) -> None:
     """
     if not cache.folder:
         return
-    key = hashlib.sha256(f"{versions()} {sorted(op.name() for op in _untranslated())}".encode()).hexdigest()
+    key = hashlib.sha256(f"names {versions()} {sorted(op.name() for op in _untranslated())}".encode()).hexdigest()
     record = cache.read_json(key)
     if isinstance(record, dict) and all(isinstance(record.get(kind), list) for kind in ("real", "complex")):
         _known[:] = _known or [Translations(*(frozenset(map(str, record[kind])) for kind in ("real", "complex")))]
