@@ -15,8 +15,7 @@ from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.heads.choice import Head, choose_head
 from onnxtool.export.modalities.finding import find_modality, text_of
 from onnxtool.export.modalities.text import TextInputs
-from onnxtool.export.opsets import check_opset
-from onnxtool.export.options import DTYPES, ExportOptions
+from onnxtool.export.options import DTYPES, ExportOptions, check_opset
 from onnxtool.export.pipelines import ExportPipeline, GenerationPipeline, SingleCallPipeline
 from onnxtool.export.provenance import describe
 from onnxtool.export.report import ExportReport

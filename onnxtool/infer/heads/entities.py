@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of, softmax, span_of
 from onnxtool.infer.heads.labels import LabelNames
@@ -47,7 +47,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
     """
 
     kind = "spans"
-    places_tokens = True
+    needs_offsets = True
 
     names: LabelNames
 
@@ -70,12 +70,12 @@ class Entities(AnswerHead[list[TaggedToken]]):
         """Take each token from the window in which it has most context on its shorter side."""
         best: dict[int, tuple[int, TaggedToken]] = {}
         for reading, window in zip(readings, windows, strict=True):
-            first = window.places.first if window.places else 0
-            for place, token in enumerate(reading):
-                context = min(place, len(reading) - 1 - place)
-                if first + place not in best or context > best[first + place][0]:
-                    best[first + place] = (context, token)
-        return [best[place][1] for place in sorted(best)]
+            first = window.offsets.first if window.offsets else 0
+            for position, token in enumerate(reading):
+                context = min(position, len(reading) - 1 - position)
+                if first + position not in best or context > best[first + position][0]:
+                    best[first + position] = (context, token)
+        return [best[position][1] for position in sorted(best)]
 
     def answer(self, reading: list[TaggedToken], asked: Asked) -> Answer:
         """Answer with entities, or with all words where labels mark none; in the order of the text."""
@@ -105,13 +105,15 @@ class Entities(AnswerHead[list[TaggedToken]]):
 
 
 def _tagged(probabilities: NDArray[np.float64], text: EncodedText) -> Iterator[TaggedToken]:
-    places = text.places
-    if places is None:
+    offsets = text.offsets
+    if offsets is None:
         return
     best, scores = probabilities.argmax(axis=1), probabilities.max(axis=1)
-    for place, part in enumerate(places.parts):
+    for position, part in enumerate(offsets.parts):
         if part >= 0:
-            yield TaggedToken(places.words[place], places.spans[place], int(best[place]), float(scores[place]))
+            yield TaggedToken(
+                offsets.words[position], offsets.spans[position], int(best[position]), float(scores[position])
+            )
 
 
 def _words(tokens: Sequence[TaggedToken]) -> list[list[TaggedToken]]:

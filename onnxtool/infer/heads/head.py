@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.pooling_modules import Floats
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.report import Scored, Span
@@ -57,7 +57,7 @@ class Head(ABC):
 
     Attributes:
         kind: what the answers are, as in InferReport.
-        places_tokens: whether answers need to know where in the text the tokens stand.
+        needs_offsets: whether answers need to know where in the text the tokens stand.
         takes_pairs: whether the model was made for two texts at once.
         needs_pairs: whether one text by itself is not enough.
         parts_long_texts: whether long texts are parted into windows where nothing else is asked for.
@@ -65,7 +65,7 @@ class Head(ABC):
     """
 
     kind: ClassVar[str]
-    places_tokens: ClassVar[bool] = False
+    needs_offsets: ClassVar[bool] = False
     takes_pairs: ClassVar[bool] = False
     needs_pairs: ClassVar[bool] = False
     parts_long_texts: ClassVar[bool] = False
@@ -164,12 +164,12 @@ def require_finite(values: NDArray[Any], what: str) -> None:
 
 
 def largest(scores: Floats, count: int) -> list[int]:
-    """Return the places of the `count` largest scores, best first; of equals the first comes first."""
+    """Return the positions of the `count` largest scores, best first; of equals the first comes first."""
     if count < len(scores):
         # Sorting only what is kept; a vocabulary has a hundred thousand entries.
         threshold = np.partition(scores, -count)[-count]
-        places = np.flatnonzero(scores >= threshold)
+        positions = np.flatnonzero(scores >= threshold)
     else:
-        places = np.arange(len(scores))
-    order = np.argsort(-scores[places], kind="stable")[:count]
-    return [int(place) for place in places[order]]
+        positions = np.arange(len(scores))
+    order = np.argsort(-scores[positions], kind="stable")[:count]
+    return [int(position) for position in positions[order]]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import ACTIVATIONS, Floats, activation_name, sigmoid
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import (

@@ -59,8 +59,8 @@ class Masks(AnswerHead[NDArray[np.float64]]):
             # Several masks share one list; the number says which one a candidate is for.
             prefix = f"{number}: " if len(reading) > 1 else ""
             candidates += [
-                Scored(f"{prefix}{self.tokenizer.word(place)}", float(probabilities[place]))
-                for place in largest(probabilities, asked.top_k or _TOP_K)
+                Scored(f"{prefix}{self.tokenizer.word(position)}", float(probabilities[position]))
+                for position in largest(probabilities, asked.top_k or _TOP_K)
             ]
         return Answer(tuple(candidates))
 
@@ -84,4 +84,6 @@ class NextTokens(AnswerHead[NDArray[np.float64]]):
         """Answer with the candidates for one token."""
         best = largest(reading, asked.top_k or _TOP_K)
         note = "these are candidates for the next token; no text is generated"
-        return Answer(tuple(Scored(self.tokenizer.word(place), float(reading[place])) for place in best), note=note)
+        return Answer(
+            tuple(Scored(self.tokenizer.word(position), float(reading[position])) for position in best), note=note
+        )
