@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.corpus.sources import Document, Reject
 from onnxtool.corpus.windows import Window
 from onnxtool.errors import InputError

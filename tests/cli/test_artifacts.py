@@ -55,7 +55,7 @@ def test_artifacts_are_replaced_with_force_alone(tmp_path: Path, model: Path) ->
     assert run_onnxtool(tmp_path, *arguments).returncode == 0
     again = run_onnxtool(tmp_path, *arguments)
     assert again.returncode == 1
-    assert "exists already" in again.stderr
+    assert "already exists" in again.stderr
     assert run_onnxtool(tmp_path, *arguments, "--force").returncode == 0
 
 
@@ -82,6 +82,8 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
     report = json.loads(done.stdout)
     assert "bert.encoder.layer.0.attention.self.query.weight" in report["trained"]
     assert "bert.embeddings.LayerNorm.weight" in report["frozen"]
+    assert report["proof"]["num_gradients"] == len(report["trained"])
+    assert report["proof"]["gradient_error"] < 1e-4
     assert [entry["name"] for entry in report["inputs"]] == [
         "input_ids",
         "token_type_ids",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxtool.graph.edit import is_closed, is_weight, only_consumer, producer, replace_and_erase
+from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
