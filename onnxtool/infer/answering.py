@@ -11,7 +11,7 @@ import numpy as np
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.checkpoint.truncation import EncodedText, Text
 from onnxtool.errors import InputError
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.tasks import stated_task
@@ -30,7 +30,7 @@ _TOP_TERMS = 10
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a model.
+    """What a model is to answer.
 
     Attributes:
         texts: at least one.
@@ -62,7 +62,7 @@ def make_request(
     long: LongTexts | None,
     top_k: int | None,
 ) -> Request:
-    """Check what is asked of `model`.
+    """Check texts and options against `model`.
 
     Raises:
         InputError: there are no texts, or the model takes no pairs, or only pairs, or windows do not go with it.
@@ -74,7 +74,7 @@ def make_request(
     named = [_named(item, query) for item in texts]
     _require_form(model, named)
     if long is None:
-        long = LongTexts("window") if model.head.parts_long_texts else LongTexts()
+        long = LongTexts("window") if model.head.splits_long_texts else LongTexts()
     if long.way == "window":
         model.head.require_windows()
     return Request(named, prompt, long, top_k)
@@ -164,7 +164,7 @@ def _read_answers(
         own = [readings[position] for position in range(start, start + len(group))]
         start += len(group)
         reading = own[0] if len(own) == 1 else head.join(own, group)
-        answers.append(head.answer(reading, Asked(text.contents, group, top_k)))
+        answers.append(head.answer(reading, AnswerContext(text.contents, group, top_k)))
     return answers
 
 

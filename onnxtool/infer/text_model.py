@@ -115,7 +115,7 @@ class TextModel:
         return self._inputs(self._padded(texts))
 
     def run(self, texts: Sequence[EncodedText]) -> Batch:
-        """Run B texts as one batch, in the order given. Texts that must not run together are the caller's to part.
+        """Run B texts as one batch, in the order given. Texts that must not run together are the caller's to split.
 
         Raises:
             InputError: the graph takes other inputs, or knows fewer tokens than the tokenizer.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of, softmax, span_of
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, probabilities_of, softmax, span_of
 from onnxtool.infer.heads.labels import LabelNames
 from onnxtool.infer.report import Span
 
@@ -77,11 +77,11 @@ class Entities(AnswerHead[list[TaggedToken]]):
                     best[first + position] = (context, token)
         return [best[position][1] for position in sorted(best)]
 
-    def answer(self, reading: list[TaggedToken], asked: Asked) -> Answer:
+    def answer(self, reading: list[TaggedToken], context: AnswerContext) -> Answer:
         """Answer with entities, or with all words where labels mark none; in the order of the text."""
         words = _words(reading)
         if not self._marks_entities:
-            return Answer(spans=tuple(self._span([word], asked.text) for word in words))
+            return Answer(spans=tuple(self._span([word], context.text) for word in words))
         groups: list[list[list[TaggedToken]]] = []
         for word in words:
             name = self.names[word[0].label]
@@ -91,7 +91,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
                 groups[-1].append(word)
             else:
                 groups.append([word])
-        return Answer(spans=tuple(self._span(group, asked.text) for group in groups if group))
+        return Answer(spans=tuple(self._span(group, context.text) for group in groups if group))
 
     @staticmethod
     def _goes_on(name: str, before: str) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite, softmax, span_of
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, require_finite, softmax, span_of
 
 START, END = "start_logits", "end_logits"
 _TOP_K = 3
@@ -43,7 +43,7 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
     needs_offsets = True
     takes_pairs = True
     needs_pairs = True
-    parts_long_texts = True
+    splits_long_texts = True
 
     def read(self, batch: Batch) -> list[list[FoundSpan]]:
         """Return the best spans of each text, best first; none where it has no token."""
@@ -65,10 +65,10 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
                 best[position] = span
         return sorted(best.values(), key=lambda span: -span.score)
 
-    def answer(self, reading: list[FoundSpan], asked: Asked) -> Answer:
+    def answer(self, reading: list[FoundSpan], context: AnswerContext) -> Answer:
         """Answer with the best spans."""
-        spans = self.join([reading], asked.windows)[: asked.top_k or _TOP_K]
-        return Answer(spans=tuple(span_of("answer", span.score, asked.text, span.start, span.end) for span in spans))
+        spans = self.join([reading], context.windows)[: context.top_k or _TOP_K]
+        return Answer(spans=tuple(span_of("answer", span.score, context.text, span.start, span.end) for span in spans))
 
 
 def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedText) -> list[FoundSpan]:
