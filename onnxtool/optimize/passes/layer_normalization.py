@@ -33,7 +33,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
-    """Match `d / Sqrt(ReduceMean(d ** 2) + epsilon)`; return it, all its nodes, and what it normalizes."""
+    """Match `d / Sqrt(ReduceMean(d ** 2) + epsilon)`; return it, all its nodes, and x."""
     match = match_normalized(node)
     subtract = None if match is None else producer(match.value, "Sub")
     if match is None or subtract is None:
