@@ -117,7 +117,7 @@ def test_checks_stay_in_pytorch_and_are_named() -> None:
 def test_a_dynamic_network_of_convolutions_is_cut_at_its_gradients_only(training: bool) -> None:
     """Statistics of batches are divided by sizes, which Python computes from those of the input."""
     model = nn.Sequential(
-        *(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.AvgPool2d(2))
+        *(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.AvgPool2d(2))
     ).train(training)
     backend = require_same(model, torch.rand(5, 3, 12, 13), dynamic=True, atol=3e-4)  # biases before BatchNorm: noise
     forward, backward = backend.explain().graphs
