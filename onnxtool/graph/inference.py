@@ -22,6 +22,7 @@ from onnxtool.model_file.wire import ELEMENT_BITS
 
 if TYPE_CHECKING:
     import onnx
+    from numpy.typing import NDArray
 
 MAX_ELEMENTS = 1 << 14  # of a value that is computed: a row of positions, not a mask
 _MOST_NESTED = 32
@@ -54,8 +55,8 @@ class Inference:
     Args:
         model: with its small initializers; large ones may be inputs.
         max_elements: a value of more elements is not computed.
-        declared: types of values that hold where inference does not find them, or finds less. Where they are given,
-            every size that is not known gets a name of its own, so that two values are seen to share it.
+        declared: types of inputs and other values, which hold where inference does not find them, or finds less. Where
+            they are given, every size that is not known gets a new name, so that two values are seen to share it.
         estimates: an estimate is wanted where a shape depends on what the model reads: an If takes its dearer branch,
             and a Loop of which nobody knows how often it runs runs once. Otherwise, only what always holds is told.
     """
@@ -76,6 +77,7 @@ class Inference:
         self._max_elements = max_elements
         self._declared = declared
         self._estimates = estimates
+        self._taken = {size for value in (declared or {}).values() for size in value.shape or ()}
         self._num_names = 0
         self._protos: dict[Value | None, onnx.TypeProto] = {None: onnx.TypeProto()}
 
@@ -99,7 +101,7 @@ class Inference:
         """Add what `nodes` compute to `scope`, and return what that costs; the values `kept` are alive to the end."""
         totals = Totals()
         nodes = list(nodes)
-        readers = Counter(name for node in nodes for name in reads_of(node))
+        readers = Counter(name for node in nodes for name in reads_of(node)) if self._estimates else Counter()
         alive: dict[str, int] = {}
         alive_bytes = 0
         for node in nodes:
@@ -157,12 +159,14 @@ class Inference:
         """Return the value with a new name for each size that is not known."""
         if value is None or value.shape is None or None not in value.shape:
             return value
-        sizes = []
-        for size in value.shape:
-            if size is None:
-                size, self._num_names = f"unk__{self._num_names}", self._num_names + 1
-            sizes.append(size)
-        return Value(tuple(sizes), value.dtype)
+        return Value(tuple(self._new_name() if size is None else size for size in value.shape), value.dtype)
+
+    def _new_name(self) -> str:
+        """Return a name as onnx gives it to an axis, which no axis has yet."""
+        while (name := f"unk__{self._num_names}") in self._taken:
+            self._num_names += 1
+        self._taken.add(name)
+        return name
 
     def _count(self, node: onnx.NodeProto, scope: Scope, totals: Totals) -> None:
         """Add the multiplications of `node`; it is unknown where the shape of its first output is."""
@@ -192,8 +196,6 @@ class Inference:
 
     def _infer(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value | onnx.TypeProto | None]:
         """Return what is known of each output of `node`."""
-        import numpy as np
-
         number = compute(node, scope, self._version, self._max_elements)
         if number is not None:
             scope.keep(node.output[0], number)
@@ -201,17 +203,27 @@ class Inference:
         row = OPERATORS.get((_domain(node), node.op_type))
         if row is not None and row.shapes is not None:
             return row.infer(self._call(node, scope))
-        inferred = self._infer_by_onnx(node, scope, row.onnx_name if row is not None else "")
-        found = [read_type(inferred.get(name)) for name in node.output]
         sizes = move(node, scope, self._version)
         if sizes is not None and is_small(sizes.shape, self._max_elements):
-            if all(isinstance(size, int) for size in sizes.flat):
-                scope.keep(node.output[0], sizes.astype(np.int64))
-            else:
-                scope.sizes[node.output[0]] = sizes
+            return [self._keep_sizes(node, sizes, scope)]
+        inferred = self._infer_by_onnx(node, scope, row.onnx_name if row is not None else "")
+        found = [read_type(inferred.get(name)) for name in node.output]
         if node.op_type == "Split" and _domain(node) == "":
             return _pieces(found, scope.values.get(node.input[0]), attributes_of(node))
         return found
+
+    def _keep_sizes(self, node: onnx.NodeProto, sizes: NDArray[Any], scope: Scope) -> Value:
+        """Note sizes that `node` computes or moves, and return shape and dtype of its output."""
+        from onnx import helper
+
+        source = scope.values.get(node.input[0])
+        dtype = _INT64 if node.op_type == "Shape" or source is None else source.dtype
+        value = Value(sizes.shape, int(attributes_of(node).get("to", dtype)))
+        if all(isinstance(size, int) for size in sizes.flat):
+            scope.keep(node.output[0], sizes.astype(helper.tensor_dtype_to_np_dtype(value.dtype)))
+        else:
+            scope.sizes[node.output[0]] = sizes
+        return value
 
     def _call(self, node: onnx.NodeProto, scope: Scope) -> Call:
         inputs = [scope.values.get(name, Value(None, 0)) if name else None for name in node.input]
@@ -233,7 +245,7 @@ class Inference:
             if onnx_name or domain != node.domain:
                 node = _as(schema, node)
             named = {name: scope.sizes[name] for name in types if name in scope.sizes and name not in numbers}
-            if named and node.op_type != "Shape":
+            if named:
                 return _infer_by_names(node, types, numbers, named, opsets)
             return infer_node_outputs(schema, node, types, numbers, opset_imports=opsets)
         except (onnx.checker.ValidationError, onnx.defs.SchemaError) as error:

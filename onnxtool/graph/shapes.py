@@ -205,7 +205,7 @@ def infer_values(proto: onnx.ModelProto) -> Scope:
     """
     scope = Scope()
     scope.values.update(_declared(proto.graph.input))
-    declared = _declared((*proto.graph.value_info, *proto.graph.output))
+    declared = _declared((*proto.graph.input, *proto.graph.value_info, *proto.graph.output))
     Inference(proto, declared=declared).follow(proto.graph, scope)
     return scope
 

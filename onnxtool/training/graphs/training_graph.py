@@ -85,7 +85,7 @@ def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tu
     import onnx_ir.passes.common as common
 
     from onnxtool.autodiff import differentiate
-    from onnxtool.autodiff.types import infer_types
+    from onnxtool.graph.shapes import infer_types
     from onnxtool.training.graphs.accumulation import accumulate, order_accumulations
     from onnxtool.training.graphs.cross_entropy import decompose_losses
     from onnxtool.training.graphs.label_rows import drop_ignored_rows
@@ -120,7 +120,7 @@ def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tu
 
 
 def _evaluate(model: ir.Model, promoted: set[str]) -> None:
-    from onnxtool.autodiff.types import infer_types
+    from onnxtool.graph.shapes import infer_types
     from onnxtool.training.graphs.cross_entropy import decompose_losses
     from onnxtool.training.graphs.lowering import lower
     from onnxtool.training.graphs.modes import stop_training
