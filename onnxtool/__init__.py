@@ -5,9 +5,9 @@ The public names are imported when they are first used, so that `import onnxtool
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from onnxtool.lazy import lazy_names
 from onnxtool.renamed import install
 from onnxtool.version import __version__ as __version__
 
@@ -53,10 +53,7 @@ _MODULES = {
 __all__ = ["__version__", *_MODULES]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -122,7 +122,7 @@ def _audit(sample: Sample) -> dict[str, str]:
     from functorch.compile import aot_function
 
     from onnxtool.torch_backend import OrtBackend
-    from onnxtool.torch_backend.functional import traceable_functions
+    from onnxtool.torch_backend.capture.functions import traceable_functions
 
     try:
         expected = _run(sample.function, sample.tensors)
@@ -151,7 +151,7 @@ def _finding(verdict: str, error: BaseException) -> dict[str, str]:
 
 
 def _placement(backend: Any) -> dict[str, str]:
-    from onnxtool.torch_backend.support import EMPTY, SIZE
+    from onnxtool.torch_backend.lower.placement import EMPTY, SIZE
 
     graphs = backend.graphs
     stayed = {node.operator: node.reason for graph in graphs for node in graph.report.eager if node.reason != SIZE}
@@ -165,7 +165,7 @@ def _placement(backend: Any) -> dict[str, str]:
 
 
 def _draws(backend: Any) -> bool:
-    from onnxtool.torch_backend.support import RANDOM
+    from onnxtool.torch_backend.lower.placement import RANDOM
 
     return any(node.reason == RANDOM for graph in backend.graphs for node in graph.report.eager)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
-from bench_optimize import PLAIN_ONNXSCRIPT, describe
+from bench_optimize import describe
+from harness.peers import OPTIMIZE_WITH_ONNXRUNTIME, OPTIMIZE_WITH_ONNXSCRIPT
 from survey.judging import TOLERANCE, judge
 from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.tasks import find_task
@@ -45,13 +46,6 @@ ARCHITECTURES = {
     "vit": ("image-classification", "vit"),
     "wav2vec2": ("automatic-speech-recognition", "bert"),
 }
-RUN_OPTIMIZER = """
-import sys
-from onnxruntime.transformers import optimizer
-source, output, name, heads, width = sys.argv[1:]
-model = optimizer.optimize_model(source, model_type=name, num_heads=int(heads), hidden_size=int(width))
-model.save_model_to_file(output)
-"""
 
 
 def main() -> int:
@@ -88,8 +82,8 @@ def _try(checkpoint: Path, task: str, name: str, exporter: str) -> tuple[list[st
         return ["not exported"] + [""] * 5, True
     commands = [
         (*onnxtool, "optimize", "--model_path", "{source}", "--output", "{output}", "--format", "json", "--quiet"),
-        (sys.executable, "-c", RUN_OPTIMIZER, "{source}", "{output}", name, *_sizes(source)),
-        (sys.executable, "-c", PLAIN_ONNXSCRIPT, "{source}", "{output}"),
+        (sys.executable, "-c", OPTIMIZE_WITH_ONNXRUNTIME, "{source}", "{output}", name, *_sizes(source)),
+        (sys.executable, "-c", OPTIMIZE_WITH_ONNXSCRIPT, "{source}", "{output}"),
     ]
     cells: list[str] = []
     is_good = True

@@ -11,7 +11,6 @@ is still there then, and is timed again in turns; `--without_model` judges by fi
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from harness.machine import describe_machine
 from make_models import ROOT, trained_model
 from onnx import TensorProto, helper, numpy_helper
 
@@ -56,10 +56,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = options.model_path or make_model(Path(folder))
-        print(f"{path.name}, {options.shape}, threads {options.threads}, load average {os.getloadavg()[0]:.1f}\n")
+        print(f"{path.name}, {options.shape}; {describe_machine(options.threads)}\n")
         is_close = compare_with_loop(path, options) if options.rounds else True
         is_right = judge(path, Path(folder), options) if options.gates else True
-    print(f"\nload average {os.getloadavg()[0]:.1f} at the end")
+    print(f"\nat the end: {describe_machine(options.threads)}")
     return 0 if is_close and is_right else 1
 
 

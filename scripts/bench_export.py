@@ -16,14 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from bench_pipeline import Usage, measure
+from harness.machine import describe_machine
+from harness.processes import Usage, measure, run
 from make_models import ROOT
 
 _FIGURES = tuple(field.name for field in fields(Usage))
@@ -83,6 +83,7 @@ def summarize(pairs: Sequence[Pair]) -> dict[str, dict[str, float]]:
 
 def print_table(figures: dict[str, dict[str, float]], num_pairs: int) -> None:
     """Print the medians as Markdown."""
+    print(f"{describe_machine()}\n")
     print(f"| medians of {num_pairs} | onnxtool | optimum-cli | ratio | lowest | highest |")
     print("|---|---:|---:|---:|---:|---:|")
     for name, row in figures.items():
@@ -107,9 +108,7 @@ def main() -> int:
     if not checkpoint.is_dir():
         # In a process of its own: a child's peak memory starts at its parent's, which torch would make half a gigabyte.
         maker = [sys.executable, str(ROOT / "scripts" / "make_models.py"), arguments.model]
-        made = subprocess.run(maker, check=False, capture_output=True, text=True)
-        if made.returncode:
-            sys.exit(made.stderr)
+        run(*maker)
         checkpoint = ROOT / "models" / "checkpoints" / arguments.model
     ours = [sys.executable, "-m", "onnxtool", "export", "--exporter", arguments.exporter]
     theirs = [str(arguments.optimum), "export", "onnx"]

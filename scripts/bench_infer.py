@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 from documentation_texts import documentation_texts, write_corpus
+from harness.machine import describe_machine
+from harness.workers import Worker
 from make_models import make_model, trained_model
 
 from onnxtool.corpus import CorpusOptions, encode_corpus
@@ -67,29 +69,16 @@ def peer(name: str, python: str, checkpoint: Path, model: Path, corpus: Path, fo
     """Start a peer in its own environment and wait until its model is loaded."""
     vectors = folder / f"{name}.npy"
     command = [python, str(PEER_SCRIPT), name, str(checkpoint), str(model), str(corpus), str(vectors)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    )
-
-    def ask(word: str) -> dict[str, float]:
-        assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018  both are pipes
-        process.stdin.write(f"{word}\n")
-        process.stdin.flush()
-        answer: dict[str, float] = json.loads(process.stdout.readline())
-        return answer
+    worker = Worker.start(name, command, environment={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}, quiet=True)
 
     def encode() -> tuple[float, float]:
-        seconds = ask("encode")
+        seconds = worker.ask("encode")
         return seconds["wall_s"], seconds["cpu_s"]
 
     def saved() -> Any:
-        ask("save")
+        worker.ask("save")
         return np.load(vectors)
 
-    if process.stdout is None or process.stdout.readline().strip() != "ready":
-        raise RuntimeError(f"{name} does not start: run {' '.join(command)}")
     return Contender(name, encode, saved)
 
 
@@ -133,7 +122,7 @@ def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
         print(f"round {number + 1}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     reference = next((entry for entry in contenders if entry.name == "sentence-transformers"), contenders[0])
     print(f"\n{len(texts)} texts of {min(map(len, texts))} to {max(map(len, texts))} characters, ", end="")
-    print(f"{arguments.rounds} rounds in turns; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
+    print(f"{arguments.rounds} rounds in turns; {describe_machine(arguments.threads)}\n")
     print(f"| contender | texts/s | CPU s | times {reference.name}: wall | CPU | lowest cosine to it |")
     print("|---|---:|---:|---:|---:|---:|")
     base = reference.vectors()

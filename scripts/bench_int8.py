@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from harness.machine import describe_machine
 
 from onnxtool.errors import OnnxtoolError
 from onnxtool.model_file import ModelFile
@@ -106,7 +107,7 @@ def main() -> int:
     parser.add_argument("--precision", nargs="+", default=["int8"], choices=METHODS)
     arguments = parser.parse_args()
     calibration = make_calibration(arguments.model_path, arguments.calibration)
-    print(f"{calibration.num_texts} texts. {calibration.note}")
+    print(f"{describe_machine(1)}; {calibration.num_texts} texts. {calibration.note}")
     rows = [("fp32", arguments.model_path, "", "")]
     with tempfile.TemporaryDirectory() as name:
         for precision, text in itertools.product(arguments.precision, arguments.max_error):

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from step_workers import Worker, serve, take_turns
+from harness.machine import describe_machine
+from harness.workers import Worker, median_step_ms, serve_steps, take_turns, thread_variables
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 WAYS = ("all rows", "label sparsity", "eager")
@@ -31,15 +34,14 @@ def main() -> None:
     arguments = _parse()
     if arguments.serve:
         torch.set_num_threads(arguments.threads)
-        serve(_make_step(arguments.serve, arguments.share))
+        serve_steps(_make_step(arguments.serve, arguments.share))
         return
-    print(f"{arguments.threads} threads, {arguments.blocks} blocks of {arguments.steps} steps")
-    print(f"load average {os.getloadavg()[0]:.1f} at the start\n")
+    print(f"{describe_machine(arguments.threads)}; {arguments.blocks} blocks of {arguments.steps} steps\n")
     print("| labels that count | way | wall ms | all rows / this | processor ms | all rows / this |")
     print("|---|---|---|---|---|---|")
     for share in arguments.shares:
         _measure(share, arguments)
-    print(f"\nload average {os.getloadavg()[0]:.1f} at the end")
+    print(f"\nat the end: {describe_machine(arguments.threads)}")
 
 
 def _parse() -> argparse.Namespace:
@@ -55,9 +57,11 @@ def _parse() -> argparse.Namespace:
 
 def _measure(share: float, arguments: argparse.Namespace) -> None:
     """Let the ways take turns, and print their rows."""
-    shared = [__file__, "--share", str(share), "--threads", str(arguments.threads), "--serve"]
-    starts = [partial(Worker.start, way, [*shared, way], arguments.threads) for way in WAYS]
-    medians = {worker.way: worker.medians() for worker in take_turns(starts, arguments.blocks, arguments.steps)}
+    shared = [sys.executable, __file__, "--share", str(share), "--threads", str(arguments.threads), "--serve"]
+    variables = thread_variables(arguments.threads)
+    starts = [partial(Worker.start, way, [*shared, way], environment=variables) for way in WAYS]
+    workers = take_turns(starts, arguments.blocks, arguments.steps)
+    medians = {worker.name: np.array(median_step_ms(worker)) for worker in workers}
     for way, (wall, processor) in medians.items():
         ratios = medians[WAYS[0]] / medians[way]
         cells = [f"{share:g}", way, f"{wall:.0f}", f"{ratios[0]:.2f}", f"{processor:.0f}", f"{ratios[1]:.2f}"]

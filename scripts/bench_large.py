@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench_pipeline import measure
+from harness.machine import describe_machine
+from harness.processes import measure
 
 BUILD = """
 import sys, torch, transformers
@@ -46,6 +47,7 @@ def main() -> int:
         if not source.exists():
             measure([sys.executable, "-c", BUILD, str(arguments.layers), str(source)])
         megabytes = sum(path.stat().st_size for path in source.parent.iterdir()) / 1e6
+        print(f"{describe_machine()}\n")
         print("| run | file MB | wall s | peak MB | peak / file |\n|---|---:|---:|---:|---:|")
         command = (sys.executable, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output))
         for name, options in (("onnxtool optimize --no_verify", ("--no_verify",)), ("onnxtool optimize, verified", ())):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,35 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_pipeline import PLAIN_OPTIMIZE, Usage, measure, median
+from harness.machine import describe_machine
+from harness.peers import EXPORT_WITH_TORCH, OPTIMIZE_WITH_ONNXRUNTIME, OPTIMIZE_WITH_ONNXSCRIPT
+from harness.processes import Usage, measure, median, run
 from make_models import ROOT
 
 WAYS = tuple((exporter, attention) for exporter in ("dynamo", "torchscript") for attention in ("sdpa", "eager"))
-# As transformers and torch write it; nothing of onnxtool is in it.
-PLAIN_EXPORT = """
-import inspect, sys, torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-folder, exporter, attention, output = sys.argv[1:]
-model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention).eval()
-tokens = AutoTokenizer.from_pretrained(folder)(["some text", "another one"], return_tensors="pt")
-# In the order of the signature, in which torch puts them and gives them their names.
-tokens = {name: tokens[name] for name in inspect.signature(model.forward).parameters if name in tokens}
-names = dict(input_names=list(tokens), output_names=["logits"], opset_version=18 if exporter == "dynamo" else 17)
-batch, sequence = (torch.export.Dim(name) for name in ("batch_size", "sequence"))
-if exporter == "dynamo":
-    shapes = {name: {0: batch, 1: sequence} for name in tokens}
-    torch.onnx.export(model, kwargs=tokens, f=output, dynamo=True, dynamic_shapes=shapes, external_data=False, **names)
-else:
-    axes = {name: {0: "batch_size", 1: "sequence"} for name in [*tokens, "logits"]}
-    arguments = (tokens["input_ids"], {name: value for name, value in tokens.items() if name != "input_ids"})
-    torch.onnx.export(model, arguments, output, dynamo=False, dynamic_axes=axes, **names)
-"""
-PLAIN_ONNXSCRIPT = """
-import sys, onnx_ir as ir
-from onnxscript.rewriter.ort_fusions import optimize_for_ort
-model, _ = optimize_for_ort(ir.load(sys.argv[1]))
-ir.save(model, sys.argv[2])
-"""
 
 
 @dataclass(frozen=True)
@@ -82,8 +58,8 @@ def tools(optimum: Path | None, olive: Path | None) -> tuple[Tool, ...]:
     found = [
         Tool("onnxtool, verified", ours),
         Tool("onnxtool --no_verify", (*ours, "--no_verify")),
-        Tool("onnxruntime.transformers.optimizer", (*python, PLAIN_OPTIMIZE, "{source}", "{output}")),
-        Tool("onnxscript optimize_for_ort", (*python, PLAIN_ONNXSCRIPT, "{source}", "{output}")),
+        Tool("onnxruntime.transformers.optimizer", (*python, OPTIMIZE_WITH_ONNXRUNTIME, "{source}", "{output}")),
+        Tool("onnxscript optimize_for_ort", (*python, OPTIMIZE_WITH_ONNXSCRIPT, "{source}", "{output}")),
     ]
     if optimum is not None:
         command = (
@@ -97,8 +73,9 @@ def tools(optimum: Path | None, olive: Path | None) -> tuple[Tool, ...]:
         found.append(Tool("optimum-cli -O2", (*command, "-o", "{folder}/optimum"), "optimum/model_optimized.onnx"))
     if olive is not None:
         settings = '{{"model_type": "bert", "num_heads": 12, "hidden_size": 768}}'
-        run = (str(olive / "bin" / "olive"), "run-pass", "--pass-name", "OrtTransformersOptimization", "-m", "{source}")
-        found.append(Tool("olive", (*run, "--pass-config", settings, "-o", "{folder}/olive"), "olive/model.onnx"))
+        one_pass = (str(olive / "bin" / "olive"), "run-pass", "--pass-name", "OrtTransformersOptimization")
+        files = ("-m", "{source}", "--pass-config", settings, "-o", "{folder}/olive")
+        found.append(Tool("olive", (*one_pass, *files), "olive/model.onnx"))
     return tuple(found)
 
 
@@ -149,8 +126,7 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", default=["-".join(way) for way in WAYS], metavar="EXPORTER-ATTENTION")
     parser.add_argument("--work_dir", type=Path, help="where the files go, and stay; default: a temporary folder")
     arguments = parser.parse_args()
-    maker = [sys.executable, str(ROOT / "scripts" / "make_models.py"), arguments.model]
-    subprocess.run(maker, check=True, capture_output=True)
+    run(sys.executable, str(ROOT / "scripts" / "make_models.py"), arguments.model)
     checkpoint = ROOT / "models" / "checkpoints" / arguments.model
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
@@ -163,13 +139,14 @@ def main() -> int:
 
 def _optimize(checkpoint: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, list[Path]]:
     """Run every tool on every export, print the first table, and return the files worth timing of each export."""
+    print(f"{describe_machine()}\n")
     print("| export | tool | nodes | attention | MB | wall s | peak MB |\n|---|---|---:|---:|---:|---:|---:|")
     files: dict[str, list[Path]] = {}
     for way in arguments.ways:
         source = folder / way / f"{way}.onnx"
         source.parent.mkdir(parents=True, exist_ok=True)
         if not source.exists():
-            measure([sys.executable, "-c", PLAIN_EXPORT, str(checkpoint), *way.split("-"), str(source)])
+            measure([sys.executable, "-c", EXPORT_WITH_TORCH, str(checkpoint), *way.split("-"), str(source)])
         _lay_out(source, checkpoint)
         found = describe(source)
         print(f"| {way} | - | {found['nodes']} | {found['attention']} | {found['MB']} | | |", flush=True)

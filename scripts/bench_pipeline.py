@@ -8,83 +8,13 @@ counterparts verify nothing and describe nothing. `make bench` runs this; it tak
 from __future__ import annotations
 
 import argparse
-import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 
+from harness.machine import describe_machine
+from harness.peers import DESCRIBE_WITH_ONNX, EXPORT_WITH_TRANSFORMERS, OPTIMIZE_WITH_ONNXRUNTIME
+from harness.processes import measure_in_turns, median, run
 from make_models import ROOT
-
-PLAIN_EXPORT = """
-import sys, torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-model = AutoModelForMaskedLM.from_pretrained(sys.argv[1]).eval()
-tokens = AutoTokenizer.from_pretrained(sys.argv[1])(["some text", "another one"], return_tensors="pt")
-axes = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in tokens}
-config = OnnxConfig(dynamic=True, dynamic_shapes=axes)
-OnnxExporter().export(model, dict(tokens), config=config).save_pretrained(sys.argv[2])
-"""
-PLAIN_OPTIMIZE = """
-import sys
-from onnxruntime.transformers import optimizer
-model = optimizer.optimize_model(sys.argv[1], model_type="bert", num_heads=12, hidden_size=768)
-model.save_model_to_file(sys.argv[2])
-"""
-PLAIN_STATS = """
-import collections, json, sys, onnx
-model = onnx.load(sys.argv[1])
-print(json.dumps(collections.Counter(node.op_type for node in model.graph.node)))
-"""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What one process took."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
-
-
-# The peak of a process starts at that of the one that made it, so a small one stands in between.
-LAUNCHER = """
-import os, sys, time
-start = time.perf_counter()
-nothing = os.open(os.devnull, os.O_WRONLY)
-process = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, nothing, 1)])
-_, status, usage = os.wait4(process, 0)
-print(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3)
-sys.exit(os.waitstatus_to_exitcode(status) != 0)
-"""
-
-
-def measure(command: Sequence[str]) -> Usage:
-    """Run `command` to its end and return what it took.
-
-    Raises:
-        SystemExit: the command failed; what it said is printed.
-    """
-    launched = [sys.executable, "-S", "-c", LAUNCHER, *command]
-    done = subprocess.run(launched, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command[:4])} … failed:\n{done.stderr}")
-    return Usage(*(float(figure) for figure in done.stdout.split()))
-
-
-def compare(ours: Sequence[str], theirs: Sequence[str], runs: int) -> tuple[list[Usage], list[Usage]]:
-    """Measure both commands in turn, `runs` times each."""
-    pairs = [(measure(ours), measure(theirs)) for _ in range(runs)]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def median(usages: Sequence[Usage]) -> Usage:
-    """Return the median of each figure."""
-    return Usage(
-        *(statistics.median(getattr(usage, name) for usage in usages) for name in ("wall_s", "cpu_s", "peak_mb"))
-    )
 
 
 def main() -> int:
@@ -94,9 +24,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="runs of each command (stats: five times as many)")
     arguments = parser.parse_args()
     # In a process of its own: a child's peak memory starts at its parent's, which torch would make half a gigabyte.
-    subprocess.run(
-        [sys.executable, ROOT / "scripts" / "make_models.py", arguments.model], check=True, capture_output=True
-    )
+    run(sys.executable, str(ROOT / "scripts" / "make_models.py"), arguments.model)
     checkpoint = ROOT / "models" / "checkpoints" / arguments.model
     python = [sys.executable, "-c"]
     onnxtool = [sys.executable, "-m", "onnxtool"]
@@ -105,34 +33,35 @@ def main() -> int:
         rows = {
             "export, verified | transformers.exporters": (
                 [*onnxtool, "export", "--model_name", str(checkpoint), "--output", exported, "--force"],
-                [*python, PLAIN_EXPORT, str(checkpoint), f"{folder}/plain"],
+                [*python, EXPORT_WITH_TRANSFORMERS, str(checkpoint), f"{folder}/plain"],
                 arguments.runs,
             ),
             "optimize, verified | onnxruntime.transformers.optimizer": (
                 [*onnxtool, "optimize", "--model_path", exported, "--force"],
-                [*python, PLAIN_OPTIMIZE, exported, f"{folder}/plain.onnx"],
+                [*python, OPTIMIZE_WITH_ONNXRUNTIME, exported, f"{folder}/plain.onnx"],
                 arguments.runs,
             ),
             "optimize --no_verify | onnxruntime.transformers.optimizer": (
                 [*onnxtool, "optimize", "--model_path", exported, "--force", "--no_verify"],
-                [*python, PLAIN_OPTIMIZE, exported, f"{folder}/plain.onnx"],
+                [*python, OPTIMIZE_WITH_ONNXRUNTIME, exported, f"{folder}/plain.onnx"],
                 arguments.runs,
             ),
             "stats | onnx.load": (
                 [*onnxtool, "stats", exported, "--format", "json"],
-                [*python, PLAIN_STATS, exported],
+                [*python, DESCRIBE_WITH_ONNX, exported],
                 5 * arguments.runs,
             ),
             "stats of two | onnx.load of one": (
                 [*onnxtool, "stats", optimized, exported, "--format", "json"],
-                [*python, PLAIN_STATS, exported],
+                [*python, DESCRIBE_WITH_ONNX, exported],
                 5 * arguments.runs,
             ),
         }
+        print(f"{describe_machine()}\n")
         print("| onnxtool | counterpart | wall s | CPU s | peak MB | ratios: wall, CPU, peak |")
         print("|---|---|---:|---:|---:|---:|")
         for name, (ours, theirs, runs) in rows.items():
-            mine, other = (median(usages) for usages in compare(ours, theirs, runs))
+            mine, other = map(median, measure_in_turns({"ours": ours, "theirs": theirs}, runs).values())
             figures = [(mine.wall_s, other.wall_s), (mine.cpu_s, other.cpu_s), (mine.peak_mb, other.peak_mb)]
             ratios = ", ".join(f"{first / second:.2f}" for first, second in figures)
             cells = " | ".join(f"{first:.3g} / {second:.3g}" for first, second in figures)

@@ -11,19 +11,20 @@ processor, which hold on a machine that does other things as well.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness.machine import describe_machine
+from harness.processes import run
+from harness.workers import Worker, serve
 
 VOCABULARY = 30522
 PEAK = (1024, 3072, 3072)
@@ -135,19 +136,22 @@ def make_feeds(batch: int, length: int, seed: int = 0) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
-def wait_and_run(threads: int, kind: str, arguments: Sequence[str]) -> None:
-    """Be a contender: open, then run once for each line `batch length [file]`, and print the milliseconds."""
+def be_contender(threads: int, kind: str, arguments: Sequence[str]) -> None:
+    """Open, then answer each request [batch, length, file or ""] with the milliseconds of one run."""
     clock = time.process_time if threads == 1 else time.perf_counter
-    run = OPENERS[kind](threads, *arguments)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        batch, length, *file = line.split()
-        feeds = make_feeds(int(batch), int(length))
+    infer = OPENERS[kind](threads, *arguments)
+
+    def answer(request: tuple[int, int, str]) -> float:
+        batch, length, file = request
+        feeds = make_feeds(batch, length)
         start = clock()
-        output = run(feeds)
-        print((clock() - start) * 1e3, flush=True)
+        output = infer(feeds)
+        elapsed_ms = (clock() - start) * 1e3
         if file:
-            np.save(file[0], np.asarray(output, dtype=np.float32))
+            np.save(file, np.asarray(output, dtype=np.float32))
+        return elapsed_ms
+
+    serve(answer)
 
 
 # --- The race. ---
@@ -167,46 +171,25 @@ class Contender:
     file: Path | None = None
 
 
-@contextmanager
-def started(contender: Contender, threads: int) -> Iterator[Callable[[str], float]]:
-    """Start a contender, and give the function that lets it run once."""
-    python, *rest = contender.command
-    process = subprocess.Popen(
-        [python, __file__, "--contender", str(threads), *rest],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    reader, writer = process.stdout, process.stdin
-    if reader is None or writer is None or not any("ready" in line for line in reader):
-        raise SystemExit(f"{contender.name} cannot be opened: {' '.join(contender.command)}")
-
-    def run(line: str) -> float:
-        print(line, file=writer, flush=True)
-        return float(reader.readline())
-
-    try:
-        yield run
-    finally:
-        process.kill()
-        process.wait()
-
-
 def race(
     contenders: Sequence[Contender], shapes: Sequence[tuple[int, int]], rounds: int, threads: int, folder: Path
 ) -> list[list[float]]:
     """Return the median milliseconds of each contender and shape, run in turns; the first answers go to `folder`."""
     with ExitStack() as stack:
-        runs = [stack.enter_context(started(one, threads)) for one in contenders]
+        workers = []
+        for one in contenders:
+            python, *rest = one.command
+            worker = Worker.start(one.name, [python, __file__, "--contender", str(threads), *rest], quiet=True)
+            stack.callback(worker.stop)
+            workers.append(worker)
         medians: list[list[float]] = [[] for _ in contenders]
         for batch, length in shapes:
             times: list[list[float]] = [[] for _ in contenders]
             for turn in range(rounds + 1):
-                for number, run in enumerate(runs):
-                    answer = f" {folder / f'{number}.npy'}" if not turn and (batch, length) == shapes[0] else ""
-                    run(f"{batch} {length}{answer}")  # what the others did to caches and cores is not its time
-                    elapsed = run(f"{batch} {length}")
+                for number, worker in enumerate(workers):
+                    file = str(folder / f"{number}.npy") if not turn and (batch, length) == shapes[0] else ""
+                    worker.ask([batch, length, file])  # what the others did to caches and cores is not its time
+                    elapsed = worker.ask([batch, length, ""])
                     if turn:  # the first turn allocates
                         times[number].append(elapsed)
             for number, found in enumerate(times):
@@ -216,21 +199,21 @@ def race(
 
 def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
     """Make the files, and return all contenders, the plain export first and the peak last."""
-    from bench_optimize import PLAIN_EXPORT
+    from harness.peers import EXPORT_WITH_TORCH
     from make_models import ROOT
 
     here = sys.executable
     checkpoint = ROOT / "models" / "checkpoints" / arguments.model
     source = folder / "plain.onnx"
-    _run(here, str(ROOT / "scripts" / "make_models.py"), arguments.model)
+    run(here, str(ROOT / "scripts" / "make_models.py"), arguments.model)
     if not source.exists():
-        _run(here, "-c", PLAIN_EXPORT, str(checkpoint), "dynamo", "sdpa", str(source))
+        run(here, "-c", EXPORT_WITH_TORCH, str(checkpoint), "dynamo", "sdpa", str(source))
     contenders = [Contender("onnxruntime, plain export", (here, "onnxruntime", str(source)), source)]
     for precision in arguments.precisions:
         output = folder / f"{precision.replace(' ', '-')}.onnx"
         if not output.exists():
             options = PRECISIONS[precision]
-            _run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
+            run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
         contenders.append(Contender(f"onnxtool {precision}", (here, "onnxtool", str(output)), output))
     dtypes = () if arguments.no_torch else ("float32", "bfloat16")
     contenders += [Contender(f"PyTorch {dtype}", (here, "torch", str(checkpoint), dtype)) for dtype in dtypes]
@@ -238,7 +221,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
         python = str(arguments.openvino / "bin" / "python")
         int8 = folder / "openvino-int8.xml"
         if not int8.exists():
-            _run(python, __file__, "--quantize", str(source), str(int8))
+            run(python, __file__, "--quantize", str(source), str(int8))
         contenders += [
             *(Contender(f"OpenVINO {name}", (python, "openvino", str(source), name)) for name in ("f32", "bf16")),
             *(
@@ -256,12 +239,6 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "int8 static": ("--precision", "int8", "--activations", "static", "--max_error", "1"),
     "int4": ("--precision", "int4", "--max_error", "1"),
 }
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[:4])} … failed:\n{done.stderr}")
 
 
 def distance(one: Path, other: Path) -> float:
@@ -303,7 +280,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.contender:
         threads, kind, *rest = arguments.contender
-        wait_and_run(int(threads), kind, rest)
+        be_contender(int(threads), kind, rest)
         return 0
     if arguments.quantize:
         quantize_with_nncf(*arguments.quantize)
@@ -315,7 +292,7 @@ def main() -> int:
         medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, Path(temporary))
         print_table(contenders, medians, arguments.shapes, Path(temporary))
         print_share(contenders, medians, operations(folder / "plain.onnx", arguments.shapes[0]))
-        print(f"load of the machine: {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores")
+        print(describe_machine(arguments.threads))
     return 0
 
 

@@ -18,7 +18,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench_pipeline import Usage, measure, median
+from harness.machine import describe_machine
+from harness.processes import Usage, measure, median
 
 TARGET_CPU_S, TARGET_PEAK_MIB, TARGET_DIFFERENCE_S = 0.08, 25, 0.12
 TARGET_RATIO, TARGET_LARGE = 15, 2
@@ -105,6 +106,7 @@ def main() -> int:
 def report(usages: dict[str, Usage]) -> int:
     """Print the table and the targets that are missed, and return how the process should exit."""
     one = usages[ONE]
+    print(f"{describe_machine()}\n")
     print("| command | CPU s | wall s | peak MiB | CPU as a multiple |")
     print("|---|---:|---:|---:|---:|")
     for name, usage in usages.items():

@@ -11,12 +11,13 @@ scripts/torch_backend_steps.py.
 from __future__ import annotations
 
 import argparse
-import os
+import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from step_workers import Worker, take_turns
+from harness.machine import describe_machine
+from harness.workers import Worker, median_step_ms, take_turns, thread_variables
 from torch_backend_steps import CASES, VOCABULARY, WAYS
 
 STEPS = Path(__file__).resolve().with_name("torch_backend_steps.py")
@@ -26,13 +27,13 @@ RESAMPLES = 2000
 def main() -> None:
     """Print the table of each case."""
     arguments = _parse()
-    print(f"{arguments.threads} threads, {arguments.blocks} blocks of {arguments.steps} steps, ", end="")
+    print(f"{describe_machine(arguments.threads)}; {arguments.blocks} blocks of {arguments.steps} steps, ", end="")
     print(f"{arguments.vocabulary} words\n")
     print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
     print("|---|---|---|---|---|---|---|")
     for case in arguments.cases:
         _measure(case, arguments)
-    print(f"\nload average {os.getloadavg()[0]:.1f} at the end")
+    print(f"\nat the end: {describe_machine(arguments.threads)}")
 
 
 def _parse() -> argparse.Namespace:
@@ -49,16 +50,21 @@ def _parse() -> argparse.Namespace:
 def _measure(case: str, arguments: argparse.Namespace) -> None:
     threads = arguments.threads
     starts = [
-        partial(Worker.start, way, [str(STEPS), case, way, str(threads), str(arguments.vocabulary)], threads)
+        partial(
+            Worker.start,
+            way,
+            [sys.executable, str(STEPS), case, way, str(threads), str(arguments.vocabulary)],
+            environment=thread_variables(threads),
+        )
         for way in arguments.ways
     ]
     workers = take_turns(starts, arguments.blocks, arguments.steps)
     for worker in workers:
-        wall, processor = worker.medians()
+        wall, processor = median_step_ms(worker)
         ratios = [_ratio(worker, workers[0], column) if worker is not workers[0] else "1" for column in (0, 1)]
         speed = f"{worker.greeting / wall / 1e6:.0f}" if worker.greeting else ""
         print(
-            f"| {case} | {worker.way} | {wall:.1f} | {ratios[0]} | {processor:.1f} | {ratios[1]} | {speed} |",
+            f"| {case} | {worker.name} | {wall:.1f} | {ratios[0]} | {processor:.1f} | {ratios[1]} | {speed} |",
             flush=True,
         )
 
@@ -69,7 +75,7 @@ def _ratio(worker: Worker, measure: Worker, column: int) -> str:
     Steps of a block resemble each other, so whole blocks are drawn (Künsch 1989); blocks of one turn stay together,
     because the machine was as busy for the one as for the other.
     """
-    ours, theirs = (np.stack([block[:, column] for block in one.blocks]) for one in (worker, measure))
+    ours, theirs = (np.stack([np.array(block)[:, column] for block in one.answers]) for one in (worker, measure))
     draw = np.random.default_rng(0)
     turns = draw.integers(0, len(ours), (RESAMPLES, len(ours)))
     ratios = np.median(ours[turns].reshape(RESAMPLES, -1), axis=1) / np.median(

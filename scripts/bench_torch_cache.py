@@ -9,13 +9,14 @@ first eager step are not counted.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from harness.machine import describe_machine
 
 WAYS = ("first", "second", "aot_eager")
 
@@ -26,15 +27,13 @@ def main() -> None:
     if arguments.way:
         print(_compile(arguments.cases[0], arguments.way, arguments.folder))
         return
-    print(
-        f"load average {os.getloadavg()[0]:.1f} at the start; seconds of the processor, medians of {arguments.rounds}"
-    )
+    print(f"{describe_machine(1)}; seconds of the processor, medians of {arguments.rounds}")
     print(f"{'case':<22} {'first':>7} {'second':>7} {'of first':>9} {'tracing alone':>14} {'of first':>9}")
     for case in arguments.cases:
         rounds = [_round(case) for _ in range(arguments.rounds)]
         first, second, traced = (statistics.median(times[way] for times in rounds) for way in WAYS)
         print(f"{case:<22} {first:>7.2f} {second:>7.2f} {second / first:>9.2f} {traced:>14.2f} {traced / first:>9.2f}")
-    print(f"load average {os.getloadavg()[0]:.1f} at the end")
+    print(f"at the end: {describe_machine(1)}")
 
 
 def _parse() -> argparse.Namespace:

@@ -12,15 +12,15 @@ onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from harness.machine import describe_machine
+from harness.workers import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,9 +31,10 @@ EAGER, PRODUCTS = "PyTorch eager", "products alone"
 
 # What a worker does: `setup()` gives gradients() and update(); then it waits for a number of steps, and answers.
 _LOOP = """
-import json, os, sys, time
+import os, sys, time
 os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
+from harness.workers import serve
 folder = sys.argv[1]
 vocabulary, batch, sequence, sizes = {vocabulary}, {batch}, {sequence}, {sizes}
 draw = np.random.default_rng(0)
@@ -46,15 +47,16 @@ def memory(kind):
         return 1024 * int(next(line for line in file if line.startswith(kind)).split()[1])
 before = memory("VmRSS")
 gradients, update = setup()
-for line in sys.stdin:
-    answer = []
-    for _ in range(int(line)):
+def answer(steps):
+    made = []
+    for _ in range(steps):
         start = time.process_time()
         loss = gradients()
         middle = time.process_time()
         update()
-        answer.append([middle - start, time.process_time() - middle, float(loss)])
-    print(json.dumps([answer, memory("VmHWM") - before]), flush=True)
+        made.append([middle - start, time.process_time() - middle, float(loss)])
+    return [made, memory("VmHWM") - before]
+serve(answer)
 """
 
 _TORCH = """
@@ -157,44 +159,20 @@ artifacts.generate_artifacts(model, requires_grad=names, loss=artifacts.LossType
 """
 
 
-@dataclass
-class Worker:
-    """A tool in a process of its own.
+def start(name: str, python: Path, setup: str, folder: Path) -> Worker:
+    """Start a tool in a process of its own."""
+    code = _LOOP.format(setup=setup, vocabulary=VOCABULARY, batch=BATCH, sequence=SEQUENCE, sizes=SIZES)
+    return Worker.start(name, [str(python), "-c", code, str(folder)])
 
-    Attributes:
-        steps: processor seconds of the gradients and of the optimizer, and the loss, of each step.
-        peak_bytes: of memory, above what the libraries take.
-    """
 
-    name: str
-    process: subprocess.Popen[str]
-    steps: list[list[float]]
-    peak_bytes: int = 0
+def steps_of(worker: Worker) -> list[list[float]]:
+    """Return processor seconds of the gradients and of the optimizer, and the loss, of each step."""
+    return [step for steps, _ in worker.answers for step in steps]
 
-    @classmethod
-    def start(cls, name: str, python: Path, setup: str, folder: Path) -> Worker:
-        """Start the process; it waits for `run`."""
-        code = _LOOP.format(setup=setup, vocabulary=VOCABULARY, batch=BATCH, sequence=SEQUENCE, sizes=SIZES)
-        process = subprocess.Popen(
-            [str(python), "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
-        )
-        return cls(name, process, [])
 
-    def run(self, steps: int, *, keep: bool = True) -> None:
-        """Make some steps."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        if stdin is None or stdout is None:
-            raise RuntimeError("the worker has no pipes")
-        print(steps, file=stdin, flush=True)
-        line = stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} failed")
-        answer, self.peak_bytes = json.loads(line)
-        self.steps += answer if keep else []
-
-    def median_ms(self, part: int | None = None) -> float:
-        """Return the median of a part of a step, or of the whole."""
-        return 1e3 * statistics.median(sum(step[:2]) if part is None else step[part] for step in self.steps)
+def median_ms(worker: Worker, part: int | None = None) -> float:
+    """Return the median of a part of a step, or of the whole."""
+    return 1e3 * statistics.median(sum(step[:2]) if part is None else step[part] for step in steps_of(worker))
 
 
 def make_model(folder: Path) -> Any:
@@ -288,32 +266,32 @@ def main() -> int:
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             workers.append(("onnxruntime-training 1.19.2", reference, _REFERENCE))
         workers.append((PRODUCTS, python, _PRODUCTS))
-        started = [Worker.start(name, path, setup, folder) for name, path, setup in workers]
+        started = [start(name, path, setup, folder) for name, path, setup in workers]
         for round_number in range(options.rounds + 1):
             for worker in started:
-                worker.run(options.steps, keep=round_number > 0)
+                worker.ask(options.steps, keep=round_number > 0)
         report(started)
         for worker in started:
-            worker.process.kill()
+            worker.stop()
     return 0
 
 
 def report(workers: list[Worker]) -> None:
     """Print the table; the last worker makes the products alone, and its loss is their number of operations."""
     first, *_, products = workers
+    print(f"{describe_machine(1)}\n")
     print("| tool | step, ms | gradients, ms | optimizer, ms | onnxtool is x of it | peak memory, MB | last loss |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for worker in workers:
-        cells = [f"{worker.median_ms():.1f}", f"{worker.median_ms(0):.1f}", f"{worker.median_ms(1):.1f}"]
-        cells.append(f"{first.median_ms() / worker.median_ms():.2f}")
-        cells += [f"{worker.peak_bytes / 1e6:.0f}", f"{worker.steps[-1][2]:.4f}"]
-        print(
-            f"| {worker.name} | {' | '.join(cells if worker is not products else [*cells[:2], '', cells[3], '', ''])} |"
-        )
-    gflop, eager = products.steps[-1][2], next(worker for worker in workers if worker.name == EAGER)
-    print(f"\nThe products are {gflop:.1f} GFLOP, {1e3 * gflop / products.median_ms():.0f} GFLOP/s, and", end=" ")
-    print(f"{products.median_ms() / eager.median_ms():.2f} of {EAGER}'s step: no float32 step takes less here.")
-    print(f"Load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}; one thread a tool.")
+        cells = [f"{median_ms(worker):.1f}", f"{median_ms(worker, 0):.1f}", f"{median_ms(worker, 1):.1f}"]
+        cells.append(f"{median_ms(first) / median_ms(worker):.2f}")
+        # Peak of memory, above what the libraries take.
+        cells += [f"{worker.answers[-1][1] / 1e6:.0f}", f"{steps_of(worker)[-1][2]:.4f}"]
+        shown = cells if worker is not products else [*cells[:2], "", cells[3], "", ""]
+        print(f"| {worker.name} | {' | '.join(shown)} |")
+    gflop, eager = steps_of(products)[-1][2], next(worker for worker in workers if worker.name == EAGER)
+    print(f"\nThe matmuls are {gflop:.1f} GFLOP, {1e3 * gflop / median_ms(products):.0f} GFLOP/s, and", end=" ")
+    print(f"{median_ms(products) / median_ms(eager):.2f} of {EAGER}'s step: no float32 step takes less here.")
 
 
 if __name__ == "__main__":

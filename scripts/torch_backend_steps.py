@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from step_workers import serve
+from harness.workers import serve_steps
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -199,7 +199,7 @@ def _serve(case_name: str, way: str, threads: int, vocabulary: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     case = CASES[case_name](vocabulary)
-    serve(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
+    serve_steps(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
 
 
 if __name__ == "__main__":

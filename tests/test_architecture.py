@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "onnxtool"
+SCRIPTS = PACKAGE.parent / "scripts"
 
 # A room may import the rooms below its own, and itself; those of one row never import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -27,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model_file",),
     ("errors",),
     ("verification",),
-    ("interruption", "reports", "renamed", "version"),
+    ("interruption", "lazy", "options", "reports", "renamed", "version"),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -40,7 +41,7 @@ ONLY_IN = {
     "torch": {"export", "benchmarking/eager.py", "torch_backend", "training"},
     "transformers": {"export", "benchmarking/eager.py", "training/trainer"},
     "onnxoptimizer": {"optimize"},
-    "onnxscript": {"autodiff", "export", "optimize", "torch_backend", "training"},
+    "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},
     "pyarrow": {"corpus"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
@@ -57,7 +58,19 @@ INSIDE_TORCH = {
     "training/trainer": {"torch", "transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
-    *("errors", "interruption", "model_file", "renamed", "reports", "stats", "summary", "verification", "version"),
+    *(
+        "errors",
+        "interruption",
+        "lazy",
+        "model_file",
+        "options",
+        "renamed",
+        "reports",
+        "stats",
+        "summary",
+        "verification",
+        "version",
+    ),
     "checkpoint/sentence_modules.py",
 )
 
@@ -166,21 +179,20 @@ def test_infer_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def dependencies() -> dict[str, set[str]]:
-    """Return, for each module of the package, those that it names in an import, be it at once or later."""
-    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
-    names = {name.removesuffix(".__init__") for name in names}
+def dependencies(root: Path, prefix: str = "") -> dict[str, set[str]]:
+    """Return, for each module below `root`, those of them that it names in an import, be it at once or later."""
+    places = {prefix + ".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("*.py")}
+    named = {name.removesuffix(".__init__").removesuffix("__init__"): path for name, path in places.items()}
     found: dict[str, set[str]] = {}
-    for path in modules():
-        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-        imported = set()
+    for module, path in named.items():
+        imported: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                imported |= (inner & names) or {node.module}
-        found[module] = (imported & names) - {module}
+                imported |= (inner & named.keys()) or {node.module}
+        found[module] = (imported & named.keys()) - {module}
     return found
 
 
@@ -196,3 +208,8 @@ def cycle_of(dependencies: dict[str, set[str]]) -> list[str]:
 def test_a_ring_of_imports_is_seen() -> None:
     """The test above can fail."""
     assert cycle_of({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
+
+
+def test_no_scripts_import_each_other() -> None:
+    """What two of them share is in scripts/harness."""
+    assert cycle_of(dependencies(SCRIPTS)) == []

@@ -26,7 +26,8 @@ from survey.judging import _cases, difference, judge
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
 from survey.trials import Trial, _name_verdict, try_type, without_folders
-from zoo.checkpoint import Facts, NotRunnableError, make_checkpoint
+from zoo.checkpoint import NotRunnableError, make_checkpoint
+from zoo.facts import Facts
 from zoo.running import load_model
 from zoo.shrinking import shrink
 from zoo.tasks import TASKS, find_task, model_classes

@@ -104,18 +104,6 @@ def test_the_release_makefile_builds_once(folder: Path) -> None:
     assert shell("make --question", folder).returncode == 1
 
 
-def test_the_table_of_options_is_that_of_the_help() -> None:
-    """Made by scripts/readme_options.py, which has to run after an option changes."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import readme_options as r; print(r.with_table(r.README.read_text('utf-8')), end='')"],
-        cwd=ROOT / "scripts",
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-    )
-    assert done.stdout == README
-
-
 def test_every_target_that_the_readme_names_is_in_the_makefile() -> None:
     """`make demo` and its kin."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from onnxtool.autodiff.names import Names
+from onnxtool.graph.writer import UniqueNames, Writer
 
 if TYPE_CHECKING:
-    import numpy as np
     import onnx_ir as ir
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
 Dimension: TypeAlias = "int | str | None"
 Attribute: TypeAlias = "int | float | str | Sequence[int]"
@@ -151,12 +150,11 @@ class Builder:
         names: where they come from.
     """
 
-    def __init__(self, graph: ir.Graph, *, names: Names | None = None) -> None:
+    def __init__(self, graph: ir.Graph, *, names: UniqueNames | None = None) -> None:
         self._graph = graph
-        self.names = names or Names(graph)
-        self._nodes: list[ir.Node] = []
+        self.names = names or UniqueNames(graph, "gradient")
+        self._writer = Writer(naming=self.names)
         self._made: dict[object, tuple[Tensor, ...]] = {}
-        self._constants: dict[object, Tensor] = {}
 
     def tensor(self, value: ir.Value) -> Tensor:
         """Wrap a value of the graph."""
@@ -180,12 +178,10 @@ class Builder:
     def constant(self, numbers: ArrayLike, dtype: ir.DataType) -> Tensor:
         """Return an initializer with these elements."""
         import numpy as np
+        import onnx_ir as ir
 
-        array: NDArray[np.generic] = np.asarray(numbers).astype(dtype.numpy())
-        key = (dtype, array.shape, array.tobytes())
-        if key not in self._constants:
-            self._constants[key] = Tensor(self, self._initializer(array, dtype))
-        return self._constants[key]
+        tensor = ir.Tensor(np.asarray(numbers).astype(dtype.numpy()), dtype=dtype)
+        return self.tensor(self._writer.shared_constant(tensor, lambda: self.names.new("constant")))
 
     def axes(self, numbers: Tensor | Sequence[int]) -> Tensor:
         """Return a list of axes or sizes as int64 [N]."""
@@ -221,11 +217,10 @@ class Builder:
 
     def add(self, node: ir.Node, dtypes: Sequence[ir.DataType]) -> tuple[Tensor, ...]:
         """Name a node and its outputs, which have these dtypes, and take it over."""
-        node.name = self.names.new(node.op_type)
-        for value, dtype in zip(node.outputs, dtypes, strict=True):
-            value.name, value.dtype = self.names.new(node.op_type), dtype
-        self._nodes.append(node)
-        return tuple(Tensor(self, value) for value in node.outputs)
+        outputs = self._writer.add(node)
+        for value, dtype in zip(outputs, dtypes, strict=True):
+            value.dtype = dtype
+        return tuple(self.tensor(value) for value in outputs)
 
     def finish(self, replaced: Mapping[ir.Node, Sequence[Tensor]] | None = None) -> None:
         """Put everything into the graph, the nodes after those that are there.
@@ -242,9 +237,9 @@ class Builder:
             ]
             for node, news in (replaced or {}).items()
         }
-        for constant in self._constants.values():
-            self._graph.register_initializer(constant.value)
-        self._graph.extend(self._nodes)
+        for constant in self._writer.initializers.values():
+            self._graph.register_initializer(constant)
+        self._graph.extend(self._writer.nodes)
         for node, news in copied.items():
             for old, new in zip(node.outputs, news, strict=True):
                 if old.is_graph_output():
@@ -254,13 +249,6 @@ class Builder:
             self._graph.remove(node, safe=True)
         if copied:
             self._graph.sort()
-
-    def _initializer(self, array: NDArray[np.generic], dtype: ir.DataType) -> ir.Value:
-        import onnx_ir as ir
-
-        name = self.names.new("constant")
-        tensor = ir.Tensor(array, dtype=dtype, name=name)
-        return ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype), const_value=tensor)
 
 
 def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Attribute]) -> ir.DataType:

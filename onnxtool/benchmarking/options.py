@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.errors import InputError
+from onnxtool.infer.options import ModelName, Provider, Threads
+from onnxtool.options import Option
 from onnxtool.runtime.bounds import (
     MAX_BATCH_SIZE,
     MAX_BATCH_TOKENS,
@@ -41,21 +44,56 @@ class BenchmarkOptions:
         fail_if: gates, e.g. `p95>+10%`; of one shape alone as `8x128.p95>+10%`.
     """
 
-    batch_sizes: tuple[int, ...] = (1, 8)
-    sequence_lengths: tuple[int, ...] = (16, 128)
-    runs: int | None = None
-    duration_s: float | None = None
-    warmup: int = 3
-    provider: str = "auto"
-    threads: int = 0
+    batch_sizes: Annotated[
+        tuple[int, ...], Option("Batch sizes to time.", name="batch_size", maximum=MAX_BATCH_SIZE)
+    ] = (1, 8)
+    sequence_lengths: Annotated[
+        tuple[int, ...],
+        Option("Sequence lengths to time; texts have their own.", name="sequence_length", maximum=MAX_SEQUENCE_LENGTH),
+    ] = (16, 128)
+    runs: Annotated[
+        int | None,
+        Option("Stop a shape after so many runs.", minimum=1, maximum=MAX_RUNS, default="100 or 5 s"),
+    ] = None
+    duration_s: Annotated[
+        float | None,
+        Option(
+            "Stop a shape after so many seconds; with --runs, after whichever comes first.",
+            name="duration",
+            minimum=0,
+            is_open=True,
+            maximum=MAX_DURATION_S,
+        ),
+    ] = None
+    warmup: Annotated[int, Option("Runs of each shape that do not count.", minimum=0, maximum=MAX_RUNS)] = 3
+    provider: Provider = "auto"
+    threads: Threads = 0
     seed: int = 0
-    inter_threads: int = 0
-    io_binding: bool = False
+    inter_threads: Annotated[
+        int,
+        Option("Operators that may run at once; 0: one after the other.", minimum=0, maximum=MAX_THREADS),
+    ] = 0
+    io_binding: Annotated[bool, Option("Bind inputs and outputs to buffers once, and time the computation alone.")] = (
+        False
+    )
     texts: tuple[TextInput, ...] = ()
-    model_name: str | None = None
-    compare: str | None = None
-    baseline: Path | None = None
-    fail_if: tuple[str, ...] = ()
+    model_name: ModelName = None
+    compare: Annotated[
+        str | None,
+        Option(
+            "Time another ONNX file, a checkpoint in PyTorch, or the provider cpu or cuda, in turns with the model.",
+            metavar="MODEL_OR_ID",
+        ),
+    ] = None
+    baseline: Annotated[Path | None, Option("An earlier report (--format json) for --fail_if.", metavar="FILE")] = None
+    fail_if: Annotated[
+        tuple[str, ...],
+        Option(
+            "Exit with 1 where this holds for a shape: 'p50>20' in milliseconds, 'throughput_tokens_per_s<5000', "
+            "'p95>+10%' against --baseline or --compare, '8x128.p95>+10%' for one shape. May be given several times.",
+            metavar="EXPR",
+        ),
+    ] = ()
 
     @property
     def stop_after(self) -> tuple[float, float]:

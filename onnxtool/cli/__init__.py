@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -11,17 +12,22 @@ if TYPE_CHECKING:
 
 
 def run() -> NoReturn:
-    """Run the command line and exit: 0 done, 1 failed or a gate met, 2 usage, 130 and 143 interrupted."""
+    """Run the command line of this process and exit."""
+    sys.exit(run_arguments(sys.argv[1:]))
+
+
+def run_arguments(arguments: Sequence[str]) -> int:
+    """Run a command line; return 0 for done, 1 for failed or a gate met, 2 for wrong usage, 130 for interrupted."""
     from onnxtool.cli.shortcut import take_shortcut
     from onnxtool.cli.streams import ready_streams
 
     ready_streams()
-    code = take_shortcut(sys.argv[1:])
+    code = take_shortcut(arguments)
     if code is None:
         from onnxtool.cli.entry import run_group
 
-        run_group()
-    sys.exit(code)
+        code = run_group(arguments)
+    return code
 
 
 def __getattr__(name: str) -> object:

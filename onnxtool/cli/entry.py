@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
@@ -65,42 +66,45 @@ def main() -> None:
     """From a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model."""
 
 
-def run_group() -> NoReturn:
-    """Run the command line and exit: 0 done, 1 failed or a gate met, 2 usage, 130 and 143 interrupted."""
-    signal.signal(signal.SIGINT, _interrupt)
-    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _terminate)
-    if not all(map(is_text, sys.argv[1:])):
-        wrong = next(argument for argument in sys.argv[1:] if not is_text(argument))
-        sys.exit(_report(f"the argument {wrong!r} is no text in UTF-8", "rename the file, or write the text again", 2))
+def run_group(arguments: Sequence[str]) -> int:
+    """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
+    _handle_signals()
+    if wrong := [argument for argument in arguments if not is_text(argument)]:
+        return _report(f"the argument {wrong[0]!r} is no text in UTF-8", "rename the file, or write the text again", 2)
     try:
-        code = main.main(standalone_mode=False, prog_name="onnxtool")
+        code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
     except OnnxtoolError as error:
-        sys.exit(_report(error.message, error.hint, 1))
+        return _report(error.message, error.hint, 1)
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f"see {error.ctx.command_path} --help"
         else:
             hint = ""
-        sys.exit(_report(error.format_message(), hint, error.exit_code))
+        return _report(error.format_message(), hint, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(_report("interrupted", "", 130))
+        return _report("interrupted", "", 130)
     except BrokenPipeError:
         drop_output()  # the reader of our output is gone (`| head`); nothing is left to say
-        sys.exit(141)
+        return 141
     except OSError as error:
         if error.errno is None:  # no failure of the system: other libraries derive theirs from OSError as well
             raise
         drop_output()
         place = f"cannot read or write {error.filename}" if error.filename else "cannot write to stdout"
-        sys.exit(_report(f"{place}: {error.strerror}", "", 1))
-    sys.exit(code if isinstance(code, int) else 0)
+        return _report(f"{place}: {error.strerror}", "", 1)
+    return code if isinstance(code, int) else 0
 
 
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """Unwind as on Ctrl-C, so that staged files go."""
+def _handle_signals() -> None:
+    """Unwind on a signal, so that staged files go."""
+    signal.signal(signal.SIGINT, _interrupt)
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _terminate)
+
+
+def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
     stop(SystemExit(128 + signum))
 
 

@@ -1,82 +1,75 @@
-"""`onnxtool infer`: run texts through a model, or time it."""
+"""`onnxtool infer`: run texts through a model, time it, or encode a corpus with it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from onnxtool.cli.infer_answers import answer_blocks, answer_options
-from onnxtool.cli.infer_benchmark import BENCHMARK_PARAMETERS, benchmark_options, run_benchmark, threads_option
-from onnxtool.cli.infer_corpus import (
-    OF_CORPORA,
-    OutputType,
-    corpus_options,
-    encode_folder,
-    given_corpus_options,
-    writes_folder,
+from onnxtool.benchmarking.options import BenchmarkOptions
+from onnxtool.cli.infer_answers import answer_blocks
+from onnxtool.cli.infer_benchmark import run_benchmark
+from onnxtool.cli.infer_corpus import encode_folder
+from onnxtool.cli.options import (
+    FORMATS,
+    PathType,
+    derived_options,
+    format_options,
+    option_names,
+    progress,
 )
-from onnxtool.cli.options import FORMATS, PathType, format_options, output_options, progress
 from onnxtool.cli.render import emit
+from onnxtool.corpus.options import CorpusOptions
+from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import check_writable
-from onnxtool.runtime.providers import PROVIDERS
 
-# Parameters of answers, and those of them that a benchmark has a use for; of these, one for texts alone.
-_OF_TEXTS = frozenset({"texts", "query", "input_path", "prompt", "long", "overlap", "top_k", "vectors", "model_name"})
-_OF_BOTH = frozenset({"texts", "input_path", "model_name"})
-# Of these, what means something for a corpus as well.
-_OF_FOLDERS = frozenset({"input_path", "prompt", "model_name"})
+# Parameters by what they are for.
+_ALWAYS = frozenset({"model_path", "provider", "threads"})
+_FOR_TEXTS = option_names(InferOptions) - _ALWAYS | {"vectors"}
+_FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | {"plot"}
+_FOR_CORPORA = option_names(CorpusOptions) - option_names(InferOptions) - {"force"}
+
+
+class _OutputType(PathType):
+    """A path that remembers whether it was written as a folder, with a separator at its end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if ctx is not None:
+            ctx.meta[__name__] = str(value).endswith(("/", os.sep))
+        return super().convert(value, param, ctx)
 
 
 @click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
-@click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
-@click.option("--model_name", help="Folder or hub id with tokenizer.json; default: the files beside the model.")
-@answer_options
-@corpus_options
-@benchmark_options
+@derived_options(options=InferOptions, corpus=CorpusOptions, timing=BenchmarkOptions)
+@click.option("--vectors", is_flag=True, help="Print the embeddings themselves as well; JSON always has them.")
 @click.option(
-    "--provider",
-    type=click.Choice(["auto", *PROVIDERS]),
-    default="auto",
-    show_default=True,
-    help="Where to run: cuda fails where it cannot, auto takes it where it can.",
+    "--benchmark",
+    is_flag=True,
+    help="Time the model: on the texts of --text and --input, else on generated inputs of several shapes.",
 )
-@threads_option
-@output_options(
-    "Write the result to this file instead of stdout. A folder, that is there or is written with / at its end, gets a "
-    "vector for each text of --input.",
-    OutputType(),
+@click.option("--plot", type=PathType(), metavar="FILE", help="Draw the latencies of each shape: .png, .svg or .pdf.")
+@click.option(
+    "--output",
+    type=_OutputType(),
+    help="Write the result to this file instead of stdout. A folder that exists or is written with / at its end gets "
+    "a vector for each text of --input.",
 )
 @format_options([*FORMATS, "csv"], "; csv is for --benchmark")
 def command(
+    options: InferOptions,
+    corpus: CorpusOptions,
+    timing: BenchmarkOptions,
     *,
-    model_path: Path,
-    model_name: str | None,
-    texts: tuple[str, ...],
-    query: str | None,
-    input_path: Path | None,
-    prompt: str | None,
-    long: str | None,
-    overlap: int | None,
-    top_k: int | None,
     vectors: bool,
     benchmark: bool,
-    batch_sizes: tuple[int, ...],
-    sequence_lengths: tuple[int, ...],
-    runs: int | None,
-    duration_s: float | None,
-    warmup: int,
-    inter_threads: int,
-    io_binding: bool,
-    compare: str | None,
-    baseline: Path | None,
-    fail_if: tuple[str, ...],
     plot: Path | None,
-    provider: str,
-    threads: int,
     output: Path | None,
-    force: bool,
     format_name: str,
     quiet: bool,
 ) -> int:
@@ -87,77 +80,76 @@ def command(
     """
     if format_name == "csv" and not benchmark:
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
-    if output is not None and writes_folder(output):
-        if unused := _given_of((BENCHMARK_PARAMETERS | _OF_TEXTS | {"benchmark"}) - _OF_FOLDERS):
-            raise click.UsageError(
-                f"--output is a folder, for the vectors of --input; leave out {' and '.join(unused)}"
-            )
-        asked = given_corpus_options(model_name, prompt, provider, threads, force=force)
-        encode_folder(model_path, input_path, output, asked, format_name, quiet=quiet)
+    if output is not None and (click.get_current_context().meta[__name__] or output.is_dir()):
+        _refuse(
+            _FOR_BENCHMARKS | _FOR_TEXTS - {"input", "prompt", "model_name"} | {"benchmark"},
+            "--output is a folder, for the vectors of --input;",
+        )
+        encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet)
         return 0
-    if unused := _given_of(OF_CORPORA):
-        raise click.UsageError(f"no folder to encode into: pass --output NAME/, or leave out {' and '.join(unused)}")
-    has_texts = bool(texts) or input_path is not None
+    _refuse(_FOR_CORPORA, "no folder to encode into: pass --output NAME/, or")
+    has_texts = bool(options.texts) or options.input_path is not None
     if benchmark:
-        if unused := _given_of(_OF_TEXTS - _OF_BOTH):
-            raise click.UsageError(f"--benchmark times the model and answers nothing; leave out {' and '.join(unused)}")
-        if unused := _given_of(frozenset({"sequence_lengths"} if has_texts else {"model_name"})):
-            inputs = "texts, which have lengths of their own" if has_texts else "made-up inputs"
-            raise click.UsageError(f"--benchmark times {inputs}; leave out {' and '.join(unused)}")
-    elif unused := _given_of(BENCHMARK_PARAMETERS):
-        raise click.UsageError(f"nothing is timed without --benchmark; pass it, or leave out {' and '.join(unused)}")
-    elif not has_texts:
-        beside = " beside --query" if query is not None else ""
-        raise click.UsageError(f"nothing to run: pass --text, --input or --benchmark{beside}")
-    elif overlap is not None and long != "window":
-        raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
+        _refuse(_FOR_TEXTS - {"text", "input", "model_name"}, "--benchmark times the model and gives no answers;")
+        if has_texts:
+            _refuse({"sequence_length"}, "--benchmark times texts, which have lengths of their own;")
+        else:
+            _refuse({"model_name"}, "--benchmark times generated inputs;")
+    else:
+        _refuse(_FOR_BENCHMARKS, "nothing is timed without --benchmark; pass it, or")
+        if not has_texts:
+            beside = " beside --query" if options.query is not None else ""
+            raise click.UsageError(f"nothing to run: pass --text, --input or --benchmark{beside}")
+        if options.overlap is not None and options.long != "window":
+            raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
     if output is not None:
-        check_writable(output, force=force)
+        check_writable(output, force=corpus.force)
     # Imported here so that --help needs neither numpy nor tokenizers.
-    from onnxtool.benchmarking import BenchmarkOptions
     from onnxtool.infer import LongTexts, TextInput, load, read_texts
 
-    named = [TextInput(text) for text in texts]
-    named += read_texts(input_path) if input_path is not None else ()
+    texts = [TextInput(text) for text in options.texts]
+    texts += read_texts(options.input_path) if options.input_path is not None else ()
     if benchmark:
-        options = BenchmarkOptions(
-            batch_sizes=batch_sizes,
-            sequence_lengths=sequence_lengths,
-            runs=runs,
-            duration_s=duration_s,
-            warmup=warmup,
-            provider=provider,
-            threads=threads,
-            inter_threads=inter_threads,
-            io_binding=io_binding,
-            texts=tuple(named),
-            model_name=model_name,
-            compare=compare,
-            baseline=baseline,
-            fail_if=fail_if,
-        )
         return run_benchmark(
-            model_path, options, plot=plot, output=output, force=force, format_name=format_name, quiet=quiet
+            options.model_path,
+            replace(timing, texts=tuple(texts)),
+            plot=plot,
+            output=output,
+            force=corpus.force,
+            format_name=format_name,
+            quiet=quiet,
         )
     with progress(quiet=quiet) as on_progress:
-        model = load(model_path, model_name=model_name, provider=provider, threads=threads, on_progress=on_progress)
-        report = model.answer(
-            named,
-            query=query,
-            prompt=prompt,
-            long=None if long is None else LongTexts(long, overlap),
-            top_k=top_k,
+        model = load(
+            options.model_path,
+            model_name=options.model_name,
+            provider=options.provider,
+            threads=options.threads,
             on_progress=on_progress,
         )
-    emit(report, answer_blocks(report, vectors=vectors), format_name, output=output, force=force)
+        report = model.answer(
+            texts,
+            query=options.query,
+            prompt=options.prompt,
+            long=None if options.long is None else LongTexts(options.long, options.overlap),
+            top_k=options.top_k,
+            on_progress=on_progress,
+        )
+    emit(report, answer_blocks(report, vectors=vectors), format_name, output=output, force=corpus.force)
     return 0
 
 
-def _given_of(names: frozenset[str]) -> list[str]:
-    """Return the options for the parameters `names` that stand on the command line, in the order of the help."""
+def _refuse(names: AbstractSet[str], reason: str) -> None:
+    """Refuse parameters that would do nothing.
+
+    Raises:
+        UsageError: one of `names` is on the command line.
+    """
     context = click.get_current_context()
-    return [
+    unused = [
         parameter.opts[0]
         for parameter in context.command.params
         if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
+    if unused:
+        raise click.UsageError(f"{reason} leave out {' and '.join(unused)}")

@@ -1,12 +1,9 @@
-"""The options of `onnxtool infer` for texts, and how its answers are laid out."""
+"""How the answers of `onnxtool infer` are laid out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import click
-
-from onnxtool.cli.options import Command, PathType
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.infer.report import InferReport, TextAnswer
 
@@ -15,52 +12,6 @@ _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "la
 # A wider table of all pairs does not fit a screen; the nearest text of each is shown instead.
 _MAX_MATRIX = 12
 _MAX_TEXT_WIDTH = 80
-# As in onnxtool.infer.LONG_TEXTS, which loads numpy.
-_LONG_TEXTS = ("truncate", "window", "fail")
-
-# In the order of the help.
-_OPTIONS = (
-    click.option("--text", "texts", multiple=True, help="A text to run; may be given several times."),
-    click.option(
-        "--query",
-        help="Makes a pair with every text: a query to rank texts for, a question to answer from them, a premise.",
-    ),
-    click.option(
-        "--input",
-        "input_path",
-        type=PathType(),
-        help="A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on a line.",
-    ),
-    click.option(
-        "--prompt",
-        help="Written before each text: the name of one of the checkpoint's prompts, or the prompt itself; '' for none."
-        "  [default: as the checkpoint says]",
-    ),
-    click.option(
-        "--long",
-        type=click.Choice(_LONG_TEXTS),
-        help="What becomes of texts longer than the model takes: cut, read in windows, or refused."
-        "  [default: window for questions, else truncate]",
-    ),
-    click.option(
-        "--overlap",
-        type=click.IntRange(min=0),
-        help="Tokens that neighbouring windows share.  [default: a quarter of a window]",
-    ),
-    click.option(
-        "--top_k",
-        type=click.IntRange(min=1),
-        help="Candidates for each text.  [default: 10 terms or tokens, 3 answers, all labels]",
-    ),
-    click.option("--vectors", is_flag=True, help="Print embeddings themselves as well; JSON always has them."),
-)
-
-
-def answer_options(command: Command) -> Command:
-    """Add the options for texts."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:

@@ -1,4 +1,4 @@
-"""How `onnxtool infer` encodes a corpus: its options, its progress, and what it says at the end."""
+"""How `onnxtool infer` encodes a corpus: its progress, and its report."""
 
 from __future__ import annotations
 
@@ -8,143 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.options import Command, PathType
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
-from onnxtool.corpus.report import OUTPUT_FORMATS, WEIGHTS, CorpusReport
+from onnxtool.corpus.report import CorpusReport
 
 if TYPE_CHECKING:
     from onnxtool.corpus import CorpusOptions, CorpusProgress
 
-OF_CORPORA = frozenset(
-    {"output_format", "gzip", "contents", "weights", "keep_special", "strict", "workers", "shard_size", "batch_tokens"}
-)
-# Where the options are kept from being parsed to being used: the command has parameters enough.
-_GIVEN, _IS_FOLDER = "onnxtool.corpus.given", "onnxtool.corpus.is_folder"
 _LINE_EVERY_S = 10.0
-
-
-class OutputType(PathType):
-    """A path that remembers whether it was written as a folder, with a separator at its end."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path."""
-        if ctx is not None:
-            ctx.meta[_IS_FOLDER] = str(value).endswith(("/", os.sep))
-        return super().convert(value, param, ctx)
-
-
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    ctx.meta.setdefault(_GIVEN, {})[param.name] = value
-
-
-def corpus_options(command: Command) -> Command:
-    """Add the options of encoding a corpus; `given_corpus_options` has their values."""
-    options = (
-        click.option(
-            "--output_format",
-            type=click.Choice(OUTPUT_FORMATS),
-            help="Of a folder: jsonl as Anserini reads it (default of sparse encoders), npy (of embedders), parquet.",
-            expose_value=False,
-            callback=_keep,
-        ),
-        click.option("--gzip", is_flag=True, help="Compress jsonl.", expose_value=False, callback=_keep),
-        click.option(
-            "--contents/--no_contents",
-            default=None,
-            help="Write the texts beside their vectors; default: in jsonl only.",
-            expose_value=False,
-            callback=_keep,
-        ),
-        click.option(
-            "--weights",
-            type=click.Choice(WEIGHTS),
-            default="int",
-            show_default=True,
-            help="Weights of terms: int is round(weight / 5 * 256), as Anserini counts them.",
-            expose_value=False,
-            callback=_keep,
-        ),
-        click.option(
-            "--keep_special",
-            is_flag=True,
-            help="Let [CLS], [SEP] and the like be terms.",
-            expose_value=False,
-            callback=_keep,
-        ),
-        click.option(
-            "--strict",
-            is_flag=True,
-            help="Stop at a line without id or text, or with an id that was there; else it is counted and written to "
-            "NAME.rejects.jsonl.",
-            expose_value=False,
-            callback=_keep,
-        ),
-        click.option(
-            "--workers",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="Batches of a corpus that run at once; 0: one a core.",
-            expose_value=False,
-            callback=_keep,
-        ),
-        click.option(
-            "--shard_size",
-            type=click.IntRange(min=1),
-            default=4096,
-            show_default=True,
-            help="Texts of a file of vectors, the most that a killed run loses.",
-            expose_value=False,
-            callback=_keep,
-        ),
-        click.option(
-            "--batch_tokens",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="The most tokens of a batch of a corpus; 0: what fits the model.",
-            expose_value=False,
-            callback=_keep,
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def writes_folder(output: Path | None) -> bool:
-    """Say whether a corpus is to be encoded: `--output` ends with a separator, or is a folder already."""
-    is_written_so = click.get_current_context().meta.get(_IS_FOLDER, False)
-    return output is not None and (bool(is_written_so) or output.is_dir())
-
-
-def given_corpus_options(
-    model_name: str | None, prompt: str | None, provider: str, threads: int, *, force: bool
-) -> CorpusOptions:
-    """Return what the command line asked for, with the options that other jobs have as well."""
-    from onnxtool.corpus import CorpusOptions
-
-    given: dict[str, Any] = click.get_current_context().meta[_GIVEN]
-    return CorpusOptions(
-        model_name=model_name,
-        prompt=prompt,
-        provider=provider,
-        workers=given["workers"],
-        threads=threads,
-        output_format=given["output_format"],
-        gzip=given["gzip"],
-        contents=given["contents"],
-        weights=given["weights"],
-        keep_special=given["keep_special"],
-        strict=given["strict"],
-        shard_size=given["shard_size"],
-        batch_tokens=given["batch_tokens"],
-        force=force,
-    )
 
 
 def encode_folder(

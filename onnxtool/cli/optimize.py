@@ -3,104 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
-from onnxtool.cli.options import PathType, output_options, progress, report_options
+from onnxtool.cli.options import derived_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verification_blocks
-from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.presets import PRECISION_NAMES, PROVIDER_NAMES
-from onnxtool.optimize.quantization.conversion import ACTIVATIONS
+from onnxtool.optimize import optimize_model
+from onnxtool.optimize.options import OptimizeOptions
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization
 
 
 @click.command(
     epilog="Example: onnxtool optimize --model_path models/splade-cocondenser-ensembledistil.onnx --stats",
 )
-@click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
-@click.option(
-    "--provider",
-    type=click.Choice(PROVIDER_NAMES),
-    default="cpu",
-    show_default=True,
-    help="What the model will run on; what helps one provider slows another down.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISION_NAMES),
-    default="fp32",
-    show_default=True,
-    help="Of weights and arithmetic; inputs and outputs keep their types. int4: weights in blocks of 4 bits. auto: the "
-    "fastest on this machine within --max_error.",
-)
-@click.option(
-    "--activations",
-    type=click.Choice(ACTIVATIONS),
-    help="How activations of int8 get their ranges: in each run (dynamic, the default), or once and for all from the "
-    "texts of the calibration (static), so that an answer does not depend on what else is in the batch.",
-)
-@click.option("--model_type", help="Architecture, as transformers calls it; without it, the metadata's.")
-@click.option("--num_heads", type=click.IntRange(min=1), help="Attention heads; without it, the metadata's.")
-@click.option("--hidden_size", type=click.IntRange(min=1), help="Hidden width; without it, the metadata's.")
-@click.option("--require_fusion", is_flag=True, help="Fail unless every attention is fused.")
-@click.option(
-    "--max_error",
-    type=click.FloatRange(0, 1),
-    metavar="X",
-    help="The most that 1 - cosine of any output may be. In int8 and int4 layers stay in higher precision until it "
-    "holds on the texts of the calibration; without it, 0.01 there, and for auto.",
-)
-@click.option(
-    "--calibration",
-    type=PathType(),
-    metavar="FILE",
-    help="Texts for int8, int4 and auto, one a line or JSON Lines with contents; without it, onnxtool's own.",
-)
-@click.option("--verify/--no_verify", default=True, show_default=True, help="Compare the result with the input.")
+@derived_options(options=OptimizeOptions)
 @click.option("--stats", is_flag=True, help="Print the summaries of both graphs.")
-@output_options("The optimized file; without it, NAME-optimized.onnx beside the input.")
 @report_options
-def command(
-    model_path: Path,
-    provider: str,
-    precision: str,
-    activations: str | None,
-    model_type: str | None,
-    num_heads: int | None,
-    hidden_size: int | None,
-    require_fusion: bool,
-    max_error: float | None,
-    calibration: Path | None,
-    verify: bool,
-    stats: bool,
-    output: Path | None,
-    force: bool,
-    format_name: str,
-    quiet: bool,
-) -> None:
+def command(options: OptimizeOptions, *, stats: bool, format_name: str, quiet: bool) -> None:
     """Fuse an ONNX file's operators for an execution provider, and convert it to another precision.
 
     The passes run in a fixed order, each says what it changed, and the result is compared with the input on several
     shapes and masks before it is kept.
     """
-    options = OptimizeOptions(
-        model_path=model_path,
-        output=output,
-        provider=provider,
-        precision=precision,
-        activations=activations,
-        model_type=model_type,
-        num_heads=num_heads,
-        hidden_size=hidden_size,
-        require_fusion=require_fusion,
-        max_error=max_error,
-        calibration=calibration,
-        verify=verify,
-        force=force,
-    )
     with progress(quiet=quiet) as on_progress:
         report = optimize_model(options, on_progress=on_progress)
     emit(report, optimize_blocks(report, stats=stats), format_name)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options of commands: made from the fields of options classes, and those that several commands share."""
 
 from __future__ import annotations
 
@@ -6,14 +6,120 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import click
+
+from onnxtool.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FORMATS = ("text", "markdown", "json")
+_LAST = ("output", "force")  # in the help
+_MISSING = object()
+
+
+class _Field(NamedTuple):
+    """A field that is an option: its name in its class, its type without None, its default, and its description."""
+
+    name: str
+    type: Any
+    default: Any
+    described: Option
+
+    @property
+    def parameter(self) -> str:
+        return self.described.name or self.name
+
+
+def derived_options(**classes: type) -> Callable[[Command], Command]:
+    """Add an option for each field of `classes` that has an `Option`; `--output` and `--force` come last.
+
+    Classes that share an option get the same value. The command gets an object of each class by its keyword, or None
+    where a required option of the class was not given; only the first class insists on its own.
+    """
+    fields = {keyword: _fields(options_class) for keyword, options_class in classes.items()}
+    first = next(iter(fields))
+    options: dict[str, click.Option] = {}
+    for keyword, described in fields.items():
+        for field in described:
+            options.setdefault(field.parameter, _option(field, required=keyword == first and field.default is _MISSING))
+    ordered = sorted(options, key=lambda name: _LAST.index(name) if name in _LAST else -1)
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def call(**values: Any) -> Any:
+            objects: dict[str, Any] = {}
+            for keyword, options_class in classes.items():
+                given = {field.name: values[field.parameter] for field in fields[keyword]}
+                needed = (field.name for field in fields[keyword] if field.default is _MISSING)
+                objects[keyword] = None if any(given[name] is None for name in needed) else options_class(**given)
+            return command(**objects, **{name: value for name, value in values.items() if name not in options})
+
+        # As click's own decorators do, which run from the last line to the first.
+        params = [*getattr(command, "__click_params__", ()), *(options[name] for name in reversed(ordered))]
+        vars(call)["__click_params__"] = params
+        return call  # type: ignore[return-value]  # click calls it with what it parsed
+
+    return decorate
+
+
+def option_names(options_class: type) -> frozenset[str]:
+    """Return the parameters of the options that are fields of a class."""
+    return frozenset(field.parameter for field in _fields(options_class))
+
+
+def _fields(options_class: type) -> list[_Field]:
+    """Read the fields of a dataclass or named tuple that are options."""
+    defaults = getattr(options_class, "_field_defaults", vars(options_class))
+    found = []
+    for name, hint in get_type_hints(options_class, include_extras=True).items():
+        described = next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Option)), None)
+        if described is not None:
+            plain = get_args(hint)[0]
+            if isinstance(plain, UnionType):
+                (plain,) = (kind for kind in get_args(plain) if kind is not NoneType)
+            found.append(_Field(name, plain, defaults.get(name, _MISSING), described))
+    return found
+
+
+def _option(field: _Field, *, required: bool) -> click.Option:
+    """Make the option that gives a field its value."""
+    kind, described, default = field.type, field.described, field.default
+    attributes: dict[str, Any] = {"help": described.help, "metavar": described.metavar, "required": required}
+    spelling = f"--{field.parameter}"
+    if kind is bool:
+        spelling += "" if default is False else f"/--no_{field.parameter}"
+        attributes |= {"is_flag": True, "default": default}
+    elif kind == tuple[str, ...]:
+        attributes |= {"multiple": True, "default": default}
+    else:
+        attributes |= {"type": _value_type(kind, described)}
+        if default not in (None, _MISSING):
+            attributes["default"] = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    if described.default:
+        attributes["help"] += f"  [default: {described.default}]"
+    else:
+        attributes["show_default"] = kind != tuple[str, ...] and default is not False and default != ""
+    return click.Option([spelling, field.parameter], **attributes)
+
+
+def _value_type(kind: Any, described: Option) -> click.ParamType[Any]:
+    if described.choices:
+        return NameChoice(described.choices)
+    if kind == tuple[int, ...]:
+        return CountList(int(described.maximum or 0))
+    if kind is Path:
+        return PathType()
+    if kind is str:
+        return click.STRING
+    bounds: dict[str, Any] = {"min": described.minimum, "max": described.maximum, "min_open": described.is_open}
+    if kind is int:
+        return click.INT if bounds["min"] is None else click.IntRange(**bounds)
+    return click.FloatRange(**bounds)
 
 
 def report_options(command: Command) -> Command:
@@ -38,12 +144,12 @@ def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command]
     return decorate
 
 
-def output_options(meaning: str, path_type: PathType | None = None) -> Callable[[Command], Command]:
+def output_options(meaning: str) -> Callable[[Command], Command]:
     """Add --output, whose help is `meaning`, and --force."""
 
     def decorate(command: Command) -> Command:
         command = click.option("--force", is_flag=True, help="Replace an output that exists.")(command)
-        return click.option("--output", type=path_type or PathType(), help=meaning)(command)
+        return click.option("--output", type=PathType(), help=meaning)(command)
 
     return decorate
 

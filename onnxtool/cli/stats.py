@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.options import FORMATS, PathType, output_options
+from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, output_options
 from onnxtool.cli.printable import printable
 from onnxtool.cli.render import emit, write_out
 from onnxtool.cli.stats_blocks import difference_blocks
@@ -27,43 +27,19 @@ if TYPE_CHECKING:
 )
 @click.argument("model", type=PathType())
 @click.argument("base", type=PathType(), required=False)
-@click.option(
-    "--fail_if",
-    metavar="EXPR",
-    multiple=True,
-    help="Exit with 1 where this holds: any number of the JSON report, one of > >= < <= == !=, and a number; with a"
-    " sign, and % if you like, it is relative to BASE. E.g. 'num_nodes>500', 'ops.MatMul!=98', 'size_bytes>+5%',"
-    " 'count(delta.inputs.removed)>0'. May be given several times.",
-)
-@click.option(
-    "--batch_size", type=click.IntRange(min=1), help="Tell what a run on so many rows costs: MACs and activations."
-)
-@click.option(
-    "--sequence_length", type=click.IntRange(min=1), help="The same with so many tokens a row; 128 without it."
-)
-@click.option("--weights", is_flag=True, help="Compare with BASE what weights hold as well; reads both files whole.")
+@derived_options(asked=Settings)
 @click.option(
     "--config",
     type=PathType(),
     help="Read gates from this TOML file; without it, from .onnxtool.toml or pyproject.toml here or above.",
 )
 @output_options("Write the result to this file instead of stdout.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice([*FORMATS, "html"]),
-    default="text",
-    show_default=True,
-    help="How to print the result; markdown is for a comment on a review, html one page with charts.",
-)
+@format_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts")
 def command(
+    asked: Settings,
+    *,
     model: Path,
     base: Path | None,
-    fail_if: Sequence[str],
-    batch_size: int | None,
-    sequence_length: int | None,
-    weights: bool,
     config: Path | None,
     format_name: str,
     quiet: bool,
@@ -75,12 +51,12 @@ def command(
     Reads the structure and hardly any weights, so gigabytes take no longer. Nodes inside of If, Loop and Scan count.
     """
     settings = find_settings(Path()) if config is None else read_settings(config)
-    gates = _parse_gates(fail_if, settings, has_base=base is not None)
-    shape = _shape(batch_size, sequence_length, settings)
+    gates = _parse_gates(asked.fail_if, settings, has_base=base is not None)
+    shape = _shape(asked, settings)
     if base is None:
         report: Stats | Difference = describe_model(model, shape)
     else:
-        report = compare_models(model, base, weights=weights or settings.weights, shape=shape)
+        report = compare_models(model, base, weights=asked.weights or settings.weights, shape=shape)
     met = _met_gates(gates, report)
     if format_name == "markdown":
         write_out(_comment(report, met), output=output, force=force)
@@ -98,9 +74,10 @@ def command(
     return 1 if met else 0
 
 
-def _shape(batch_size: int | None, sequence_length: int | None, settings: Settings) -> Shape | None:
+def _shape(asked: Settings, settings: Settings) -> Shape | None:
     """Return the shape to cost; None where nobody asks for that."""
-    rows, tokens = batch_size or settings.batch_size, sequence_length or settings.sequence_length
+    rows = asked.batch_size or settings.batch_size
+    tokens = asked.sequence_length or settings.sequence_length
     if rows is None and tokens is None:
         return None
     return Shape(rows or Shape().batch_size, tokens or Shape().sequence_length)

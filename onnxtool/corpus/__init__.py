@@ -1,6 +1,22 @@
-"""Encode a collection of texts: read, tokenized, run and written as a stream, and resumed where it was stopped."""
+"""Encode a collection of texts: read, tokenize, run and write it as a stream, and resume where a run was stopped."""
 
-from onnxtool.corpus.options import CorpusOptions, CorpusProgress
-from onnxtool.corpus.run import encode_corpus
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from onnxtool.corpus.options import CorpusOptions as CorpusOptions
+    from onnxtool.corpus.options import CorpusProgress as CorpusProgress
+    from onnxtool.corpus.run import encode_corpus as encode_corpus
+
+_MODULES = {
+    "CorpusOptions": "onnxtool.corpus.options",
+    "CorpusProgress": "onnxtool.corpus.options",
+    "encode_corpus": "onnxtool.corpus.run",
+}
 
 __all__ = ["CorpusOptions", "CorpusProgress", "encode_corpus"]
+
+__getattr__ = lazy_names(__name__, _MODULES)

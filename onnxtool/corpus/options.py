@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from onnxtool.corpus.report import OUTPUT_FORMATS, WEIGHTS
 from onnxtool.errors import InputError
+from onnxtool.infer.options import ModelName, Prompt, Provider, Threads
+from onnxtool.options import Force, Option
+
+# What vectors are written as, and the weights of terms in them.
+OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
+WEIGHTS = ("int", "float")
 
 
 @dataclass(frozen=True)
@@ -31,20 +37,38 @@ class CorpusOptions:
         force: whether an output that exists is removed first, also one of the same command.
     """
 
-    model_name: str | None = None
-    prompt: str | None = None
-    provider: str = "auto"
-    workers: int = 0
-    threads: int = 0
-    output_format: str | None = None
-    gzip: bool = False
-    contents: bool | None = None
-    weights: str = "int"
-    keep_special: bool = False
-    strict: bool = False
-    shard_size: int = 4096
-    batch_tokens: int = 0
-    force: bool = False
+    model_name: ModelName = None
+    prompt: Prompt = None
+    provider: Provider = "auto"
+    workers: Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)] = 0
+    threads: Threads = 0
+    output_format: Annotated[
+        str | None,
+        Option(
+            "Of a folder of vectors: jsonl as Anserini reads it, npy, or parquet.",
+            choices=OUTPUT_FORMATS,
+            default="jsonl of sparse encoders, npy of embedders",
+        ),
+    ] = None
+    gzip: Annotated[bool, Option("Compress jsonl.")] = False
+    contents: Annotated[bool | None, Option("Write the texts beside their vectors.", default="in jsonl only")] = None
+    weights: Annotated[
+        str,
+        Option("Weights of terms: int is round(weight / 5 * 256), as Anserini counts them.", choices=WEIGHTS),
+    ] = "int"
+    keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
+    strict: Annotated[
+        bool,
+        Option(
+            "Stop at a line without id or text, or with an id that occurred before; else such lines are counted and "
+            "written to NAME.rejects.jsonl."
+        ),
+    ] = False
+    shard_size: Annotated[int, Option("Texts per file of vectors, the most that a killed run loses.", minimum=1)] = 4096
+    batch_tokens: Annotated[
+        int, Option("The most tokens of a batch of a corpus; 0: what fits the model.", minimum=0)
+    ] = 0
+    force: Force = False
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "batch_tokens"):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What vectors are written as, and the weights of terms in them.
-OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
-WEIGHTS = ("int", "float")
-
 
 @dataclass(frozen=True)
 class CorpusReport:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
+from onnxtool.export.heads.choice import HEAD_NAMES
+from onnxtool.export.opsets import LOWEST_OPSET
+from onnxtool.export.targets.table import TARGET_NAMES
+from onnxtool.export.tasks import TASK_NAMES
+from onnxtool.export.tracing import EXPORTER_NAMES
+from onnxtool.options import Force, Option
 from onnxtool.reports import Json
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 
@@ -12,6 +19,21 @@ DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 # Options that no other entry of the metadata tells.
 _STAMPED = ("target", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device", "atol", "rtol")
+
+
+# What training artifacts are made of is a checkpoint as well.
+Task = Annotated[
+    str,
+    Option(
+        f"What the model is for: {', '.join(TASK_NAMES)}. auto reads config.json, modules.json and the model card.",
+        choices=("auto", *TASK_NAMES),
+        metavar="TASK",
+    ),
+]
+Revision = Annotated[str | None, Option("Branch, tag or commit on the hub.")]
+TrustRemoteCode = Annotated[bool, Option("Let code in the checkpoint run.")]
+AllowMissingWeights = Annotated[bool, Option("Initialize weights that the checkpoint does not have.")]
+AllowPickle = Annotated[bool, Option("Load weights from a pickle where there are no safetensors.")]
 
 
 @dataclass(frozen=True)
@@ -27,26 +49,43 @@ class ExportOptions:
         atol: replaces the tolerance of the dtype; so does `rtol`.
     """
 
-    model_name: str
-    output: Path | None = None
-    task: str = "auto"
-    head: str = "auto"
-    target: str = "plain"
-    keep_raw: bool = False
-    exporter: str = "auto"
-    opset: int | None = None
-    text: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    allow_missing_weights: bool = False
-    allow_pickle: bool = False
-    require_dynamic: bool = False
-    dtype: str = "float32"
-    device: str = "cpu"
-    verify: bool = True
-    atol: float | None = None
-    rtol: float | None = None
-    force: bool = False
+    model_name: Annotated[str, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR")]
+    output: Annotated[
+        Path | None,
+        Option("The ONNX file, or the folder for a --target.", default="models/NAME.onnx, or models/NAME/"),
+    ] = None
+    task: Task = "auto"
+    head: Annotated[
+        str,
+        Option(
+            "What the graph computes from the model's output: nothing (none, logits) or one vector per text; auto does "
+            "what the model was trained with.",
+            choices=HEAD_NAMES,
+        ),
+    ] = "auto"
+    target: Annotated[
+        str,
+        Option("What will run the model: names, layout and files are as it expects them.", choices=TARGET_NAMES),
+    ] = "plain"
+    keep_raw: Annotated[bool, Option("Keep the output that the head reads beside the head's own.")] = False
+    exporter: Annotated[
+        str, Option("How to trace; auto takes the first result that verifies.", choices=EXPORTER_NAMES)
+    ] = "auto"
+    opset: Annotated[int | None, Option("ONNX opset.", minimum=LOWEST_OPSET, default="the exporter's own")] = None
+    text: Annotated[str | None, Option("A text to trace the model on.")] = None
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+    allow_missing_weights: AllowMissingWeights = False
+    allow_pickle: AllowPickle = False
+    require_dynamic: Annotated[bool, Option("Fail where the file would fix an axis that is dynamic in the model.")] = (
+        False
+    )
+    dtype: Annotated[str, Option("Of the weights.", choices=tuple(DTYPES))] = "float32"
+    device: Annotated[str, Option("Where PyTorch runs the model, e.g. cuda.")] = "cpu"
+    verify: Annotated[bool, Option("Compare the file with PyTorch.")] = True
+    atol: Annotated[float | None, Option("Allowed absolute error, in place of the dtype's.", minimum=0)] = None
+    rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
+    force: Force = False
 
     @property
     def choices(self) -> dict[str, Json]:

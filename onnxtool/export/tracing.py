@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ExportError
-from onnxtool.export.exact_rules import exact_optimizer
 from onnxtool.export.signature import Signature
 from onnxtool.export.torchscript import trace_torchscript
+from onnxtool.graph.rewrites.exact_rules import exact_optimizer
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 
 if TYPE_CHECKING:

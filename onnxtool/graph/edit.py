@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import onnx_ir as ir
     from numpy.typing import NDArray
@@ -117,92 +117,6 @@ def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
     return all(not value.is_graph_output() and all(reader in inside for reader, _ in value.uses()) for value in made)
 
 
-class Editor:
-    """Writes nodes into a graph in front of another one.
-
-    Attributes:
-        added: the nodes that were written so far.
-    """
-
-    def __init__(self, before: ir.Node) -> None:
-        self._before = before
-        self._graph: Any = before.graph
-        self.added: list[ir.Node] = []
-
-    def node(
-        self,
-        operator: str,
-        inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, Any] | None = None,
-        *,
-        domain: str = "",
-        like: ir.Value | None = None,
-    ) -> ir.Value:
-        """Write a node of one output, which takes dtype and shape of `like` where that is given."""
-        import onnx_ir as ir
-
-        node = ir.node(operator, list(inputs), attributes=dict(attributes or {}), domain=domain)
-        self._graph.insert_before(self._before, node)
-        if domain:
-            self._graph.opset_imports.setdefault(domain, 1)
-        self.added.append(node)
-        output = node.outputs[0]
-        if like is not None:
-            output.type, output.shape = like.type, like.shape
-        return output
-
-    def node_of_many(self, operator: str, inputs: Sequence[ir.Value | None], *, num_outputs: int) -> Sequence[ir.Value]:
-        """Write a node of several outputs, and return them."""
-        import onnx_ir as ir
-
-        node = ir.node(operator, list(inputs), num_outputs=num_outputs)
-        self._graph.insert_before(self._before, node)
-        self.added.append(node)
-        outputs: Sequence[ir.Value] = node.outputs
-        return outputs
-
-    def constant(self, array: NDArray[Any], name: str) -> ir.Value:
-        """Return an initializer that holds `array`, one that is there already under a name of ours if possible."""
-        import onnx_ir as ir
-
-        return self.weight(ir.tensor(array), name)
-
-    def weight(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """Return an initializer that holds `tensor`, under `name` or, where another one has it, `name_2` and so on."""
-        import onnx_ir as ir
-
-        graph = self._main_graph()
-        unique, number = name, 1
-        while unique in graph.initializers:
-            held: ir.Value = graph.initializers[unique]
-            if held.const_value is not None and _same(held.const_value, tensor):
-                return held
-            number += 1
-            unique = f"{name}_{number}"
-        tensor.name = unique
-        value = ir.Value(
-            name=unique, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy())
-        )
-        graph.register_initializer(value)
-        return value
-
-    @property
-    def initializers(self) -> Mapping[str, ir.Value]:
-        """The initializers of the graph, by their names."""
-        found: Mapping[str, ir.Value] = self._main_graph().initializers
-        return found
-
-    def _main_graph(self) -> Any:
-        return self._graph
-
-
-def _same(held: ir.TensorProtocol, tensor: ir.TensorProtocol) -> bool:
-    """Whether two small tensors are the same; large ones are not compared."""
-    if held.dtype != tensor.dtype or held.shape != tensor.shape or tensor.size > _LARGEST_CONSTANT:
-        return False
-    return held.tobytes() == tensor.tobytes()
-
-
 def replace(old: ir.Value, new: ir.Value) -> None:
     """Let everything that reads `old` read `new`; an output of the graph keeps its name."""
     import onnx_ir as ir
@@ -233,7 +147,7 @@ def remove_unused(graph: ir.Graph, nodes: Sequence[ir.Node]) -> int:
     return removed
 
 
-def supersede(old: ir.Value, new: ir.Value) -> None:
+def replace_and_erase(old: ir.Value, new: ir.Value) -> None:
     """Let `new` take the place and the name of `old`, and remove the nodes that only `old` had need of.
 
     The name is what shapes that were found before are known by.

@@ -1,13 +1,40 @@
 """Run texts through a model. Reads text with the model's own tokenizer; needs no torch."""
 
-from onnxtool.checkpoint.text_files import TextInput, read_texts
-from onnxtool.infer.loading import LoadedModel, encode, load
-from onnxtool.infer.long_texts import LONG_TEXTS, LongTexts
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from onnxtool.checkpoint.text_files import TextInput as TextInput
+    from onnxtool.checkpoint.text_files import read_texts as read_texts
+    from onnxtool.infer.loading import LoadedModel as LoadedModel
+    from onnxtool.infer.loading import encode as encode
+    from onnxtool.infer.loading import load as load
+    from onnxtool.infer.long_texts import LongTexts as LongTexts
+    from onnxtool.infer.options import LONG_TEXTS as LONG_TEXTS
+    from onnxtool.infer.options import InferOptions as InferOptions
+    from onnxtool.infer.vectors import DenseVectors as DenseVectors
+    from onnxtool.infer.vectors import SparseVectors as SparseVectors
+
+_MODULES = {
+    "TextInput": "onnxtool.checkpoint.text_files",
+    "read_texts": "onnxtool.checkpoint.text_files",
+    "LoadedModel": "onnxtool.infer.loading",
+    "encode": "onnxtool.infer.loading",
+    "load": "onnxtool.infer.loading",
+    "LongTexts": "onnxtool.infer.long_texts",
+    "LONG_TEXTS": "onnxtool.infer.options",
+    "InferOptions": "onnxtool.infer.options",
+    "DenseVectors": "onnxtool.infer.vectors",
+    "SparseVectors": "onnxtool.infer.vectors",
+}
 
 __all__ = [
     "LONG_TEXTS",
     "DenseVectors",
+    "InferOptions",
     "LoadedModel",
     "LongTexts",
     "SparseVectors",
@@ -16,3 +43,5 @@ __all__ = [
     "load",
     "read_texts",
 ]
+
+__getattr__ = lazy_names(__name__, _MODULES)

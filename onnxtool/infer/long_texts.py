@@ -9,6 +9,7 @@ from onnxtool.checkpoint.cutting import EncodedText, Text, Way
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
 from onnxtool.errors import InputError
+from onnxtool.infer.options import LONG_TEXTS
 
 _OVERLAP = 4  # neighbouring windows share one token of so many
 
@@ -72,7 +73,6 @@ class LongTexts:
         return windows
 
 
-LONG_TEXTS = ("truncate", "window", "fail")
 CUT = LongTexts()
 
 

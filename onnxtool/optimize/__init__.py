@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from onnxtool.model_file import ModelFile, check_model_output, save_model, stage
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.fusions import count_fusions, expected_attentions, require_attention
+from onnxtool.optimize.options import OptimizeOptions
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
@@ -31,37 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["OptimizeOptions", "optimize_model"]
 
 _RANDOM_IDS = 3.0  # how much further outputs of random ids may be off than those of texts
-
-
-@dataclass(frozen=True)
-class OptimizeOptions:
-    """What to optimize and how.
-
-    Attributes:
-        output: None for NAME-optimized.onnx beside NAME.onnx.
-        model_type: replaces the metadata's; so do `num_heads` and `hidden_size`.
-        require_fusion: fail unless every attention is fused.
-        precision: `fp32`, `fp16`, `int8`, `int4`, or `auto` for the fastest of them on this machine.
-        activations: how the activations of int8 get their ranges: `dynamic`, in each run, or `static`, once and for all
-            from `calibration`; None for dynamic, and where the precision is another one.
-        max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision. In int8 and
-            int4, layers stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
-        calibration: texts for int8, int4 and auto, one a line or JSON Lines with `contents`; None for onnxtool's own.
-    """
-
-    model_path: Path
-    output: Path | None = None
-    provider: str = "cpu"
-    precision: str = "fp32"
-    activations: str | None = None
-    model_type: str | None = None
-    num_heads: int | None = None
-    hidden_size: int | None = None
-    require_fusion: bool = False
-    max_error: float | None = None
-    calibration: Path | None = None
-    verify: bool = True
-    force: bool = False
 
 
 def optimize_model(

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class LatencySummary:
@@ -28,6 +26,8 @@ class LatencySummary:
 
 def summarize_latencies(samples_ms: Sequence[float]) -> LatencySummary:
     """Sum up latencies in milliseconds; there must be at least one. The deviation is that of the population."""
+    import numpy as np
+
     samples = np.asarray(samples_ms, dtype=np.float64)
     p50, p90, p95, p99 = (float(value) for value in np.percentile(samples, [50, 90, 95, 99]))
     return LatencySummary(

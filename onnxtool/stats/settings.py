@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from onnxtool.errors import InputError
+from onnxtool.options import Option
 
 OWN_FILE = ".onnxtool.toml"
 _PROJECT_FILE = "pyproject.toml"
@@ -27,10 +28,22 @@ class Settings(NamedTuple):
     """
 
     source: Path | None = None
-    fail_if: tuple[str, ...] = ()
-    batch_size: int | None = None
-    sequence_length: int | None = None
-    weights: bool = False
+    fail_if: Annotated[
+        tuple[str, ...],
+        Option(
+            "Exit with 1 where this holds: any number of the JSON report, one of > >= < <= == !=, and a number; with a "
+            "sign, and optionally %, it is relative to BASE. E.g. 'num_nodes>500', 'ops.MatMul!=98', 'size_bytes>+5%', "
+            "'count(delta.inputs.removed)>0'. May be given several times.",
+            metavar="EXPR",
+        ),
+    ] = ()
+    batch_size: Annotated[
+        int | None, Option("Report what a run of this batch size costs: MACs and activations.", minimum=1)
+    ] = None
+    sequence_length: Annotated[
+        int | None, Option("The same for this sequence length.", minimum=1, default="128 with --batch_size")
+    ] = None
+    weights: Annotated[bool, Option("Compare the values of weights with BASE as well; reads both files whole.")] = False
 
 
 def find_settings(folder: Path) -> Settings:

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import torch
 
 from onnxtool.errors import CompilationError
-from onnxtool.torch_backend.cache import Cache
+from onnxtool.torch_backend.capture.functions import traceable_functions
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
-from onnxtool.torch_backend.decompositions import decompositions
-from onnxtool.torch_backend.functional import traceable_functions
+from onnxtool.torch_backend.lower.decomposition_table import decompositions
+from onnxtool.torch_backend.lower.random import is_scaled_draw
+from onnxtool.torch_backend.lower.translations import recall
 from onnxtool.torch_backend.options import OrtBackendOptions
-from onnxtool.torch_backend.random import is_scaled_draw
-from onnxtool.torch_backend.reports import Explanation
-from onnxtool.torch_backend.translations import recall
+from onnxtool.torch_backend.report import Explanation
+from onnxtool.torch_backend.run.cache import Cache
 
 NAME = "onnxtool"
 _MOST_INSTANCES = 8

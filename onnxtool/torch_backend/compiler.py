@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onnxtool.torch_backend.baseline import compared
-from onnxtool.torch_backend.cache import called
-from onnxtool.torch_backend.execution import SessionCall
-from onnxtool.torch_backend.numbers import prepare_numbers
-from onnxtool.torch_backend.partitioning import Stage, cut
-from onnxtool.torch_backend.pieces import Piece, extract, value_of
-from onnxtool.torch_backend.reports import EagerNode, GraphReport, PieceReport
-from onnxtool.torch_backend.rewriting import rewritten
-from onnxtool.torch_backend.sessions import select_providers
-from onnxtool.torch_backend.shortcuts import SHORTCUTS
-from onnxtool.torch_backend.support import VIEW, reasons_to_stay
-from onnxtool.torch_backend.translation import PieceError, Translated, Translator
-from onnxtool.torch_backend.views import views_at_readers
+from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import SHORTCUTS
+from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
+from onnxtool.torch_backend.lower.fx_rewrites.symbolic_sizes import prepare_numbers
+from onnxtool.torch_backend.lower.placement import VIEW, reasons_to_stay
+from onnxtool.torch_backend.partition.partitions import Piece, extract, value_of
+from onnxtool.torch_backend.partition.stages import Stage, cut
+from onnxtool.torch_backend.partition.views import views_at_readers
+from onnxtool.torch_backend.report import EagerNode, GraphReport, PieceReport
+from onnxtool.torch_backend.run.baseline import compared
+from onnxtool.torch_backend.run.cache import called
+from onnxtool.torch_backend.run.execution import SessionCall
+from onnxtool.torch_backend.run.sessions import select_providers
+from onnxtool.torch_backend.translator import PieceError, Translated, Translator
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions

@@ -10,7 +10,7 @@ import torch
 
 from onnxtool.torch_backend.backend import OrtBackend
 from onnxtool.torch_backend.options import OrtBackendOptions
-from onnxtool.torch_backend.reports import Explanation
+from onnxtool.torch_backend.report import Explanation
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -43,12 +43,12 @@ class OrtBackendOptions:
         ort_session_options: copied into every session; else each has as many threads as PyTorch, which wait busily
             during a call and never between two.
         pre_ort_model_transforms: functions that change each model in place before its session is made, or names of
-            ready-made ones (onnxtool/torch_backend/transforms.py).
+            ready-made ones (onnxtool/torch_backend/lower/transforms.py).
         partition_fn: cuts a joint graph into forward and backward; the minimum cut where none is given.
         assert_close_to_baseline: whether each call is compared with PyTorch's own answer, at twice the cost.
         rtol: relative tolerance of that comparison.
         atol: absolute tolerance of that comparison.
-        converter: what translates a graph: a function, or a name of onnxtool/torch_backend/converters.py. The
+        converter: what translates a graph: a function, or a name of onnxtool/torch_backend/lower/converters.py. The
             environment variable ONNXRT_CHANGE_REWRITER=1 takes the second name there in place of the first.
         optimize: whether constants are folded and functions inlined before the session is made.
         flush_denormals: whether numbers below 1.2e-38 (float32) count as zero inside of sessions. With session options

@@ -5,8 +5,9 @@ The public names are imported when they are first used: they load PyTorch, and O
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
     from onnxtool.training.trainer.module_with_loss import ModuleWithLoss as ModuleWithLoss
@@ -22,10 +23,7 @@ _MODULES = {
 __all__ = ["ModuleWithLoss", "OrtTrainer", "create_model_with_loss"]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

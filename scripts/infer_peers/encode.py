@@ -1,8 +1,8 @@
 """Encode the same texts again and again with a peer, each time it is told to.
 
-Runs in the peer's own environment, which has no onnxtool. Reads a word a line from stdin: `encode` encodes all texts
-and prints wall and processor seconds as JSON, `save` writes the vectors of the last time to the file of the last
-argument, float32 [N, H].
+A worker (harness/workers.py) in the peer's own environment, which has no onnxtool: `encode` encodes all texts and
+answers wall and processor seconds, `save` writes the vectors of the last time to the file of the last argument,
+float32 [N, H].
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness.workers import serve
 
 BATCH_SIZE = 32  # sentence-transformers' default
 MAX_TOKENS = 256  # of MiniLM, by its sentence_bert_config.json
@@ -91,21 +92,20 @@ def main() -> int:
     """Serve until stdin ends."""
     peer, checkpoint, model, texts_path, vectors_path = sys.argv[1:]
     texts = [json.loads(line)["contents"] for line in Path(texts_path).read_text(encoding="utf-8").split("\n") if line]
-    # Libraries print to stdout while they load.
-    answers, sys.stdout = sys.stdout, sys.stderr
     encode = PEERS[peer](checkpoint, model)
     encode(texts[:BATCH_SIZE])
     vectors = None
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        if line.strip() == "save":
+
+    def answer(request: str) -> dict[str, float]:
+        nonlocal vectors
+        if request == "save":
             np.save(vectors_path, np.asarray(vectors, np.float32))
-            print("{}", file=answers, flush=True)
-            continue
+            return {}
         start, used = time.perf_counter(), time.process_time()
         vectors = encode(texts)
-        seconds = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - used}
-        print(json.dumps(seconds), file=answers, flush=True)
+        return {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - used}
+
+    serve(answer)
     return 0
 
 

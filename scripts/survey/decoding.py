@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zoo.checkpoint import Facts
+from zoo.facts import Facts
 from zoo.running import Feeds, generate, load_model, text_feeds
 
 from survey.judging import difference, first_line, open_session, verdict

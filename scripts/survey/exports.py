@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zoo.checkpoint import Facts, NotRunnableError, make_checkpoint
+from zoo.checkpoint import NotRunnableError, make_checkpoint
+from zoo.facts import Facts
 from zoo.running import load_model, sample
 from zoo.tasks import find_task
 

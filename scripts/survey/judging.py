@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zoo.checkpoint import Facts
+from zoo.facts import Facts
 from zoo.processors import image_size
 from zoo.running import Feeds, audio_feeds, image_feeds, load_model, run_model, text_feeds
 from zoo.tasks import find_task

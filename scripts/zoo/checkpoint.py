@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zoo.facts import FACTS_FILE, Facts
 from zoo.processors import feature_extractor, save_image_processor
+from zoo.running import run_once
 from zoo.shrinking import EFFORTS, default_config, shrink
 from zoo.tasks import Task, find_class
 from zoo.vocabulary import save_tokenizer, text_part, vocabulary_size
 from zoo.weights import draw_weights
 
-FACTS_FILE = "zoo.json"
 _MOST_PARAMETERS = 60_000_000
 
 
 class NotRunnableError(Exception):
     """A model type of which no tiny model can be built, saved, loaded and run; the message says why."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a checkpoint that was made.
-
-    Attributes:
-        architecture: its class in transformers.
-        effort: how much of the default configuration was cut, see EFFORTS.
-    """
-
-    task: str
-    model_type: str
-    architecture: str
-    effort: str
-    parameters: int
-
-    @classmethod
-    def read(cls, folder: Path) -> Facts:
-        """Read the facts of the checkpoint in `folder`."""
-        return cls(**json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
 
 
 def make_checkpoint(task: Task, model_type: str, folder: Path, *, seed: int = 0) -> Facts:
@@ -49,8 +28,6 @@ def make_checkpoint(task: Task, model_type: str, folder: Path, *, seed: int = 0)
     Raises:
         NotRunnableError: with the reasons of every effort.
     """
-    from zoo.running import run_once
-
     try:
         model_class = find_class(task, model_type)
     except ImportError as error:

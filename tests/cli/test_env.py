@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from onnxtool.runtime.providers import cuda_problem
-from tests.cli.entry_point import run_onnxtool
+from tests.cli.entry_point import run_onnxtool, run_process
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def test_the_result_goes_to_a_file(tmp_path: Path) -> None:
 
 def test_torch_and_transformers_are_not_imported(tmp_path: Path) -> None:
     """Their versions are in the packages' metadata; importing them takes seconds."""
-    process = run_onnxtool(tmp_path, "env", PYTHONPROFILEIMPORTTIME="1")
+    process = run_process(tmp_path, "env", PYTHONPROFILEIMPORTTIME="1")
     assert process.returncode == 0
     names = {line.rpartition("|")[2].strip().partition(".")[0] for line in process.stderr.splitlines()}
     assert "onnxruntime" in names

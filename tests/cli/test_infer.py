@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from onnxtool.runtime.providers import cuda_problem
-from tests.cli.entry_point import json_of, run_infer
+from tests.cli.entry_point import json_of, run_infer, run_process
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
 V = len(VOCABULARY)
@@ -297,7 +297,7 @@ def test_texts_need_neither_torch_nor_transformers(folder: Path) -> None:
 
 def _imported(folder: Path, *arguments: str) -> set[str]:
     """Return the top-level packages that a run imports, as `-X importtime` reports them."""
-    process = run_infer(folder, *arguments, PYTHONPROFILEIMPORTTIME="1")
+    process = run_process(folder, "infer", *arguments, PYTHONPROFILEIMPORTTIME="1")
     assert process.returncode == 0, process.stderr
     lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -179,17 +179,11 @@ def test_a_plot_is_drawn_and_not_overwritten(folder: Path) -> None:
     ).read_text(encoding="utf-8")
 
 
-def test_a_plot_without_matplotlib_says_what_to_install(folder: Path) -> None:
+def test_a_plot_without_matplotlib_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is timed."""
-    hidden = folder / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text(
-        "import importlib.util\nfind = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n",
-        encoding="utf-8",
-    )
-    path = os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", str(Path(__file__).resolve().parents[2]))])
-    process = run_infer(folder, *SMALL, "--plot", "a.png", PYTHONPATH=path)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    process = run_infer(folder, *SMALL, "--plot", "a.png")
     assert process.returncode == 1
     assert process.stderr.splitlines() == [
         "error: cannot draw a.png: matplotlib is not installed",

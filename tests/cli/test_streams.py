@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.entry_point import run_onnxtool
+from tests.cli.entry_point import run_onnxtool, run_process
 from tests.graphs import save_operators
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="of POSIX shells and file names")
@@ -33,7 +34,7 @@ def run_in_shell(folder: Path, redirection: str, *arguments: str) -> subprocess.
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-@pytest.mark.parametrize("arguments", [STATS, JSON, ["--help"], ["env"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [STATS, JSON, ["--help"]], ids=" ".join)
 def test_a_full_disk_behind_stdout_is_an_error(folder: Path, arguments: list[str]) -> None:
     """One line says so, and the exit code is 1."""
     done = run_in_shell(folder, "> /dev/full", *arguments)
@@ -57,17 +58,16 @@ def test_a_closed_stdout_is_no_error(folder: Path, arguments: list[str]) -> None
 @pytest.mark.parametrize("arguments", [STATS, JSON, ["infer", "--model_path", "model.onnx"]], ids=" ".join)
 def test_an_argument_that_is_no_text_is_a_usage_error(folder: Path, arguments: list[str]) -> None:
     """Such a file is there, and no library that reads models could open it."""
-    done = run_in_shell(folder, "$'\\xff.onnx'", *arguments)
+    done = run_onnxtool(folder, *arguments, os.fsdecode(b"\xff.onnx"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: the argument '\\udcff.onnx' is no text in UTF-8\n")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_json_is_utf_8_in_every_locale(folder: Path, encoding: str) -> None:
+def test_json_is_utf_8_in_every_locale(folder: Path) -> None:
     """Names are of any script, and JSON knows no other encoding."""
     (folder / "model.onnx").rename(folder / "é→.onnx")
     for arguments in (["é→.onnx"], ["é→.onnx", "--quiet", "--force"]):  # by the shortcut, and the long way
-        done = run_onnxtool(folder, "stats", *arguments, "--format", "json", PYTHONIOENCODING=encoding)
+        done = run_process(folder, "stats", *arguments, "--format", "json", PYTHONIOENCODING="ascii")
         assert json.loads(done.stdout)["path"] == "é→.onnx"
 
 

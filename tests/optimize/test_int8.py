@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from onnxtool.errors import InputError, PassError
@@ -14,6 +15,8 @@ from onnxtool.export import ExportOptions, export_model
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.quantization.calibration import make_calibration
+from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from tests.workshop import Workshop
 
 INT8_PRODUCTS = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
@@ -54,6 +57,25 @@ def test_fixed_ranges_come_with_a_note_of_what_they_do_not_promise(exported: Pat
         assert ("a text whose activations leave them is off by more" in found.note) == told
 
 
+def test_the_error_is_that_of_this_cpus_kernels(exported: Path) -> None:
+    """A session of onnxruntime's own has it as well: nothing is measured with other products than users run."""
+    texts = exported.with_name("texts.txt")
+    texts.write_text("a first text\nanother one, a little longer\nand a third\n")
+    report = optimize_model(OptimizeOptions(exported, precision="int8", max_error=0.9, calibration=texts, verify=False))
+    assert report.quantization is not None
+    source, result = (
+        ort.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (exported, report.output)
+    )
+    names = [output.name for output in source.get_outputs()]
+    errors = []
+    for feeds in make_calibration(exported, texts).feeds:
+        expected, found = (dict(zip(names, one.run(names, feeds), strict=True)) for one in (source, result))
+        errors.append(output_errors(found, expected, padding_mask(feeds)).max())
+    # Graph optimizations differ, and a number between two steps of the activations may go the other way.
+    assert report.quantization.error == pytest.approx(max(errors), rel=0.05)
+
+
+@pytest.mark.usefixtures("exact_products")  # how many layers a bound takes goes with how exact products are
 def test_layers_that_cannot_afford_it_are_named(exported: Path) -> None:
     """Their weights are still there in float32."""
     report = optimize_model(OptimizeOptions(exported, precision="int8", max_error=2e-4))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnxtool.errors import ExportError
-from onnxtool.export.decoding.nodes import Nodes, new_value
 from onnxtool.export.decoding.step import IDS, MASK
+from onnxtool.graph.writer import Writer, scoped
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,12 +38,14 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
     """
     import onnx_ir as ir
 
-    outer = Nodes("tokens", {})
-    given = {str(value.name): new_value(str(value.name), value.dtype) for value in prompts.graph.inputs}
+    outer = Writer(naming=scoped("tokens"))
+    given = {str(value.name): ir.val(str(value.name), value.dtype) for value in prompts.graph.inputs}
     length, total = (
-        outer("Gather", outer("Shape", given[name]), outer.constant("axis", 1), axis=0) for name in (IDS, MASK)
+        outer.op("Gather", outer.op("Shape", given[name]), outer.constant(np.array(1), "tokens/axis"), axis=0)
+        for name in (IDS, MASK)
     )
-    is_step = outer("And", outer("Equal", length, outer.constant("one", 1)), outer("Greater", total, length))
+    is_one = outer.op("Equal", length, outer.constant(np.array(1), "tokens/one"))
+    is_step = outer.op("And", is_one, outer.op("Greater", total, length))
     own = _share_weights(step.graph, prompts.graph)
     weights = [*prompts.graph.initializers.values(), *own]
     outputs = [(str(value.name), value.type, value.shape) for value in prompts.graph.outputs]
@@ -67,7 +69,7 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
         list(given.values()),
         list(choice.outputs),
         nodes=outer.nodes,
-        initializers=[*weights, *outer.constants.values()],
+        initializers=[*weights, *outer.initializers.values()],
         opset_imports=opsets,
         name=prompts.graph.name,
     )

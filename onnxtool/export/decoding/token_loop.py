@@ -8,11 +8,13 @@ Letters of shapes: B batch, S tokens given to the graph, P tokens before them, V
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from onnxtool.export.decoding.nodes import Nodes, new_value
+import numpy as np
+
 from onnxtool.export.decoding.step import IDS, LOGITS, MASK
+from onnxtool.graph.writer import Writer, scoped
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:
@@ -38,20 +40,21 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
     """
     import onnx_ir as ir
 
-    outer = Nodes("tokens", {})
-    ids, mask = (new_value(name, ir.DataType.INT64) for name in (IDS, MASK))
+    outer = Writer(naming=scoped("tokens"))
+    ids, mask = (ir.val(name, ir.DataType.INT64) for name in (IDS, MASK))
     taken = {str(value.name): value for value in step.graph.inputs}
-    given = {name: new_value(name, taken[name].dtype) for name in cache}
+    given = {name: ir.val(name, taken[name].dtype) for name in cache}
     length, total = (
-        outer("Gather", outer("Shape", tensor), outer.constant("axis", 1), axis=0) for tensor in (ids, mask)
+        outer.op("Gather", outer.op("Shape", tensor), outer.constant(np.array(1), "tokens/axis"), axis=0)
+        for tensor in (ids, mask)
     )
-    before = outer("Sub", total, length)
+    before = outer.op("Sub", total, length)
     logits, *presents = step.graph.outputs
-    body = _body(step, cache, ids, mask, before, outer.constants, batch=batch, past=past)
+    body = _body(step, cache, ids, mask, before, outer.initializers, batch=batch, past=past)
     loop = ir.Node(
         "",
         "Loop",
-        [length, outer.constant("go", True), *given.values()],
+        [length, outer.constant(np.array(True), "tokens/go"), *given.values()],
         [ir.AttrGraph("body", body)],
         num_outputs=len(cache) + 1,
         name="tokens",
@@ -61,7 +64,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
         value.name, value.type = present.name, present.type
     stacked = loop.outputs[-1]  # [S, B, V]
     stacked.name, stacked.type = "tokens/logits", logits.type
-    result = outer("Transpose", stacked, perm=[1, 0, 2])
+    result = outer.op("Transpose", stacked, perm=[1, 0, 2])
     result.name, result.type = LOGITS, logits.type
     result.shape = None if logits.shape is None else ir.Shape([None, None, logits.shape[-1]])
     for value in (logits, *presents):
@@ -72,7 +75,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
         [ids, mask, *given.values()],
         [result, *loop.outputs[:-1]],
         nodes=outer.nodes,
-        initializers=[*weights, *outer.constants.values()],
+        initializers=[*weights, *outer.initializers.values()],
         opset_imports=dict(step.opset_imports),
         name=step.graph.name,
     )
@@ -85,7 +88,7 @@ def _body(
     ids: ir.Value,
     mask: ir.Value,
     before: ir.Value,
-    constants: dict[str, ir.Value],
+    initializers: MutableMapping[str, ir.Value],
     *,
     batch: str,
     past: str,
@@ -93,17 +96,19 @@ def _body(
     """Make the body of the loop from the nodes of `step`: its token and mask are slices of all tokens and the mask."""
     import onnx_ir as ir
 
-    nodes = Nodes("token", constants)
-    number, going = new_value("token/number", ir.DataType.INT64, []), new_value("token/going", ir.DataType.BOOL, [])
+    inner = Writer(naming=scoped("token"), initializers=initializers)
+    number, going = ir.val("token/number", ir.DataType.INT64, []), ir.val("token/going", ir.DataType.BOOL, [])
     taken = {str(value.name): value for value in step.graph.inputs}
-    carried = {name: new_value(f"token/{name}", taken[name].dtype) for name in cache}
-    axis, zero, one = (nodes.constant(name, [value]) for name, value in (("axes", 1), ("zero", 0), ("one", 1)))
-    first = nodes("Unsqueeze", number, zero)
-    here = nodes("Add", before, first)
-    after = nodes("Add", here, one)
-    token = nodes("Slice", ids, first, nodes("Add", first, one), axis)
-    real = nodes("Cast", nodes("Slice", mask, here, after, axis), to=ir.DataType.BOOL.value)  # [B, 1]
-    for name, value in {IDS: token, MASK: nodes("Slice", mask, zero, after, axis), **carried}.items():
+    carried = {name: ir.val(f"token/{name}", taken[name].dtype) for name in cache}
+    axis, zero, one = (
+        inner.constant(np.array([value]), f"tokens/{name}") for name, value in (("axes", 1), ("zero", 0), ("one", 1))
+    )
+    first = inner.op("Unsqueeze", number, zero)
+    here = inner.op("Add", before, first)
+    after = inner.op("Add", here, one)
+    token = inner.op("Slice", ids, first, inner.op("Add", first, one), axis)
+    real = inner.op("Cast", inner.op("Slice", mask, here, after, axis), to=ir.DataType.BOOL.value)  # [B, 1]
+    for name, value in {IDS: token, MASK: inner.op("Slice", mask, zero, after, axis), **carried}.items():
         if name in taken:
             taken[name].replace_all_uses_with(value, replace_graph_outputs=True)
     logits, *presents = step.graph.outputs
@@ -113,18 +118,18 @@ def _body(
     for node in own:
         for output in node.outputs:
             _rename_past(output, past)
-    nodes.nodes += own
+    inner.nodes += own
     results = []
     for (name, axes), present in zip(cache.items(), presents, strict=True):
         if past not in axes:
-            rank = nodes.constant(f"{name}/rows", [-1 if size == batch else 1 for size in axes])
-            present = nodes("Where", nodes("Reshape", real, rank), present, carried[name])
-        results.append(nodes("Identity", present))
-    results.append(nodes("Squeeze", logits, axis))
+            rank = inner.constant(np.array([-1 if size == batch else 1 for size in axes]), f"tokens/{name}/rows")
+            present = inner.op("Where", inner.op("Reshape", real, rank), present, carried[name])
+        results.append(inner.op("Identity", present))
+    results.append(inner.op("Squeeze", logits, axis))
     for value, source in zip(results, [*presents, logits], strict=True):
         value.type = source.type
     return ir.Graph(
-        [number, going, *carried.values()], [nodes("Identity", going), *results], nodes=nodes.nodes, name="token"
+        [number, going, *carried.values()], [inner.op("Identity", going), *results], nodes=inner.nodes, name="token"
     )
 
 

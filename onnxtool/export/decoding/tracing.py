@@ -25,10 +25,10 @@ from onnxtool.export.decoding.step import (
     present_name,
 )
 from onnxtool.export.decoding.token_loop import loop_over_tokens
-from onnxtool.export.exact_rules import exact_optimizer
 from onnxtool.export.graph import name_nodes, renamed, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.tracing import guarded, operators_apart
+from onnxtool.graph.rewrites.exact_rules import exact_optimizer
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtool.graph.writer import Writer
+
 if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
 
-class Builder:
-    """Appends operators to a graph, and computes in `dtype`; equal constants are one initializer.
+class Builder(Writer):
+    """Appends operators to a graph that compute in `dtype`; equal constants are one initializer.
 
     A model of half precision is pooled in float32, as sentence-transformers does: sums over tokens overflow float16.
 
@@ -26,27 +28,18 @@ class Builder:
 
     def __init__(self, graph: ir.Graph, dtype: ir.DataType) -> None:
         import onnx_ir as ir
-        from onnx_ir import tape
 
-        self._tape = tape.Tape(graph)
-        self._graph = graph
+        super().__init__(graph)
         self.dtype = dtype if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
         self.opset: int = graph.opset_imports[""]
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int] | float) -> ir.Value:
-        """Append one node of one output."""
-        return self._tape.op(op_type, inputs, attributes=attributes)
 
     def constant(self, array: NDArray[Any], name: str = "") -> ir.Value:
-        """Return an initializer that holds `array`; what it is called where it has no name of its own is ours."""
+        """Return an initializer that holds `array`, under a name of onnxtool where none is given."""
         import onnx_ir as ir
 
-        key = (str(array.dtype), array.shape, array.tobytes())
-        if key not in self._constants:
-            name = name or f"onnxtool.head.constant_{len(self._graph.initializers)}"
-            self._constants[key] = self._tape.initializer(ir.tensor(array, name=name))
-        return self._constants[key]
+        return self.shared_constant(
+            ir.tensor(array), lambda: name or f"onnxtool.head.constant_{len(self.initializers)}"
+        )
 
     def weight(self, array: NDArray[Any], name: str) -> ir.Value:
         """Return a trained weight as an initializer of the dtype that is computed in."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.graph.edit import MICROSOFT, Editor, remove_unused, replace, tensor_of
+from onnxtool.graph.edit import MICROSOFT, remove_unused, replace, tensor_of
 from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.linear import Linear, find_linear
 from onnxtool.optimize.attention.masks import Meaning, find_meaning
 from onnxtool.optimize.attention.scores import Found, Masking, RefusedError, Term, anchors, find_attention
@@ -106,20 +107,20 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     last = (parts.joined or parts.found.result).producer()
     if last is None:
         raise RefusedError("a result that nothing makes")
-    editor = Editor(last)
+    writer = Writer(last)
     attributes = _attributes(parts)
-    mask, bias = _mask(parts, shared, editor), _bias(parts, shared, editor)
+    mask, bias = _mask(parts, shared, writer), _bias(parts, shared, writer)
     packed = _packed(parts, shared.shapes)
     if packed is not None:
-        inputs = [packed[0].x, *_joined_weights(packed, editor), mask, None, bias]
-        fused = editor.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
+        inputs = [packed[0].x, *_joined_weights(packed, writer), mask, None, bias]
+        fused = writer.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
     else:
-        inputs = [_flat(parts.queries, editor), *_keys_and_values(parts, editor), None, mask, bias]
-        fused = editor.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+        inputs = [_flat(parts.queries, writer), *_keys_and_values(parts, writer), None, mask, bias]
+        fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
     if parts.joined is not None:
         replace(parts.joined, fused)
     else:
-        _split_again(parts.found.result, fused, parts, editor)
+        _split_again(parts.found.result, fused, parts, writer)
     remove_unused(shared.model.graph, [last])
 
 
@@ -155,7 +156,7 @@ def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | No
     return (first, second, third) if thirds == [None, None, None] else None
 
 
-def _joined_weights(linears: tuple[Linear, Linear, Linear], editor: Editor) -> list[ir.Value | None]:
+def _joined_weights(linears: tuple[Linear, Linear, Linear], writer: Writer) -> list[ir.Value | None]:
     """Return the weight [I, 3 * O] and the bias [3 * O] of q, k and v beside each other, made when they are saved.
 
     The bias is zeros where the layers have none: onnxruntime's CPU kernel takes it for given.
@@ -166,9 +167,9 @@ def _joined_weights(linears: tuple[Linear, Linear, Linear], editor: Editor) -> l
     if first.part is None:
         weight = _beside_each_other([linear.weight for linear in linears], widths, first.weight)
         bias = _beside_each_other([linear.bias for linear in linears], widths, first.weight)
-        return [editor.weight(weight, f"{name}_qkv"), editor.weight(bias, f"{name}_qkv_bias")]
+        return [writer.initializer(weight, f"{name}_qkv"), writer.initializer(bias, f"{name}_qkv_bias")]
     zeros = _beside_each_other([None], widths[:1], first.weight)
-    return [first.weight, first.bias or editor.weight(zeros, f"{name}_bias")]
+    return [first.weight, first.bias or writer.initializer(zeros, f"{name}_bias")]
 
 
 def _beside_each_other(values: Sequence[ir.Value | None], widths: Sequence[int], like: ir.Value) -> ir.TensorProtocol:
@@ -189,26 +190,26 @@ def _beside_each_other(values: Sequence[ir.Value | None], widths: Sequence[int],
     return ir.LazyTensor(join, dtype=dtype, shape=ir.Shape([*outer, sum(widths)]))
 
 
-def _flat(heads: Heads, editor: Editor) -> ir.Value:
+def _flat(heads: Heads, writer: Writer) -> ir.Value:
     """Return the heads as [B, S, H * D]."""
     value = heads.source
     if heads.layout is Layout.FLAT:
         return value
     if heads.layout is Layout.HEADS_OUTSIDE:
-        value = editor.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
+        value = writer.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
     width = heads.num_heads * heads.head_size
-    return editor.node("Reshape", [value, editor.constant(np.array([0, 0, width], np.int64), f"join_{width}")])
+    return writer.node("Reshape", [value, writer.constant(np.array([0, 0, width], np.int64), f"join_{width}")])
 
 
-def _keys_and_values(parts: _Parts, editor: Editor) -> list[ir.Value]:
+def _keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
     """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they are so already."""
     both = (parts.keys, parts.values)
     if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both):
         return [heads.source for heads in both]
-    return [_flat(heads, editor) for heads in both]
+    return [_flat(heads, writer) for heads in both]
 
 
-def _mask(parts: _Parts, shared: _Shared, editor: Editor) -> ir.Value | None:
+def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     """Return the padding mask as int32 [B, L]."""
     import onnx_ir as ir
 
@@ -216,54 +217,54 @@ def _mask(parts: _Parts, shared: _Shared, editor: Editor) -> ir.Value | None:
     if value is None or value.dtype == ir.DataType.INT32:
         return value
     if value not in shared.values:
-        mask = editor.node("Cast", [value], {"to": ir.DataType.INT32.value})
+        mask = writer.node("Cast", [value], {"to": ir.DataType.INT32.value})
         mask.type, mask.shape = ir.TensorType(ir.DataType.INT32), value.shape
         shared.values[value] = mask
     return shared.values[value]
 
 
-def _bias(parts: _Parts, shared: _Shared, editor: Editor) -> ir.Value | None:
+def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     """Return the masks that have no name as float [1 or B, 1 or H, S, L], to be added."""
     if not parts.meaning.is_bias:
         return None
     masking = parts.found.masking
     if masking not in shared.values:
-        shared.values[masking] = _write_bias(parts, shared.shapes, editor)
+        shared.values[masking] = _write_bias(parts, shared.shapes, writer)
     return shared.values[masking]
 
 
-def _write_bias(parts: _Parts, shapes: Shapes, editor: Editor) -> ir.Value:
+def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
     """Add up the terms and blockades of scores, broadcast to as many queries and keys as there are."""
     masking = parts.found.masking
     dtype = shapes.dtype(parts.queries.source) or np.dtype(np.float32)
-    lowest = editor.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
-    total: ir.Value = editor.constant(np.array(0.0, dtype), "zero")
+    lowest = writer.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
+    total: ir.Value = writer.constant(np.array(0.0, dtype), "zero")
     for number, term in enumerate(masking.terms):
-        value = _by_heads(term, parts.queries.num_heads, shapes, editor)
+        value = _by_heads(term, parts.queries.num_heads, shapes, writer)
         if term.scale != 1.0:
-            value = editor.node("Mul", [value, editor.constant(np.array(term.scale, dtype), "bias_scale")])
-        total = editor.node("Add", [total, value]) if number else value
+            value = writer.node("Mul", [value, writer.constant(np.array(term.scale, dtype), "bias_scale")])
+        total = writer.node("Add", [total, value]) if number else value
     for blockade in masking.blockades:
         branches = [total, lowest] if blockade.keeps else [lowest, total]
-        total = editor.node("Where", [blockade.condition, *branches])
+        total = writer.node("Where", [blockade.condition, *branches])
     # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, which spreads.
-    total = editor.node("Max", [total, lowest])
+    total = writer.node("Max", [total, lowest])
     if any(_is_full(value, parts, shapes) for value in masking.values):
         return total
     # Queries and keys the operator wants in full; batch and heads it broadcasts itself.
-    sizes = [_length(heads, editor) for heads in (parts.queries, parts.keys)]
-    ones = editor.constant(np.array([1, 1], np.int64), "ones")
-    return editor.node("Expand", [total, editor.node("Concat", [ones, *sizes], {"axis": 0})])
+    sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
+    ones = writer.constant(np.array([1, 1], np.int64), "ones")
+    return writer.node("Expand", [total, writer.node("Concat", [ones, *sizes], {"axis": 0})])
 
 
-def _by_heads(term: Term, num_heads: int, shapes: Shapes, editor: Editor) -> ir.Value:
+def _by_heads(term: Term, num_heads: int, shapes: Shapes, writer: Writer) -> ir.Value:
     """Return a term with batch and heads as two axes, [B or 1, H or 1, S or 1, L]."""
     shape = shapes.of(term.value)
     if not term.is_merged or shape is None or len(shape) < 3 or shape[0] == 1:
         return term.value
-    outer = editor.constant(np.array([-1, num_heads], np.int64), f"by_{num_heads}_heads")
-    inner = editor.node("Shape", [term.value], {"start": 1})
-    return editor.node("Reshape", [term.value, editor.node("Concat", [outer, inner], {"axis": 0})])
+    outer = writer.constant(np.array([-1, num_heads], np.int64), f"by_{num_heads}_heads")
+    inner = writer.node("Shape", [term.value], {"start": 1})
+    return writer.node("Reshape", [term.value, writer.node("Concat", [outer, inner], {"axis": 0})])
 
 
 def _is_full(value: ir.Value, parts: _Parts, shapes: Shapes) -> bool:
@@ -278,22 +279,22 @@ def _is_full(value: ir.Value, parts: _Parts, shapes: Shapes) -> bool:
     return True
 
 
-def _length(heads: Heads, editor: Editor) -> ir.Value:
+def _length(heads: Heads, writer: Writer) -> ir.Value:
     """Return how many queries or keys there are, int64 [1]."""
     axis = _axis_of_length(heads)
-    return editor.node("Shape", [heads.source], {"start": axis, "end": axis + 1})
+    return writer.node("Shape", [heads.source], {"start": axis, "end": axis + 1})
 
 
 def _axis_of_length(heads: Heads) -> int:
     return 2 if heads.layout is Layout.HEADS_OUTSIDE else 1
 
 
-def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, editor: Editor) -> None:
+def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, writer: Writer) -> None:
     """Give the result its own form, [B, H, S, D], back."""
     num_heads, head_size = parts.values.num_heads, parts.values.head_size
-    target = editor.constant(np.array([0, 0, num_heads, head_size], np.int64), f"split_{num_heads}_{head_size}")
-    heads = editor.node("Reshape", [fused, target])
-    replace(result, editor.node("Transpose", [heads], {"perm": [0, 2, 1, 3]}))
+    target = writer.constant(np.array([0, 0, num_heads, head_size], np.int64), f"split_{num_heads}_{head_size}")
+    heads = writer.node("Reshape", [fused, target])
+    replace(result, writer.node("Transpose", [heads], {"perm": [0, 2, 1, 3]}))
 
 
 attention = Pass("attention", _apply)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.graph.edit import MICROSOFT, is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
@@ -47,7 +48,9 @@ def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     if only_consumer(add.outputs[0], node.op_type, domain=MICROSOFT) is not node:
         return "the sum is read elsewhere"
     operator = _WITH_BIAS[node.op_type]
-    supersede(node.outputs[0], Editor(node).node(operator, [value, bias], domain=MICROSOFT, like=node.outputs[0]))
+    replace_and_erase(
+        node.outputs[0], Writer(node).node(operator, [value, bias], domain=MICROSOFT, like=node.outputs[0])
+    )
     return ""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_weight, producer, scalar, supersede
+from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, producer, replace_and_erase, scalar
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.positions import is_row_of
@@ -105,7 +106,7 @@ def _fuse(node: ir.Node, lookups: list[_Lookup], shapes: Shapes, casts: dict[ir.
         for reader in lookup.sized_by:
             reader.replace_input_with(0, lookup.ids)
             reader.outputs[0].shape = None
-    supersede(node.outputs[0], _write(node, embedding, casts))
+    replace_and_erase(node.outputs[0], _write(node, embedding, casts))
     return ""
 
 
@@ -167,17 +168,12 @@ def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]
         *(node.inputs[1], node.inputs[2], None, _as_int32(positions.ids, node, casts)),
     ]
     # The second output is the number of tokens of a row by the mask, which is not given here.
-    outputs = [ir.Value(), ir.Value()]
     attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
-    fused = ir.node("EmbedLayerNormalization", inputs, attributes, domain=MICROSOFT, outputs=outputs)
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"{node.name} is in no graph")
-    graph.insert_before(node, fused)
-    graph.opset_imports.setdefault(MICROSOFT, 1)
-    outputs[0].type, outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
-    outputs[1].dtype = ir.DataType.INT32
-    return outputs[0]
+    fused = ir.node("EmbedLayerNormalization", inputs, attributes, domain=MICROSOFT, num_outputs=2)
+    normalized, num_tokens = Writer(node).add(fused)
+    normalized.type, normalized.shape = node.outputs[0].type, node.outputs[0].shape
+    num_tokens.dtype = ir.DataType.INT32
+    return normalized
 
 
 def _as_int32(ids: ir.Value, node: ir.Node, casts: dict[ir.Value, ir.Value]) -> ir.Value:
@@ -187,7 +183,7 @@ def _as_int32(ids: ir.Value, node: ir.Node, casts: dict[ir.Value, ir.Value]) -> 
     if ids.dtype == ir.DataType.INT32:
         return ids
     if ids not in casts:
-        casts[ids] = Editor(node).node("Cast", [ids], {"to": ir.DataType.INT32.value})
+        casts[ids] = Writer(node).node("Cast", [ids], {"to": ir.DataType.INT32.value})
         casts[ids].dtype, casts[ids].shape = ir.DataType.INT32, ids.shape
     return casts[ids]
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_closed, operands, producer, supersede, value_graph
+from onnxtool.graph.edit import MICROSOFT, attribute, is_closed, operands, producer, replace_and_erase, value_graph
 from onnxtool.graph.polynomials import Polynomial, as_polynomial, number_in
 from onnxtool.graph.shapes import fill_types
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
@@ -69,7 +70,7 @@ def _rename(node: ir.Node) -> str:
     if value is None or not _is_float(value):
         return "neither float32 nor float16"
     operator = "FastGelu" if attribute(node, "approximate", "none") == "tanh" else "Gelu"
-    supersede(node.outputs[0], Editor(node).node(operator, [value], domain=MICROSOFT, like=node.outputs[0]))
+    replace_and_erase(node.outputs[0], Writer(node).node(operator, [value], domain=MICROSOFT, like=node.outputs[0]))
     return ""
 
 
@@ -93,7 +94,7 @@ def _fuse(node: ir.Node, form: _Form) -> str | None:
     last = result.producer()
     if last is None:
         return None
-    supersede(result, Editor(last).node(form.fused, [value], form.attributes, domain=MICROSOFT, like=result))
+    replace_and_erase(result, Writer(last).node(form.fused, [value], form.attributes, domain=MICROSOFT, like=result))
     return ""
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.graph.edit import Editor, producer, remove_unused
+from onnxtool.graph.edit import producer, remove_unused
 from onnxtool.graph.shapes import Shapes, find_shapes, named_axes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class _Sizes:
     """
 
     model: ir.Model
-    editor: Editor
+    writer: Writer
     written: dict[tuple[tuple[int | str, ...], bool], ir.Value] = field(default_factory=dict)
 
     def value(self, parts: tuple[int | str, ...], *, is_vector: bool) -> ir.Value:
@@ -45,16 +46,16 @@ class _Sizes:
         numbers = [part for part in parts if not isinstance(part, str)]
         if len(numbers) == len(parts):
             array = np.array(numbers if is_vector else numbers[0], np.int64)
-            return self.editor.constant(array, _name(array))
+            return self.writer.constant(array, _name(array))
         if not is_vector:
-            return self.editor.node("Squeeze", [self.value(parts, is_vector=True)])
+            return self.writer.node("Squeeze", [self.value(parts, is_vector=True)])
         if len(parts) > 1:
             pieces = [self.value((part,), is_vector=True) for part in parts]
-            return self.editor.node("Concat", pieces, {"axis": 0})
+            return self.writer.node("Concat", pieces, {"axis": 0})
         value, axis = next(
             (value, axis) for value in self.model.graph.inputs for axis, name in named_axes(value) if name == parts[0]
         )
-        return self.editor.node("Shape", [value], {"start": axis, "end": axis + 1})
+        return self.writer.node("Shape", [value], {"start": axis, "end": axis + 1})
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -63,7 +64,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
     shapes = find_shapes(model)
     computed = {name for name in shapes.numbers[0] if all(name in numbers for numbers in shapes.numbers)}
-    sizes = _Sizes(model, Editor(model.graph[0]))
+    sizes = _Sizes(model, Writer(model.graph[0]))
     nodes = [node for node in model.graph if any(str(value.name) in computed for value in node.outputs)]
     changed = []
     for node in nodes:
@@ -106,7 +107,7 @@ def _replacement(value: ir.Value, shapes: Shapes, sizes: _Sizes) -> ir.Value | N
     if first.ndim > 1 or first.size > _LONGEST or any(array.shape != first.shape for array in arrays):
         return None
     if all(np.array_equal(array, first) for array in arrays):
-        return sizes.editor.constant(first, f"size_{value.name}" if first.dtype != np.int64 else _name(first))
+        return sizes.writer.constant(first, f"size_{value.name}" if first.dtype != np.int64 else _name(first))
     if first.dtype != np.int64:
         return None
     parts: list[int | str] = []

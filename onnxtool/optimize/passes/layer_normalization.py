@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import Editor, is_closed, is_weight, only_consumer, producer, supersede
+from onnxtool.graph.edit import is_closed, is_weight, only_consumer, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
@@ -64,8 +65,8 @@ def _fuse(node: ir.Node, found: tuple[Normalized, ir.Value], shapes: Shapes) -> 
     if not is_closed(nodes, last.outputs[0]):
         return "an inner value is read elsewhere"
     attributes = {"axis": -1, "epsilon": match.epsilon, "stash_type": 1}
-    fused = Editor(last).node("LayerNormalization", inputs, attributes, like=last.outputs[0])
-    supersede(last.outputs[0], fused)
+    fused = Writer(last).node("LayerNormalization", inputs, attributes, like=last.outputs[0])
+    replace_and_erase(last.outputs[0], fused)
     return ""
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.graph.edit import is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
@@ -48,7 +49,7 @@ def _fuse(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:
         return "neither float32 nor float16"
     if only_consumer(times.outputs[0], "Add") is not add:
         return "the product is read elsewhere"
-    supersede(add.outputs[0], Editor(add).node("Gemm", [value, weight, bias], like=add.outputs[0]))
+    replace_and_erase(add.outputs[0], Writer(add).node("Gemm", [value, weight, bias], like=add.outputs[0]))
     return ""
 
 

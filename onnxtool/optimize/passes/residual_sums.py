@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import Editor, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.graph.edit import is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         scale = node.inputs[1] if len(node.inputs) > 1 else None
         if scale is None or scale.dtype != ir.DataType.FLOAT:  # the CPU has no Sum of float16
             continue
-        total = Editor(add).node("Sum", _terms(add), like=add.outputs[0])
-        supersede(add.outputs[0], total)
+        total = Writer(add).node("Sum", _terms(add), like=add.outputs[0])
+        replace_and_erase(add.outputs[0], total)
         num_changes += 1
     return Outcome(model, num_changes)
 

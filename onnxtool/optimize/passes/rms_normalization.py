@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import Editor, attribute, is_closed, only_consumer, producer, supersede
+from onnxtool.graph.edit import attribute, is_closed, only_consumer, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
@@ -65,10 +66,10 @@ def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
     if not is_closed([*pattern.nodes, scaled], scaled.outputs[0]):
         return "an inner value is read elsewhere"
     attributes = {"axis": -1, "epsilon": match.epsilon, "stash_type": 1}
-    fused = Editor(scaled).node(
+    fused = Writer(scaled).node(
         "SimplifiedLayerNormalization", [pattern.source, scale], attributes, like=scaled.outputs[0]
     )
-    supersede(scaled.outputs[0], fused)
+    replace_and_erase(scaled.outputs[0], fused)
     return ""
 
 

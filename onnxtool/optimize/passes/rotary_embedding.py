@@ -12,17 +12,17 @@ import numpy as np
 
 from onnxtool.graph.edit import (
     MICROSOFT,
-    Editor,
     attribute,
     constant,
     is_weight,
     operands,
     producer,
+    replace_and_erase,
     scalar,
-    supersede,
     tensor_of,
 )
 from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
@@ -173,57 +173,57 @@ def _write(
     rotation: _Rotation, shapes: Shapes, tables: dict[ir.Value, ir.Value], places: dict[ir.Value, ir.Value]
 ) -> None:
     """Write the operator, on what a linear layer gives where the value shows that and nothing else."""
-    editor = Editor(rotation.node)
+    writer = Writer(rotation.node)
     size, num_heads = shapes.fixed(rotation.value, -1) or 0, shapes.fixed(rotation.value, 1)
-    angles = [_table(one, size, editor, tables) for one in (rotation.cosine, rotation.sine)]
-    positions = _positions(rotation.cosine, shapes, editor, places)
+    angles = [_table(one, size, writer, tables) for one in (rotation.cosine, rotation.sine)]
+    positions = _positions(rotation.cosine, shapes, writer, places)
     heads = None if num_heads is None else find_heads(rotation.value, shapes, num_heads)
-    flat = None if heads is None else _flat(heads, editor)
+    flat = None if heads is None else _flat(heads, writer)
     source = rotation.value if flat is None else flat
-    result = editor.node("RotaryEmbedding", [source, positions, *angles], domain=MICROSOFT, like=source)
+    result = writer.node("RotaryEmbedding", [source, positions, *angles], domain=MICROSOFT, like=source)
     if flat is not None:
-        shape = editor.constant(np.array([0, 0, num_heads, size]), "onnxtool.heads")
-        inside = editor.node("Reshape", [result, shape])
-        result = editor.node("Transpose", [inside], {"perm": [0, 2, 1, 3]}, like=rotation.node.outputs[0])
-    supersede(rotation.node.outputs[0], result)
+        shape = writer.constant(np.array([0, 0, num_heads, size]), "onnxtool.heads")
+        inside = writer.node("Reshape", [result, shape])
+        result = writer.node("Transpose", [inside], {"perm": [0, 2, 1, 3]}, like=rotation.node.outputs[0])
+    replace_and_erase(rotation.node.outputs[0], result)
 
 
-def _flat(heads: Heads, editor: Editor) -> ir.Value | None:
+def _flat(heads: Heads, writer: Writer) -> ir.Value | None:
     """Return [B, S, H * D] of what the heads lie in; None where they would have to be moved for it."""
     if heads.scale != 1 or heads.layout is Layout.HEADS_OUTSIDE:
         return None
     if heads.layout is Layout.FLAT:
         return heads.source
-    return editor.node("Reshape", [heads.source, editor.constant(np.array([0, 0, -1]), "onnxtool.flat")])
+    return writer.node("Reshape", [heads.source, writer.constant(np.array([0, 0, -1]), "onnxtool.flat")])
 
 
-def _table(angles: ir.Value, size: int, editor: Editor, tables: dict[ir.Value, ir.Value]) -> ir.Value:
+def _table(angles: ir.Value, size: int, writer: Writer, tables: dict[ir.Value, ir.Value]) -> ir.Value:
     """Return the first half of cosines or sines, [1 or B, 1, S, D], as a table [R, D / 2]."""
     if angles not in tables:
-        bounds = [editor.constant(np.array([one]), f"onnxtool.{one}") for one in (0, size // 2, -1)]
-        half = editor.node("Slice", [angles, *bounds])
-        rows = editor.constant(np.array([-1, size // 2]), f"onnxtool.rows_of_{size // 2}")
-        tables[angles] = editor.node("Reshape", [half, rows])
+        bounds = [writer.constant(np.array([one]), f"onnxtool.{one}") for one in (0, size // 2, -1)]
+        half = writer.node("Slice", [angles, *bounds])
+        rows = writer.constant(np.array([-1, size // 2]), f"onnxtool.rows_of_{size // 2}")
+        tables[angles] = writer.node("Reshape", [half, rows])
         tables[angles].type = angles.type
     return tables[angles]
 
 
-def _positions(cosine: ir.Value, shapes: Shapes, editor: Editor, places: dict[ir.Value, ir.Value]) -> ir.Value:
+def _positions(cosine: ir.Value, shapes: Shapes, writer: Writer, places: dict[ir.Value, ir.Value]) -> ir.Value:
     """Return which row of the table each token has: the first of them, int64 [1], or all, int64 [B, S]."""
     if cosine not in places:
         places[cosine] = (
-            editor.constant(np.array([0]), "onnxtool.0") if shapes.fixed(cosine, 0) == 1 else _count_up(cosine, editor)
+            writer.constant(np.array([0]), "onnxtool.0") if shapes.fixed(cosine, 0) == 1 else _count_up(cosine, writer)
         )
     return places[cosine]
 
 
-def _count_up(cosine: ir.Value, editor: Editor) -> ir.Value:
+def _count_up(cosine: ir.Value, writer: Writer) -> ir.Value:
     """Return 0, 1, 2, … as int64 [B, S]: each row of the batch has a part of the table of its own."""
-    shape = editor.node("Shape", [cosine])
-    sizes = editor.node("Gather", [shape, editor.constant(np.array([0, 2]), "onnxtool.batch_and_sequence")])
-    number = editor.node("ReduceProd", [sizes], {"keepdims": 0})
-    first, step = (editor.constant(np.array(one), f"onnxtool.scalar_{one}") for one in (0, 1))
-    return editor.node("Reshape", [editor.node("Range", [first, number, step]), sizes])
+    shape = writer.node("Shape", [cosine])
+    sizes = writer.node("Gather", [shape, writer.constant(np.array([0, 2]), "onnxtool.batch_and_sequence")])
+    number = writer.node("ReduceProd", [sizes], {"keepdims": 0})
+    first, step = (writer.constant(np.array(one), f"onnxtool.scalar_{one}") for one in (0, 1))
+    return writer.node("Reshape", [writer.node("Range", [first, number, step]), sizes])
 
 
 rotary_embedding = Pass("rotary_embedding", _apply)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, only_consumer, operands, producer, supersede
+from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
@@ -60,9 +61,9 @@ def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
         return reason or "the bias does not fit"
     read_elsewhere = only_consumer(add.outputs[0], node.op_type) is None
     outputs = _write(node, total, with_sum=read_elsewhere)
-    supersede(node.outputs[0], outputs[0])
+    replace_and_erase(node.outputs[0], outputs[0])
     if read_elsewhere:
-        supersede(add.outputs[0], outputs[3])
+        replace_and_erase(add.outputs[0], outputs[3])
     return ""
 
 
@@ -124,11 +125,7 @@ def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
         domain=MICROSOFT,
         outputs=outputs,
     )
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"{node.name} is in no graph")
-    graph.insert_before(total.node, fused)
-    graph.opset_imports.setdefault(MICROSOFT, 1)
+    Writer(total.node).add(fused)
     for new, old in zip(outputs[::3], (node.outputs[0], total.node.outputs[0]), strict=False):
         new.type, new.shape = old.type, old.shape
     return outputs

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.graph.edit import Editor, is_made_on_saving, is_weight, tensor_of
+from onnxtool.graph.edit import is_made_on_saving, is_weight, tensor_of
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _replace(copy: ir.Value, original: ir.Value) -> None:
     """Let every reader of `copy` read the transpose of `original`."""
     for node, place in list(copy.uses()):
-        node.replace_input_with(place, Editor(node).node("Transpose", [original], {"perm": [1, 0]}, like=copy))
+        node.replace_input_with(place, Writer(node).node("Transpose", [original], {"perm": [1, 0]}, like=copy))
     if copy.graph is not None:
         copy.graph.initializers.pop(str(copy.name))
 

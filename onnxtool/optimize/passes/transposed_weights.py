@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_weight, producer, supersede, value_graph
+from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, producer, replace_and_erase, value_graph
 from onnxtool.graph.shapes import Shapes, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
@@ -46,17 +47,17 @@ def _fuse(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value
     value, weight = node.inputs[0], transpose.inputs[0]
     if value is None or weight is None or weight.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         return "neither float32 nor float16"
-    editor = Editor(node)
+    writer = Writer(node)
     if weight in made or _only_multiplied(weight):
         if weight not in made:
-            made[weight] = editor.weight(_transposed(weight), f"{weight.name}_transposed")
-        fused = editor.node("MatMul", [value, made[weight]], like=node.outputs[0])
+            made[weight] = writer.initializer(_transposed(weight), f"{weight.name}_transposed")
+        fused = writer.node("MatMul", [value, made[weight]], like=node.outputs[0])
     elif (shapes.rank(value) or 0) < 2:  # 0: not known
         return "the input is not known to have two axes or more"
     else:
         attributes = {"transB": 1}
-        fused = editor.node("FusedMatMul", [value, weight], attributes, domain=MICROSOFT, like=node.outputs[0])
-    supersede(node.outputs[0], fused)
+        fused = writer.node("FusedMatMul", [value, weight], attributes, domain=MICROSOFT, like=node.outputs[0])
+    replace_and_erase(node.outputs[0], fused)
     return ""
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtool.graph.edit import Editor, attribute, tensor_of
+from onnxtool.graph.edit import attribute, tensor_of
 from onnxtool.graph.shapes import find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 if TYPE_CHECKING:
@@ -138,9 +139,9 @@ def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion
     key = (value, wanted)
     if key not in conversion.cast:
         if value.is_initializer() and not value.is_graph_input():
-            conversion.cast[key] = Editor(node).weight(_halved(tensor_of(value)), f"{value.name}_float16")
+            conversion.cast[key] = Writer(node).initializer(_halved(tensor_of(value)), f"{value.name}_float16")
         else:
-            cast = Editor(node).node("Cast", [value], {"to": wanted.value})
+            cast = Writer(node).node("Cast", [value], {"to": wanted.value})
             cast.type, cast.shape = ir.TensorType(wanted), value.shape
             conversion.cast[key] = cast
     node.replace_input_with(index, conversion.cast[key])

@@ -20,7 +20,7 @@ from onnxtool.optimize.quantization.switches import Level
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnxtool.graph.edit import Editor
+    from onnxtool.graph.writer import Writer
     from onnxtool.optimize.pipeline import Pass
     from onnxtool.optimize.quantization.arithmetic import Floats
     from onnxtool.optimize.report import KeptLayer
@@ -59,8 +59,8 @@ def to_int4(
             grids.find(stored_name(product), 4, product.weight_reader())
 
         def level(precision: str, bits: int) -> Level:
-            def write(product: Product, editor: Editor) -> ir.Value:
-                return write_blocks(product, bits, grids, editor, provider)
+            def write(product: Product, writer: Writer) -> ir.Value:
+                return write_blocks(product, bits, grids, writer, provider)
 
             return Level(precision, write)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_made_on_saving, supersede, tensor_of
+from onnxtool.graph.edit import MICROSOFT, attribute, is_made_on_saving, replace_and_erase, tensor_of
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Outcome, Pass
 from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
@@ -71,9 +72,9 @@ class _Blocks:
 def _write(node: ir.Node, blocks: _Blocks) -> None:
     inputs = [blocks.data, node.inputs[1], blocks.scale, blocks.zero]
     attributes = {"bits": blocks.bits, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
-    editor = Editor(node)
-    rows = editor.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT, like=node.outputs[0])
-    supersede(node.outputs[0], rows)
+    writer = Writer(node)
+    rows = writer.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT, like=node.outputs[0])
+    replace_and_erase(node.outputs[0], rows)
 
 
 def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks | None:
@@ -96,9 +97,9 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
         # What a file brought under these names is not made on saving; a padded last block makes one more.
         if not is_made_on_saving(tensor_of(data)) or list(tensor_of(data).shape.numpy()) != shape:
             continue
-        editor = Editor(node)
-        sizes = editor.constant(np.array([num_rows, width * bits // 8]), f"{table.name}_rows_shape")
-        rows = editor.node("Reshape", [data, sizes])
+        writer = Writer(node)
+        sizes = writer.constant(np.array([num_rows, width * bits // 8]), f"{table.name}_rows_shape")
+        rows = writer.node("Reshape", [data, sizes])
         rows.type, rows.shape = ir.TensorType(ir.DataType.UINT8), ir.Shape([num_rows, width * bits // 8])
         return _Blocks(bits, rows, scale, zero)
     return None
@@ -132,5 +133,5 @@ def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
             ir.Shape([num_rows, -(-num_blocks // 2)]),
         ),
     }
-    editor = Editor(node)
-    return _Blocks(4, *(editor.weight(part, f"{name}_int4_{suffix}") for suffix, part in parts.items()))
+    writer = Writer(node)
+    return _Blocks(4, *(writer.initializer(part, f"{name}_int4_{suffix}") for suffix, part in parts.items()))

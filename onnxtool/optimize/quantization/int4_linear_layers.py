@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, Editor, supersede
+from onnxtool.graph.edit import MICROSOFT, replace_and_erase
 from onnxtool.graph.shapes import find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.arithmetic import stored_name
@@ -52,7 +53,7 @@ def _apply(model: ir.Model, kept: Mapping[str, str], grids: Grids, provider: str
     wanted = [product for product in products if product.name not in exact]
     for product in wanted:
         bits = _BITS[kept.get(product.name, "int4")]
-        supersede(product.result, write_blocks(product, bits, grids, Editor(product.node), provider))
+        replace_and_erase(product.result, write_blocks(product, bits, grids, Writer(product.node), provider))
     for name in {product.name for product in wanted}:
         weight = model.graph.initializers[name]
         if not weight.uses() and not weight.is_graph_output():
@@ -60,13 +61,13 @@ def _apply(model: ir.Model, kept: Mapping[str, str], grids: Grids, provider: str
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
-def write_blocks(product: Product, bits: int, grids: Grids, editor: Editor, provider: str = "cpu") -> ir.Value:
+def write_blocks(product: Product, bits: int, grids: Grids, writer: Writer, provider: str = "cpu") -> ir.Value:
     """Write a product with its weight in blocks of `bits`, and return its result."""
     rows, columns = product.size
     inputs: list[ir.Value | None] = [
         product.value,
         *(
-            shared_initializer(tensor, f"{stored_name(product)}_int{bits}_{part}", editor)
+            shared_initializer(tensor, f"{stored_name(product)}_int{bits}_{part}", writer)
             for part, tensor in _lazy_parts(product, bits, grids).items()
         ),
     ]
@@ -76,10 +77,10 @@ def write_blocks(product: Product, bits: int, grids: Grids, editor: Editor, prov
     attributes = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK}
     if provider in _ACCURACY_LEVELS:
         attributes["accuracy_level"] = _ACCURACY_LEVELS[provider]
-    result = editor.node("MatMulNBits", inputs, attributes, domain=MICROSOFT, like=product.result)
+    result = writer.node("MatMulNBits", inputs, attributes, domain=MICROSOFT, like=product.result)
     if product.bias is None or inside:
         return result
-    return editor.node("Add", [result, product.bias], like=product.result)
+    return writer.node("Add", [result, product.bias], like=product.result)
 
 
 def _lazy_parts(product: Product, bits: int, grids: Grids) -> dict[str, ir.TensorProtocol]:

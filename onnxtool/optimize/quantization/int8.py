@@ -17,7 +17,7 @@ from onnxtool.optimize.quantization.switches import Level
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnxtool.graph.edit import Editor
+    from onnxtool.graph.writer import Writer
     from onnxtool.optimize.pipeline import Pass
     from onnxtool.optimize.report import KeptLayer
 
@@ -65,8 +65,8 @@ def _scheme(choices: Mapping[str, Choice], *, bounded: bool) -> Scheme:
     free = {name: choice.free for name, choice in choices.items()} if bounded else best
 
     def level(adjustments: Mapping[str, Adjustment], label: str) -> Level:
-        def write(product: Product, editor: Editor) -> ir.Value:
-            return write_adjusted(product, adjustments.get(product.name, PLAIN), editor, label)
+        def write(product: Product, writer: Writer) -> ir.Value:
+            return write_adjusted(product, adjustments.get(product.name, PLAIN), writer, label)
 
         return Level(_INT8, write)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.graph.edit import MICROSOFT, Editor, attribute, is_weight, supersede, tensor_of
+from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, replace_and_erase, tensor_of
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.arithmetic import quantize_weight
@@ -63,19 +64,19 @@ def is_large_table(table: ir.Value | None) -> bool:
 def _write(node: ir.Node, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> None:
     import onnx_ir as ir
 
-    editor = Editor(node)
+    writer = Writer(node)
     table, ids = node.inputs
     if table is None:
         raise ValueError(f"{node.name} has no table")
     if table not in written:
         rounded, scale = _lazy_table(tensor_of(table))
         written[table] = (
-            editor.weight(rounded, f"{table.name}_rows_int8"),
-            editor.weight(scale, f"{table.name}_rows_scale"),
+            writer.initializer(rounded, f"{table.name}_rows_int8"),
+            writer.initializer(scale, f"{table.name}_rows_scale"),
         )
-    rounded_rows, scales = (editor.node("Gather", [one, ids]) for one in written[table])
-    rows = editor.node("Cast", [rounded_rows], {"to": ir.DataType.FLOAT})
-    supersede(node.outputs[0], editor.node("Mul", [rows, scales], like=node.outputs[0]))
+    rounded_rows, scales = (writer.node("Gather", [one, ids]) for one in written[table])
+    rows = writer.node("Cast", [rounded_rows], {"to": ir.DataType.FLOAT})
+    replace_and_erase(node.outputs[0], writer.node("Mul", [rows, scales], like=node.outputs[0]))
 
 
 def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
@@ -115,19 +116,19 @@ def open_fused_embeddings(model: ir.Model) -> list[str]:
 
 
 def _open(node: ir.Node, inputs: list[Any]) -> None:
-    editor = Editor(node)
-    total = editor.node("Gather", [inputs[_WORDS], inputs[_IDS]], like=node.outputs[0])
+    writer = Writer(node)
+    total = writer.node("Gather", [inputs[_WORDS], inputs[_IDS]], like=node.outputs[0])
     for table, ids in ((_POSITIONS, _POSITION_IDS), (_SEGMENTS, _SEGMENT_IDS)):
         if inputs[table] is not None and inputs[ids] is not None:
-            rows = editor.node("Gather", [inputs[table], inputs[ids]])
-            total = editor.node("Add", [total, rows], like=node.outputs[0])
-    normalized = editor.node(
+            rows = writer.node("Gather", [inputs[table], inputs[ids]])
+            total = writer.node("Add", [total, rows], like=node.outputs[0])
+    normalized = writer.node(
         "LayerNormalization",
         [total, inputs[_SCALE], inputs[_SHIFT]],
         {"axis": -1, "epsilon": float(attribute(node, "epsilon", _DEFAULT_EPSILON))},
         like=node.outputs[0],
     )
-    supersede(node.outputs[0], normalized)
+    replace_and_erase(node.outputs[0], normalized)
 
 
 int8_embeddings = Pass("int8_embeddings", _apply)

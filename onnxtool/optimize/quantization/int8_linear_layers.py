@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtool.graph.edit import MICROSOFT, Editor, only_consumer, producer, supersede, tensor_of
+from onnxtool.graph.edit import MICROSOFT, only_consumer, producer, replace_and_erase, tensor_of
 from onnxtool.graph.shapes import find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.notes import refusals
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.arithmetic import PLAIN, ActivationGrid, Adjustment, quantize_weight, stored_name
@@ -61,11 +62,11 @@ def _apply(model: ir.Model, kept: frozenset[str], adjustments: Mapping[str, Adju
     keys = [_key(product, adjustments.get(product.name, PLAIN)) for product in wanted]
     given: dict[_Key, _Activations] = {}
     for product, key in zip(wanted, keys, strict=True):
-        adjustment, editor = adjustments.get(product.name, PLAIN), Editor(product.node)
+        adjustment, writer = adjustments.get(product.name, PLAIN), Writer(product.node)
         if key not in given:
             divisor = None if key[0] in folded else adjustment.divisor
-            given[key] = _prepare(product, divisor, adjustment, editor, is_shared=keys.count(key) > 1)
-        supersede(product.result, _write(product, given[key], adjustment, editor))
+            given[key] = _prepare(product, divisor, adjustment, writer, is_shared=keys.count(key) > 1)
+        replace_and_erase(product.result, _write(product, given[key], adjustment, writer))
     for weight in {one for product in wanted for one in (product.weight, product.bias) if one is not None}:
         if not weight.uses() and not weight.is_graph_output():
             model.graph.initializers.pop(str(weight.name), None)
@@ -151,7 +152,7 @@ def _divide(normalization: ir.Node, divisor: Floats) -> None:
 def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
     import onnx_ir as ir
 
-    return Editor(node).weight(ir.tensor(array), name)
+    return Writer(node).initializer(ir.tensor(array), name)
 
 
 @dataclass(frozen=True)
@@ -167,43 +168,45 @@ class _Activations:
     zero: ir.Value | None = None
 
 
-def write_adjusted(product: Product, adjustment: Adjustment, editor: Editor, label: str) -> ir.Value:
+def write_adjusted(product: Product, adjustment: Adjustment, writer: Writer, label: str) -> ir.Value:
     """Write the int8 of a product, with activations of its own, and return its result.
 
     The names of its weights end in `label`: there may be others of the same product, adjusted in another way.
     """
-    activations = _prepare(product, adjustment.divisor, adjustment, editor, is_shared=False)
-    return _write(product, activations, adjustment, editor, label)
+    activations = _prepare(product, adjustment.divisor, adjustment, writer, is_shared=False)
+    return _write(product, activations, adjustment, writer, label)
 
 
 def _prepare(
-    product: Product, divisor: Floats | None, adjustment: Adjustment, editor: Editor, *, is_shared: bool
+    product: Product, divisor: Floats | None, adjustment: Adjustment, writer: Writer, *, is_shared: bool
 ) -> _Activations:
     """Write what a product reads: its activations divided, by a multiplication, and rounded where that is not its own.
 
     An operator that finds the range of its activations does so for itself; `is_shared` by several, it is done once.
     """
+    import onnx_ir as ir
+
     value, grid = product.value, adjustment.activations
     if divisor is not None:
-        factor = editor.constant(1 / divisor, f"{product.name}_factor")
-        value = editor.node("Mul", [value, factor], like=value)
+        factor = writer.constant(1 / divisor, f"{product.name}_factor")
+        value = writer.node("Mul", [value, factor], like=value)
     if grid is not None:
-        scale = editor.constant(np.array(grid.scale, np.float32), f"{product.name}_input_scale")
-        zero = editor.constant(np.array(grid.zero, np.uint8), f"{product.name}_input_zero")
-        return _Activations(editor.node("QuantizeLinear", [value, scale, zero]), scale, zero)
+        scale = writer.constant(np.array(grid.scale, np.float32), f"{product.name}_input_scale")
+        zero = writer.constant(np.array(grid.zero, np.uint8), f"{product.name}_input_zero")
+        return _Activations(writer.node("QuantizeLinear", [value, scale, zero]), scale, zero)
     if is_shared:
-        return _Activations(*editor.node_of_many("DynamicQuantizeLinear", [value], num_outputs=3))
+        return _Activations(*writer.add(ir.node("DynamicQuantizeLinear", [value], num_outputs=3)))
     return _Activations(value)
 
 
 def _write(
-    product: Product, activations: _Activations, adjustment: Adjustment, editor: Editor, label: str = ""
+    product: Product, activations: _Activations, adjustment: Adjustment, writer: Writer, label: str = ""
 ) -> ir.Value:
     """Write the int8 of a product with its activations as `_prepare` left them, and return its result."""
     tensor, scales = _lazy_weights(product, adjustment)
-    weight = shared_initializer(tensor, f"{stored_name(product)}_int8{label}", editor)
-    scale = shared_initializer(scales, f"{stored_name(product)}_scale{label}", editor)
-    bias = _bias(product, adjustment, editor)
+    weight = shared_initializer(tensor, f"{stored_name(product)}_int8{label}", writer)
+    scale = shared_initializer(scales, f"{stored_name(product)}_scale{label}", writer)
+    bias = _bias(product, adjustment, writer)
     inputs: list[ir.Value | None] = [activations.value, weight, scale]
     operator = "DynamicQuantizeMatMul"
     if activations.scale is not None:
@@ -211,10 +214,10 @@ def _write(
         operator = "MatMulIntegerToFloat"
     if bias is not None:
         inputs += [None, bias]  # without a zero point of the weight: its grid is symmetric
-    return editor.node(operator, inputs, domain=MICROSOFT, like=product.result)
+    return writer.node(operator, inputs, domain=MICROSOFT, like=product.result)
 
 
-def _bias(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value | None:
+def _bias(product: Product, adjustment: Adjustment, writer: Writer) -> ir.Value | None:
     """Return what is added to the product, divided as the product is; None for nothing."""
     terms = [one for one in (product.read_bias(), adjustment.shift) if one is not None]
     if not terms or (adjustment.shift is None and adjustment.result_divisor is None):
@@ -222,7 +225,7 @@ def _bias(product: Product, adjustment: Adjustment, editor: Editor) -> ir.Value 
     total = sum(terms[1:], start=terms[0])
     if adjustment.result_divisor is not None:
         total = total / adjustment.result_divisor
-    return editor.constant(total, f"{product.name}_int8_bias")
+    return writer.constant(total, f"{product.name}_int8_bias")
 
 
 def _lazy_weights(product: Product, adjustment: Adjustment) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:

@@ -12,16 +12,16 @@ import numpy as np
 
 from onnxtool.graph.edit import (
     MICROSOFT,
-    Editor,
     attribute,
     is_made_on_saving,
     is_weight,
     only_consumer,
     operands,
     producer,
-    supersede,
+    replace_and_erase,
     tensor_of,
 )
+from onnxtool.graph.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,9 +181,9 @@ def open_products(model: ir.Model, kept: frozenset[str], shapes: Shapes) -> list
 
 
 def _open_bias_gelu(node: ir.Node) -> None:
-    editor = Editor(node)
-    total = editor.node("Add", node.inputs, like=node.inputs[0])
-    supersede(node.outputs[0], editor.node("Gelu", [total], domain=MICROSOFT, like=node.outputs[0]))
+    writer = Writer(node)
+    total = writer.node("Add", node.inputs, like=node.inputs[0])
+    replace_and_erase(node.outputs[0], writer.node("Gelu", [total], domain=MICROSOFT, like=node.outputs[0]))
 
 
 def _objection_to_opening(node: ir.Node, shapes: Shapes) -> str:
@@ -212,22 +212,22 @@ def _size_of_weight(node: ir.Node) -> tuple[int, int]:
 
 
 def _open_attention(node: ir.Node) -> None:
-    editor = Editor(node)
+    writer = Writer(node)
     inputs = list(node.inputs) + [None] * 6
     weight, bias = _weight_of(node), inputs[_QKV_BIAS]
     parts = []
     for number, name in enumerate(_names_of_parts(weight)):
-        part = editor.node("MatMul", [inputs[0], _columns(weight, number, name, editor)])
+        part = writer.node("MatMul", [inputs[0], _columns(weight, number, name, writer)])
         if bias is not None:
             own = np.split(tensor_of(bias).numpy(), len(_PARTS))[number]
-            part = editor.node("Add", [part, editor.constant(own, f"{bias.name}_{_PARTS[number]}")])
+            part = writer.node("Add", [part, writer.constant(own, f"{bias.name}_{_PARTS[number]}")])
         parts.append(part)
     attributes = {name: node.attributes[name].value for name in _PASSED_ON if name in node.attributes}
     wanted = [*parts, None, inputs[_MASK], inputs[_ATTENTION_BIAS]]
     while wanted[-1] is None:
         wanted.pop()
-    opened = editor.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])
-    supersede(node.outputs[0], opened)
+    opened = writer.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])
+    replace_and_erase(node.outputs[0], opened)
     for value in (weight, bias):
         if value is not None and value.graph is not None and not value.uses():
             value.graph.initializers.pop(str(value.name))
@@ -237,7 +237,7 @@ def _names_of_parts(weight: ir.Value) -> list[str]:
     return [f"{weight.name}_{part}" for part in _PARTS]
 
 
-def _columns(weight: ir.Value, number: int, name: str, editor: Editor) -> ir.Value:
+def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Value:
     """Return the columns of queries, keys or values of a packed weight, read from it when somebody asks for them."""
     import onnx_ir as ir
 
@@ -248,16 +248,16 @@ def _columns(weight: ir.Value, number: int, name: str, editor: Editor) -> ir.Val
     def read() -> ir.TensorProtocol:
         return ir.tensor(np.ascontiguousarray(tensor.numpy()[:, number * width : (number + 1) * width]))
 
-    return shared_initializer(ir.LazyTensor(read, tensor.dtype, ir.Shape([rows, width])), name, editor)
+    return shared_initializer(ir.LazyTensor(read, tensor.dtype, ir.Shape([rows, width])), name, writer)
 
 
-def shared_initializer(tensor: ir.TensorProtocol, name: str, editor: Editor) -> ir.Value:
+def shared_initializer(tensor: ir.TensorProtocol, name: str, writer: Writer) -> ir.Value:
     """Return the initializer that holds `tensor`: that of another product with the same weight where there is one."""
-    held: ir.Value | None = editor.initializers.get(name)
+    held: ir.Value | None = writer.initializers.get(name)
     # What a file brought under this name is not made on saving.
     if held is not None and is_made_on_saving(tensor_of(held)) and tensor_of(held).shape == tensor.shape:
         return held
-    return editor.weight(tensor, name)
+    return writer.initializer(tensor, name)
 
 
 def scalable_normalization(value: ir.Value) -> ir.Node | None:

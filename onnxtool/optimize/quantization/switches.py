@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtool.graph.edit import Editor, replace
+from onnxtool.graph.edit import replace
 from onnxtool.graph.shapes import fill_types, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.linear_layers import Product, find_products, open_products
@@ -37,7 +38,7 @@ class Level:
     """
 
     precision: str
-    write: Callable[[Product, Editor], ir.Value]
+    write: Callable[[Product, Writer], ir.Value]
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,11 @@ def _write_switches(product: Product, levels: Sequence[Level], switches: ir.Valu
     graph.insert_after(last, joint)
     replace(product.result, joint.outputs[0])
     product.result.name = product.result.name or f"{product.name}_float32"  # an output of the graph gave its name away
-    editor = Editor(joint)
+    writer = Writer(joint)
     total = product.result
     for level, place in zip(levels, places, strict=True):
-        quantized = level.write(product, editor)
-        switch = editor.node("Gather", [switches, editor.constant(np.array(place), f"onnxtool.place_{place}")])
-        difference = editor.node("Sub", [quantized, product.result])
-        total = editor.node("Add", [total, editor.node("Mul", [switch, difference])], like=product.result)
+        quantized = level.write(product, writer)
+        switch = writer.node("Gather", [switches, writer.constant(np.array(place), f"onnxtool.place_{place}")])
+        difference = writer.node("Sub", [quantized, product.result])
+        total = writer.node("Add", [total, writer.node("Mul", [switch, difference])], like=product.result)
     joint.replace_input_with(0, total)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from onnxtool.errors import ExportError
+from onnxtool.export.options import AllowMissingWeights, AllowPickle, Revision, Task, TrustRemoteCode
+from onnxtool.options import Option
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -43,12 +45,14 @@ class Forward:
 class ForwardOptions:
     """What to export, as `onnxtool export` takes it."""
 
-    model_name: str
-    task: str = "auto"
-    revision: str | None = None
-    trust_remote_code: bool = False
-    allow_missing_weights: bool = False
-    allow_pickle: bool = False
+    model_name: Annotated[
+        str, Option("In place of --model_path: an id on the hub, or a folder, which is exported.", metavar="ID_OR_DIR")
+    ]
+    task: Task = "auto"
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+    allow_missing_weights: AllowMissingWeights = False
+    allow_pickle: AllowPickle = False
 
 
 def export_forward(

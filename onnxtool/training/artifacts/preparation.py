@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from onnxtool.errors import ArtifactError
+from onnxtool.options import Force, Option
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.forward_export import Forward, ForwardOptions
 from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, LossType, make_artifacts
@@ -45,26 +47,72 @@ class PreparationOptions:
         output: the folder; None for `models/NAME-training`.
     """
 
-    model_path: Path | None = None
+    model_path: Annotated[Path | None, Option("A forward model, an ONNX file.")] = None
     forward: ForwardOptions | None = None
-    train: tuple[str, ...] = ("*",)
-    freeze: tuple[str, ...] = ()
-    loss: str = "CrossEntropyLoss"
-    loss_inputs: tuple[str, ...] = ()
-    class_axis: int | None = None
-    ignore_index: int | None = None
-    shift_labels: bool | None = None
-    verify: bool = True
-    optimizer: str = "AdamW"
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = None
-    additional_outputs: tuple[str, ...] = ()
-    output: Path | None = None
-    prefix: str = ""
-    nominal_checkpoint: bool = False
-    ort_format: bool = False
-    recompute: bool = False
-    force: bool = False
+    train: Annotated[
+        tuple[str, ...],
+        Option(
+            "Parameters to train, by name or pattern such as *.bias; may be given several times.",
+            metavar="PATTERN",
+            default="all that the loss depends on",
+        ),
+    ] = ("*",)
+    freeze: Annotated[
+        tuple[str, ...], Option("Parameters to freeze; may be given several times.", metavar="PATTERN")
+    ] = ()
+    loss: Annotated[
+        str, Option("What is added to the model; none takes its first output as the loss.", choices=LOSS_NAMES)
+    ] = "CrossEntropyLoss"
+    loss_inputs: Annotated[
+        tuple[str, ...],
+        Option(
+            "The value that the loss is computed from.",
+            name="loss_input",
+            metavar="NAME",
+            default="the logits of a checkpoint, or the only output of a file",
+        ),
+    ] = ()
+    class_axis: Annotated[
+        int | None,
+        Option(
+            "The axis of the classes, 1 or -1.",
+            minimum=-1,
+            maximum=1,
+            default="1 of a file, the last of a checkpoint",
+        ),
+    ] = None
+    ignore_index: Annotated[
+        int | None, Option("Labels of this value do not count.", default="none of a file, -100 of a checkpoint")
+    ] = None
+    shift_labels: Annotated[
+        bool | None,
+        Option(
+            "Whether the scores at a token are for the label of the next one.",
+            default="yes for checkpoints of causal language models, as in transformers",
+        ),
+    ] = None
+    verify: Annotated[bool, Option("Compare loss and gradients of a checkpoint's artifacts with PyTorch.")] = True
+    optimizer: Annotated[str, Option("The optimizer to write a model of.", choices=OPTIMIZER_NAMES)] = "AdamW"
+    weight_decay: Annotated[float, Option("Of the optimizer.", minimum=0)] = 0.0
+    max_grad_norm: Annotated[
+        float | None,
+        Option("Scale all gradients together down to this norm.", metavar="X", minimum=0, is_open=True),
+    ] = None
+    additional_outputs: Annotated[
+        tuple[str, ...],
+        Option(
+            "A value to output besides the loss; may be given several times.", name="additional_output", metavar="NAME"
+        ),
+    ] = ()
+    output: Annotated[
+        Path | None,
+        Option("The folder.", default="NAME-training beside the file, or models/NAME-training"),
+    ] = None
+    prefix: Annotated[str, Option("Put before the name of each file.")] = ""
+    nominal_checkpoint: Annotated[bool, Option("Write a checkpoint without values as well.")] = False
+    ort_format: Annotated[bool, Option("Write .ort files as well.")] = False
+    recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
+    force: Force = False
 
 
 def prepare_training(

@@ -9,7 +9,7 @@ import torch
 
 from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
-from onnxtool.torch_backend.reports import Explanation
+from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
 from onnxtool.training.trainer.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
 from onnxtool.training.trainer.whole_graphs import whole_graphs

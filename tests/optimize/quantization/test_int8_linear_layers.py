@@ -8,7 +8,13 @@ import pytest
 
 from onnxtool.graph.edit import MICROSOFT, tensor_of
 from onnxtool.model_file.weights import load_model
-from onnxtool.optimize.quantization.arithmetic import Adjustment, Floats, round_activations, round_weight
+from onnxtool.optimize.quantization.arithmetic import (
+    ActivationGrid,
+    Adjustment,
+    Floats,
+    round_activations,
+    round_weight,
+)
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
 from tests.optimize.passes.builders import (
@@ -24,6 +30,7 @@ from tests.optimize.passes.builders import (
     operators,
     ragged_feeds,
     run,
+    run_as_stored,
 )
 from tests.workshop import Workshop
 
@@ -71,6 +78,20 @@ def test_the_numbers_are_those_of_a_simulation(form: str) -> None:
     apply(INT8, model)
     expected = simulate(x, W, weights.get("b", np.zeros(12, np.float32)))
     np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("adjustment", [Adjustment(), Adjustment(activations=ActivationGrid(np.float32(0.03), 120))])
+def test_kernels_that_saturate_are_exact_where_nothing_is_too_large(num_rows: int, adjustment: Adjustment) -> None:
+    """On the file as it is: neighbours that are added in 16 bits first have weights of different signs here."""
+    signs = np.where(np.arange(8) % 2, -1, 1).astype(np.float32)[:, None]
+    weight, x = np.abs(W) * signs, normal(num_rows, 8)
+    model = build(FORMS["Gemm"][0], {"w": weight, "b": B})
+    apply(quantize_int8(adjustments={"w": adjustment}), model)
+    grid = adjustment.activations or ActivationGrid.over(float(x.min()), float(x.max()))
+    assert grid is not None
+    expected = grid.round(x) @ round_weight(weight) + B
+    np.testing.assert_allclose(run_as_stored(model, {"x": x})[0], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("form", FORMS)

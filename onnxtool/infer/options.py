@@ -1,0 +1,79 @@
+"""What `onnxtool infer` is asked for, and the options that it shares with benchmarks and corpora."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.options import Option
+from onnxtool.runtime.bounds import MAX_THREADS
+from onnxtool.runtime.providers import PROVIDERS
+
+LONG_TEXTS = ("truncate", "window", "fail")
+
+ModelName = Annotated[
+    str | None, Option("Folder or hub id with tokenizer.json.", default="the files beside the model", metavar="TEXT")
+]
+Prompt = Annotated[
+    str | None,
+    Option(
+        "Written before each text: the name of one of the checkpoint's prompts, or the prompt itself; '' for none.",
+        default="as the checkpoint says",
+    ),
+]
+Provider = Annotated[
+    str, Option("Where to run: cuda fails where it cannot, auto uses it where it can.", choices=("auto", *PROVIDERS))
+]
+Threads = Annotated[int, Option("Intra-op threads; 0: one per core.", minimum=0, maximum=MAX_THREADS)]
+
+
+@dataclass(frozen=True)
+class InferOptions:
+    """What to run, and how.
+
+    Attributes:
+        model_path: the ONNX file.
+        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+        texts: texts to run.
+        query: makes a pair with every text.
+        input_path: a file of further texts.
+        prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for the default.
+        long: what happens to long texts, one of LONG_TEXTS; None for what suits the task.
+        overlap: tokens that neighbouring windows share; None for a quarter of a window.
+        top_k: the most candidates of a text; None for what suits the task.
+        provider: `auto`, `cpu` or `cuda`.
+        threads: intra-op threads; 0 for one per core.
+    """
+
+    model_path: Annotated[Path, Option("The ONNX file.")]
+    model_name: ModelName = None
+    texts: Annotated[tuple[str, ...], Option("A text to run; may be given several times.", name="text")] = ()
+    query: Annotated[
+        str | None,
+        Option(
+            "Makes a pair with every text: a query to rank texts for, a question to answer from them, or a premise."
+        ),
+    ] = None
+    input_path: Annotated[
+        Path | None,
+        Option("A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line.", name="input"),
+    ] = None
+    prompt: Prompt = None
+    long: Annotated[
+        str | None,
+        Option(
+            "What happens to texts that are longer than the model takes: cut, read in windows, or refused.",
+            choices=LONG_TEXTS,
+            default="window for questions, else truncate",
+        ),
+    ] = None
+    overlap: Annotated[
+        int | None, Option("Tokens that neighbouring windows share.", minimum=0, default="a quarter of a window")
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Option("Candidates for each text.", minimum=1, default="10 terms or tokens, 3 answers, all labels"),
+    ] = None
+    provider: Provider = "auto"
+    threads: Threads = 0

@@ -1,0 +1,79 @@
+"""What a user may ask of an optimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.optimize.presets import PRECISION_NAMES, PROVIDER_NAMES
+from onnxtool.optimize.quantization.conversion import ACTIVATIONS
+from onnxtool.options import Force, Option
+
+
+@dataclass(frozen=True)
+class OptimizeOptions:
+    """What to optimize and how.
+
+    Attributes:
+        output: None for NAME-optimized.onnx beside NAME.onnx.
+        model_type: replaces the metadata's; so do `num_heads` and `hidden_size`.
+        require_fusion: fail unless every attention is fused.
+        precision: `fp32`, `fp16`, `int8`, `int4`, or `auto` for the fastest of them on this machine.
+        activations: how the activations of int8 get their ranges: `dynamic`, in each run, or `static`, once and for all
+            from `calibration`; None for dynamic, and where the precision is another one.
+        max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision. In int8 and
+            int4, layers stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
+        calibration: texts for int8, int4 and auto, one a line or JSON Lines with `contents`; None for onnxtool's own.
+    """
+
+    model_path: Annotated[Path, Option("The ONNX file.")]
+    output: Annotated[Path | None, Option("The optimized file.", default="NAME-optimized.onnx beside the input")] = None
+    provider: Annotated[
+        str,
+        Option("What the model will run on; what helps one provider slows another down.", choices=PROVIDER_NAMES),
+    ] = "cpu"
+    precision: Annotated[
+        str,
+        Option(
+            "Of weights and arithmetic; inputs and outputs keep their types. int4: weights in blocks of 4 bits. auto: "
+            "the fastest on this machine within --max_error.",
+            choices=PRECISION_NAMES,
+        ),
+    ] = "fp32"
+    activations: Annotated[
+        str | None,
+        Option(
+            "How activations of int8 get their ranges: in each run (dynamic), or once from the calibration texts "
+            "(static), so that an answer does not depend on what else is in the batch.",
+            choices=ACTIVATIONS,
+            default="dynamic",
+        ),
+    ] = None
+    model_type: Annotated[
+        str | None, Option("Architecture, as transformers calls it.", default="from the metadata")
+    ] = None
+    num_heads: Annotated[int | None, Option("Attention heads.", minimum=1, default="from the metadata")] = None
+    hidden_size: Annotated[int | None, Option("Hidden width.", minimum=1, default="from the metadata")] = None
+    require_fusion: Annotated[bool, Option("Fail unless every attention is fused.")] = False
+    max_error: Annotated[
+        float | None,
+        Option(
+            "The most that 1 - cosine of any output may be. In int8 and int4, layers stay in higher precision until it "
+            "holds on the calibration texts.",
+            metavar="X",
+            minimum=0,
+            maximum=1,
+            default="0.01 for int8, int4 and auto, else the precision's tolerance",
+        ),
+    ] = None
+    calibration: Annotated[
+        Path | None,
+        Option(
+            "Texts for int8, int4 and auto, one per line or JSON Lines with contents.",
+            metavar="FILE",
+            default="onnxtool's own",
+        ),
+    ] = None
+    verify: Annotated[bool, Option("Compare the result with the input.")] = True
+    force: Force = False

@@ -1,0 +1,1 @@
+"""What TorchDynamo hands over: which PyTorch functions AOTAutograd traces in a form of ours."""

@@ -1,0 +1,73 @@
+"""Makes a translated model ready for a session: no double outputs, no unused inputs, constants folded."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from onnxtool.errors import CompilationError
+from onnxtool.graph.rewrites.exact_rules import exact_optimizer
+from onnxtool.torch_backend.lower.denylist import RACY_ONNX
+from onnxtool.torch_backend.lower.onnx_corrections import correct
+from onnxtool.torch_backend.lower.onnx_fusions import fuse
+from onnxtool.torch_backend.lower.torch_onnx import quiet
+
+INPUTS_KEY = "onnxtool.inputs"
+NUM_NODES_KEY = "onnxtool.num_nodes"
+
+
+def racy_nodes(model: ir.Model) -> list[str]:
+    """Return the names of nodes whose answer depends on how threads happen to run."""
+    found: list[str] = []
+    for node in model.graph:
+        body = model.functions.get(node.op_identifier())
+        if any(_is_racy(inner) for inner in (node, *(body or ()))):
+            found.append(node.name or "")
+    return found
+
+
+def _is_racy(node: ir.Node) -> bool:
+    attribute = node.attributes.get(RACY_ONNX.get((node.domain, node.op_type), ""))
+    return attribute is not None and attribute.as_string() != "none"
+
+
+def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool) -> ir.Model:
+    """Return `model` with what it takes, and how many nodes it has, in its metadata.
+
+    Raises:
+        CompilationError: its inputs and outputs are not those of the graph.
+    """
+    if (len(model.graph.inputs), len(model.graph.outputs)) != (num_inputs, num_outputs):
+        raise CompilationError(
+            f"the converter made {len(model.graph.inputs)} inputs and {len(model.graph.outputs)} outputs of "
+            f"{num_inputs} and {num_outputs}",
+            "a converter keeps the placeholders and the outputs of the graph, in their order",
+        )
+    if optimize:
+        from onnxscript import optimizer
+
+        with unset_fake_temporarily(), quiet(), exact_optimizer():
+            optimizer.optimize(model, onnx_shape_inference=False)
+            fuse(model)
+    correct(model.graph)
+    _separate_outputs(model.graph)
+    inputs = list(model.graph.inputs)
+    used = [index for index, value in enumerate(inputs) if value.uses()]
+    model.graph.inputs.clear()
+    model.graph.inputs.extend(inputs[index] for index in used)
+    model.metadata_props[INPUTS_KEY] = " ".join(map(str, used))
+    model.metadata_props[NUM_NODES_KEY] = str(len(model.graph))
+    return model
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Give each output a value of its own: an input, or the same value twice, is none for onnxruntime."""
+    seen: set[int] = set()
+    for index, value in enumerate(graph.outputs):
+        if id(value) not in seen and not value.is_graph_input() and not value.is_initializer():
+            seen.add(id(value))
+            continue
+        copy = ir.Value(name=f"{value.name}_output_{index}", shape=value.shape, type=value.type)
+        graph.append(ir.Node("", "Identity", [value], outputs=[copy], name=f"{value.name}:output_{index}"))
+        graph.outputs[index] = copy
+        seen.add(id(copy))

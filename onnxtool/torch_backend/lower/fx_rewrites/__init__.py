@@ -1,0 +1,1 @@
+"""Rewrites of FX graphs of ATen operators, made before a graph is cut into partitions."""

@@ -1,0 +1,76 @@
+"""A part of a graph as a graph of its own, with what it takes and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from onnxtool.torch_backend.partition.layouts import order_in_memory
+
+Node: TypeAlias = torch.fx.Node
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Nodes that onnxruntime runs in one session.
+
+    Attributes:
+        module: the piece as a graph: a placeholder for each of `inputs`, the results `outputs` as a tuple.
+        inputs: nodes of the whole graph that the piece takes, in their order.
+        orders: for each input, the order of dimensions in which it is given: that of its memory; None as it is.
+        outputs: nodes of the whole graph, in the piece, that others take.
+        names: for each node of `module`, the name of the node of the whole graph.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: tuple[Node, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[Node, ...]
+    names: dict[str, str]
+
+
+def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Piece:
+    """Copy `nodes` of the graph of `owner`, which are in its order, into a graph of their own."""
+    inside = set(nodes)
+    taken = {source: None for node in nodes for source in node.all_input_nodes if source not in inside}
+    order = {node: index for index, node in enumerate(owner.graph.nodes)}
+    inputs = tuple(sorted(taken, key=order.__getitem__))
+    # A result of several values is no value itself: those that are taken out of it are.
+    outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
+    graph = torch.fx.Graph()
+    copies: dict[Node, Node] = {}
+    orders = tuple(None if node.op == "get_attr" else order_in_memory(node.meta["val"]) for node in inputs)
+    for node, order_of_node in zip(inputs, orders, strict=True):
+        copies[node] = _placeholder(graph, node.name, value_of(owner, node), order_of_node)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    module = torch.fx.GraphModule(owner, graph, class_name="Piece")
+    return Piece(module, inputs, orders, outputs, {copy.name: node.name for node, copy in copies.items()})
+
+
+def _placeholder(graph: torch.fx.Graph, name: str, value: object, order: tuple[int, ...] | None) -> Node:
+    """Return the node for an input, which is given in another order and turned back inside."""
+    placeholder: Node = graph.placeholder(name)
+    placeholder.meta = {"val": value}
+    if order is None or not isinstance(value, torch.Tensor):
+        return placeholder
+    placeholder.meta = {"val": value.permute(order)}
+    turned: Node = graph.call_function(
+        torch.ops.aten.permute.default, (placeholder, [order.index(dim) for dim in range(len(order))])
+    )
+    turned.meta = {"val": value}
+    return turned
+
+
+def value_of(owner: torch.fx.GraphModule, node: Node) -> object:
+    """Return what the node is known to give: its fake value, or the constant that it stands for."""
+    if node.op == "get_attr" and "val" not in node.meta:
+        value: object = owner
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        return value
+    return node.meta["val"]

@@ -1,0 +1,1 @@
+"""What runs a partition: sessions, tensors as values of onnxruntime, the cache on disk, dumps."""

@@ -1,0 +1,59 @@
+"""Compares each call of a compiled graph with PyTorch's own answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.lower.random import is_random
+
+if TYPE_CHECKING:
+    from onnxtool.torch_backend.options import OrtBackendOptions
+
+
+def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: OrtBackendOptions) -> Callable[..., Any]:
+    """Return a function that calls the compiled graph and the graph itself, and insists on equal answers.
+
+    Both draw the same random numbers.
+
+    Raises:
+        CompilationError: by the function; they differ by more than the tolerance.
+    """
+    eager = torch.fx.GraphModule(owner, _copy(owner.graph))
+    draws = any(is_random(node) for node in owner.graph.nodes)
+
+    def checked(*arguments: Any) -> Any:
+        state = torch.get_rng_state() if draws else None
+        expected = eager(*[_clone(argument) for argument in arguments])
+        if state is not None:
+            torch.set_rng_state(state)
+        actual = call(*arguments)
+        for index, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
+            if isinstance(theirs, torch.Tensor):
+                _require_close(ours, theirs, index, options)
+        return actual
+
+    return checked
+
+
+def _require_close(ours: torch.Tensor, theirs: torch.Tensor, index: int, options: OrtBackendOptions) -> None:
+    try:
+        torch.testing.assert_close(ours, theirs, rtol=options.rtol, atol=options.atol, equal_nan=True)
+    except AssertionError as error:
+        raise CompilationError(
+            f"result {index} of a graph is not PyTorch's: {' '.join(str(error).split())}",
+            "raise rtol and atol if that is expected; else report it with the model that dump_onnx writes",
+        ) from error
+
+
+def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
+    copy = torch.fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _clone(argument: Any) -> Any:
+    return argument.clone() if isinstance(argument, torch.Tensor) else argument

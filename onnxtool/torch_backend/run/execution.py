@@ -1,0 +1,195 @@
+"""Runs a piece of a graph: a session, and what PyTorch expects of its results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from onnxruntime.capi import _pybind_state as binding
+from torch._prims_common import is_contiguous_or_false
+
+from onnxtool.torch_backend.run.denormals import are_flushed, flushed
+from onnxtool.torch_backend.run.openmp import pause
+from onnxtool.torch_backend.run.sessions import RUN_ERRORS, SILENT
+from onnxtool.torch_backend.run.values import CPU, dense, ort_device, unwrap, wrap
+from onnxtool.torch_backend.sizes import MANY_ELEMENTS, seen_elements, seen_size
+
+if TYPE_CHECKING:
+    from onnxtool.torch_backend.options import OrtBackendOptions
+    from onnxtool.torch_backend.partition.partitions import Piece
+    from onnxtool.torch_backend.translator import Translated
+
+Fake = object
+"""What a graph knows of a value: a fake tensor, or a (symbolic) number."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What PyTorch expects of one result.
+
+    Attributes:
+        dtype: the type of its elements; None where a number is expected.
+        order: its dimensions from the largest stride to the smallest; None where that is their own order.
+        repeated: dimensions along which its memory holds every value once.
+        shape: its shape where that is known before the call.
+        device: where it is expected to be.
+    """
+
+    dtype: torch.dtype | None
+    order: tuple[int, ...] | None
+    repeated: tuple[int, ...]
+    shape: tuple[int, ...] | None
+    device: torch.device
+
+    @classmethod
+    def of(cls, value: Fake) -> Expected:
+        """Read the expectation off a fake value."""
+        if not isinstance(value, torch.Tensor):
+            return cls(None, None, (), None, torch.device("cpu"))
+        shape = tuple(value.shape) if all(isinstance(size, int) for size in value.shape) else None
+        repeated = tuple(
+            dim for dim in range(value.dim()) if seen_size(value.stride(dim)) == 0 and seen_size(value.shape[dim]) > 1
+        )
+        return cls(value.dtype, _order(value), repeated, shape, value.device)
+
+    def allocate(self) -> torch.Tensor:
+        """Return memory for the result as onnxruntime lays it out; its shape has to be known."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+    def restored(self, tensor: torch.Tensor) -> Any:
+        """Give a result of onnxruntime the type and the layout that are expected."""
+        if self.dtype is None:
+            return tensor.item()
+        if tensor.dtype is not self.dtype:
+            tensor = tensor.view(self.dtype)  # booleans that came as bytes
+        if self.order is None:
+            return tensor
+        inverse = [self.order.index(dim) for dim in range(len(self.order))]
+        shape = tensor.shape
+        for dim in self.repeated:
+            tensor = tensor.narrow(dim, 0, min(1, shape[dim]))
+        return tensor.permute(self.order).contiguous().permute(inverse).expand(shape)
+
+
+@dataclass
+class CallCount:
+    """How often a session was called; outlives it."""
+
+    calls: int = 0
+
+
+class SessionCall:
+    """A piece that can be called with the values it takes and returns a list of those it gives."""
+
+    def __init__(
+        self, name: str, translated: Translated, piece: Piece, inputs: Sequence[Fake], options: OrtBackendOptions
+    ) -> None:
+        """Prepare what does not change from call to call.
+
+        Args:
+            name: how tracebacks and generated code call it.
+            translated: the session, and which of the piece's inputs it takes.
+            piece: what the session was made of.
+            inputs: the fake values of all inputs of the piece.
+            options: whether PyTorch allocates the results, where their shapes are fixed, and what denormal numbers are.
+        """
+        session, used = translated.session, translated.used
+        self.__name__ = name
+        self.__qualname__ = name
+        self.count = CallCount()
+        self.expected = tuple(Expected.of(value) for value in (node.meta["val"] for node in piece.outputs))
+        self.failure = ""
+        self._eager = piece.module
+        self._run = session._sess.run_with_ortvaluevector
+        self.session = session
+        self._used = tuple(used)
+        self._input_names = [value.name for value in session.get_inputs()]
+        self._output_names = [value.name for value in session.get_outputs()]
+        self._input_devices = [
+            ort_device(value.device) if isinstance(value := inputs[index], torch.Tensor) else CPU for index in used
+        ]
+        self._output_devices = [ort_device(expected.device) for expected in self.expected]
+        self._plain = all(item.dtype not in (None, torch.bool) and item.order is None for item in self.expected)
+        self._sized = tuple(index for index, value in enumerate(inputs) if _has_symbolic_size(value))
+        fixed = all(item.dtype and item.shape is not None for item in self.expected)
+        self._preallocates = options.preallocate_output and fixed
+        self._flushes = options.flush_denormals
+        self._uses_threads = any(map(_is_large, piece.module.graph.nodes))
+        self._numbers: dict[tuple[type, int | bool], torch.Tensor] = {}
+        self._options = binding.RunOptions()
+        self._options.log_severity_level = SILENT
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Return the results of the piece for its inputs, in their order.
+
+        What onnxruntime fails to run, PyTorch runs from then on, and says so once; where it fails as well, its error
+        is the one to raise. PyTorch also runs calls with empty tensors, about which kernels disagree.
+        """
+        self.count.calls += 1
+        if self.failure or (self._sized and not all(arguments[index].numel() for index in self._sized)):
+            return list(self._eager(*arguments))
+        try:
+            return self._in_session(arguments)
+        except RUN_ERRORS as error:
+            results = list(self._eager(*arguments))
+            self.failure = " ".join(str(error).split())
+            _LOGGER.warning("PyTorch runs a piece of a graph, because onnxruntime fails to: %s", self.failure)
+            return results
+
+    def _in_session(self, arguments: Sequence[Any]) -> list[Any]:
+        tensors = [
+            dense(argument) if isinstance(argument, torch.Tensor) else self._number(argument)
+            for argument in map(arguments.__getitem__, self._used)
+        ]
+        outputs = [item.allocate() for item in self.expected] if self._preallocates else []
+        results = wrap(outputs, self._output_devices)
+        if self._uses_threads:
+            pause()
+        with flushed(self._flushes or are_flushed()):
+            self._run(
+                self._options,
+                self._input_names,
+                wrap(tensors, self._input_devices),
+                self._output_names,
+                results,
+                self._output_devices,
+            )
+        outputs = outputs or unwrap(results)
+        if self._plain:
+            return outputs
+        return [expected.restored(output) for expected, output in zip(self.expected, outputs, strict=True)]
+
+    def _number(self, number: int | bool) -> torch.Tensor:
+        """Return a size as a tensor; those of the calls before are kept."""
+        key = (type(number), number)  # True equals 1
+        if key not in self._numbers:
+            if len(self._numbers) >= _MOST_NUMBERS:
+                self._numbers.clear()
+            self._numbers[key] = torch.tensor(number)
+        return self._numbers[key]
+
+
+_LOGGER = logging.getLogger(__name__)
+_MOST_NUMBERS = 1024
+
+
+def _has_symbolic_size(value: Fake) -> bool:
+    return isinstance(value, torch.Tensor) and not all(isinstance(size, int) for size in value.shape)
+
+
+def _is_large(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and seen_elements(value) >= MANY_ELEMENTS
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions of a tensor from the largest stride to the smallest, or None where it is contiguous."""
+    if is_contiguous_or_false(value):
+        return None
+    strides = [seen_size(stride) for stride in value.stride()]
+    sizes = [seen_size(size) for size in value.shape]
+    order = tuple(sorted(range(value.dim()), key=lambda dim: (-strides[dim], -sizes[dim])))
+    return None if order == tuple(range(value.dim())) else order

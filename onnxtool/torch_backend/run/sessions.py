@@ -1,0 +1,103 @@
+"""Makes onnxruntime sessions: on which provider, with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime as ort
+import torch
+
+from onnxtool.errors import ProviderError
+from onnxtool.runtime.providers import cuda_problem
+from onnxtool.torch_backend.run.denormals import are_flushed, flushed
+
+if TYPE_CHECKING:
+    from onnxtool.torch_backend.options import OrtBackendOptions, Provider
+
+_BY_DEVICE = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+SILENT = 4  # errors are raised, not logged
+RUN_ERRORS = (
+    ort.capi.onnxruntime_pybind11_state.Fail,
+    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
+    ort.capi.onnxruntime_pybind11_state.NotImplemented,
+    ort.capi.onnxruntime_pybind11_state.RuntimeException,
+    RuntimeError,
+)
+LOAD_ERRORS = (
+    ort.capi.onnxruntime_pybind11_state.Fail,
+    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
+    ort.capi.onnxruntime_pybind11_state.InvalidGraph,
+    ort.capi.onnxruntime_pybind11_state.InvalidProtobuf,
+    ort.capi.onnxruntime_pybind11_state.NotImplemented,
+    ort.capi.onnxruntime_pybind11_state.RuntimeException,
+)
+
+
+def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...]) -> ort.InferenceSession:
+    """Load a model from memory.
+
+    Raises:
+        ProviderError: a provider cannot run here.
+        LOAD_ERRORS: onnxruntime cannot load the model.
+    """
+    names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
+    _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
+    settings = options.ort_session_options or _session_options(options.flush_denormals)
+    chosen = [_with_stream(provider) for provider in providers]
+    with flushed(are_flushed()):  # the first session of a process sets the thread that makes it, for good
+        session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
+    _require_providers(names, session.get_providers(), "onnxruntime could not start the provider")
+    return session
+
+
+def _require_providers(names: Sequence[str], running: Sequence[str], problem: str) -> None:
+    """Insist on all providers: onnxruntime goes on without those that it has not or that do not start."""
+    if _BY_DEVICE["cuda"] in names and (reason := cuda_problem()):
+        raise ProviderError(f"CUDAExecutionProvider cannot run here: {reason}", "fix that, or take it from the options")
+    if missing := [name for name in names if name not in running]:
+        raise ProviderError(f"{problem} {', '.join(missing)}", f"use some of {', '.join(running)}")
+
+
+def select_providers(
+    options: OrtBackendOptions, inputs: Iterable[object], outputs: Iterable[object]
+) -> tuple[Provider, ...]:
+    """Return preferred, inferred and default providers, each once.
+
+    `inputs` and `outputs` are the fake values of a graph; outputs count where no input is a tensor.
+    """
+    inferred: list[Provider] = []
+    if options.infer_execution_providers:
+        inferred = list(dict.fromkeys(_inferred(inputs))) or list(dict.fromkeys(_inferred(outputs)))
+    chosen: dict[str, Provider] = {}
+    for provider in (*options.preferred_execution_providers, *inferred, *options.default_execution_providers):
+        chosen.setdefault(provider if isinstance(provider, str) else provider[0], provider)
+    return tuple(chosen.values()) or (_BY_DEVICE["cpu"],)
+
+
+def _inferred(values: Iterable[object]) -> Iterator[str]:
+    """Yield the provider of each device, a graphics card before the processor: sizes are always on the latter."""
+    types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    for device in ("cuda", "cpu"):
+        if device in types:
+            yield _BY_DEVICE[device]
+
+
+def _session_options(flush_denormals: bool) -> ort.SessionOptions:
+    settings = ort.SessionOptions()
+    settings.log_severity_level = SILENT
+    settings.intra_op_num_threads = torch.get_num_threads()
+    # Threads wait busily for the next node, and not after the last one: between two pieces, PyTorch's need the cores.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    settings.add_session_config_entry("session.force_spinning_stop", "1")
+    settings.add_session_config_entry("session.set_denormal_as_zero", str(int(flush_denormals)))
+    return settings
+
+
+def _with_stream(provider: Provider) -> Any:
+    """Let CUDA run on PyTorch's stream, so that either waits for the other. Not tested on a device."""
+    name, settings = (provider, {}) if isinstance(provider, str) else provider
+    if name != _BY_DEVICE["cuda"] or "user_compute_stream" in settings or not torch.cuda.is_available():
+        return provider if isinstance(provider, str) else (name, dict(settings))
+    stream = torch.cuda.current_stream().cuda_stream
+    return name, {**settings, "user_compute_stream": str(stream)}

@@ -1,0 +1,82 @@
+"""Two translations of the same graphs, held against each other."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from onnxtool.errors import CompilationError
+from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+from onnxtool.torch_backend.lower.torch_onnx import translate
+from tests.torch_backend.oracle import require_same
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter's remarks about itself
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("converter", ["fx", "export"])
+def test_both_converters_give_eagers_results_and_gradients(converter: str, dynamic: bool) -> None:
+    """Nothing stays in PyTorch with either, and both are right."""
+    backend = require_same(model(), torch.rand(5, 6), options=OrtBackendOptions(converter=converter), dynamic=dynamic)
+    assert all(graph.pieces and not _operators(graph.eager) for graph in backend.explain().graphs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_both_converters_agree_on_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch of the environment takes the other converter, and gradients differ by rounding only."""
+    net, x, gradients = model(), torch.rand(5, 6), []
+    for switch in ("0", "1"):
+        monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", switch)
+        net.zero_grad()
+        torch._dynamo.reset()
+        torch.compile(net, backend=OrtBackend())(x).square().sum().backward()
+        gradients.append([parameter.grad for parameter in net.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-5)
+
+
+def test_a_function_of_the_user_translates() -> None:
+    """It gets each graph, and its model is what runs."""
+    seen = []
+
+    def record(graph_module: torch.fx.GraphModule) -> onnx.ModelProto:
+        import onnx_ir
+
+        seen.append(graph_module)
+        return onnx_ir.to_proto(translate(graph_module))
+
+    require_same(model(), torch.rand(5, 6), options=OrtBackendOptions(converter=record))
+    assert len(seen) == 2
+
+
+def test_a_converter_that_loses_outputs_is_refused() -> None:
+    """Results could not be told apart."""
+
+    def forgetful(graph_module: torch.fx.GraphModule) -> object:
+        translated = translate(graph_module)
+        translated.graph.outputs.clear()
+        return translated
+
+    options = OrtBackendOptions(converter=forgetful)
+    with pytest.raises(BackendCompilerFailed, match="1 inputs and 0 outputs of 1 and 1") as caught:
+        torch.compile(lambda x: x + 1, backend=OrtBackend(options))(torch.rand(2))
+    assert isinstance(caught.value.inner_exception, CompilationError)
+
+
+def test_an_unknown_converter_is_refused_with_the_names_of_those_there_are() -> None:
+    """A misspelled name must not mean the default."""
+    with pytest.raises(BackendCompilerFailed, match="unknown converter 'fxx'") as caught:
+        torch.compile(lambda x: x + 1, backend=OrtBackend(OrtBackendOptions(converter="fxx")))(torch.rand(2))
+    assert isinstance(caught.value.inner_exception, CompilationError)
+    assert "use one of fx, export" in caught.value.inner_exception.hint
+
+
+def _operators(nodes: object) -> list[str]:
+    from onnxtool.torch_backend.lower.placement import SIZE
+
+    return [node.operator for node in nodes if node.reason != SIZE]  # type: ignore[attr-defined]

@@ -1,0 +1,88 @@
+"""Large operators for which PyTorch has one kernel stay there; small ones become ONNX, with the same numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from onnxtool.torch_backend import OrtBackend
+from onnxtool.torch_backend.lower.fused_kernels import FUSED
+from onnxtool.torch_backend.sizes import MANY_ELEMENTS
+from tests.torch_backend.oracle import require_same
+
+ROWS = MANY_ELEMENTS // 256
+CONVOLUTION_TOLERANCE = 3e-4
+"""Gradients of weights before a batch normalization are small differences of sums over all pixels."""
+
+
+def left_to_kernels(backend: OrtBackend) -> set[str]:
+    """Return the operators that stay in PyTorch for their kernels."""
+    found = {node.operator for graph in backend.explain().graphs for node in graph.eager if node.reason == FUSED}
+    return {name.split(".")[1] for name in found}
+
+
+def perceptron() -> nn.Module:
+    """Return layers whose gradients have many elementwise operators."""
+    return nn.Sequential(nn.Linear(8, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 2))
+
+
+def pictures() -> nn.Module:
+    """Return a block of a net for pictures, between two convolutions."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 2, 1))
+    )
+
+
+def test_large_gradients_stay_in_pytorch_and_the_report_says_why() -> None:
+    """Each at the size from which on it is large."""
+    backend = require_same(perceptron(), torch.rand(ROWS, 8, requires_grad=True))
+    assert left_to_kernels(backend) == {"gelu_backward", "native_layer_norm_backward"}
+    assert FUSED in str(backend.explain())
+
+
+def test_small_gradients_become_onnx() -> None:
+    """One row less than is large."""
+    backend = require_same(perceptron(), torch.rand(ROWS - 1, 8, requires_grad=True))
+    assert left_to_kernels(backend) == set()
+    assert all(len(graph.pieces) == 1 and not graph.eager for graph in backend.explain().graphs)
+
+
+def test_sizes_that_are_not_known_count_as_small() -> None:
+    """A choice by size would make a graph for each size."""
+    backend = require_same(perceptron(), torch.rand(ROWS, 8, requires_grad=True), dynamic=True)
+    assert left_to_kernels(backend) == set()
+
+
+def test_a_block_of_large_pictures_stays_in_pytorch_as_a_whole() -> None:
+    """The rectifier as well, which would be a session of its own."""
+    backend = require_same(pictures(), torch.rand(2, 3, 64, 64, requires_grad=True), atol=CONVOLUTION_TOLERANCE)
+    assert left_to_kernels(backend) == {
+        *("_native_batch_norm_legit_functional", "native_batch_norm_backward", "relu", "threshold_backward"),
+        *("max_pool2d_with_indices", "max_pool2d_with_indices_backward"),
+    }
+
+
+def test_a_block_of_small_pictures_becomes_onnx() -> None:
+    """The same operators, of fewer elements."""
+    backend = require_same(pictures(), torch.rand(2, 3, 16, 16, requires_grad=True), atol=CONVOLUTION_TOLERANCE)
+    assert left_to_kernels(backend) == set()
+
+
+def test_large_pictures_become_onnx_where_nothing_is_trained() -> None:
+    """Nobody asks a pool where its maxima were, and normalization is a factor and a summand."""
+    backend = require_same(pictures().eval().requires_grad_(False), torch.rand(2, 3, 64, 64))
+    (graph,) = backend.explain().graphs
+    assert len(graph.pieces) == 1
+    assert not graph.eager
+
+
+def test_a_rectifier_between_products_becomes_onnx() -> None:
+    """Its forward costs a cut where nothing beside it stays."""
+    backend = require_same(nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 2)), torch.rand(ROWS, 8))
+    assert left_to_kernels(backend) == {"threshold_backward"}
+
+
+def test_pictures_with_channels_last_keep_their_layout() -> None:
+    """As eager PyTorch does, whatever kernel ran."""
+    x = torch.rand(2, 3, 64, 64).contiguous(memory_format=torch.channels_last).requires_grad_()
+    require_same(pictures().to(memory_format=torch.channels_last), x, atol=CONVOLUTION_TOLERANCE)
