@@ -83,7 +83,8 @@ class Inference:
 
     @property
     def _version(self) -> int:
-        return self._opsets.get("", self._opsets.get("ai.onnx", 1))
+        version: int = self._opsets.get("", self._opsets.get("ai.onnx", 1))
+        return version
 
     def follow(self, graph: onnx.GraphProto, scope: Scope, depth: int = 0) -> Totals:
         """Add what `graph` computes to `scope`, and return what that costs."""
@@ -247,7 +248,8 @@ class Inference:
             named = {name: scope.sizes[name] for name in types if name in scope.sizes and name not in numbers}
             if named:
                 return _infer_by_names(node, types, numbers, named, opsets)
-            return infer_node_outputs(schema, node, types, numbers, opset_imports=opsets)
+            found: Mapping[str, onnx.TypeProto] = infer_node_outputs(schema, node, types, numbers, opset_imports=opsets)
+            return found
         except (onnx.checker.ValidationError, onnx.defs.SchemaError) as error:
             raise LookupError(node.op_type) from error
         except onnx.shape_inference.InferenceError as error:
@@ -260,9 +262,10 @@ class Inference:
             if known.HasField("tensor_type"):
                 types[name].tensor_type.ClearField("shape")
         try:
-            return infer_node_outputs(schema, node, types, opset_imports=opsets)
+            found = infer_node_outputs(schema, node, types, opset_imports=opsets)
         except onnx.shape_inference.InferenceError as error:
             raise LookupError(node.op_type) from error
+        return found
 
     def _type(self, name: str, scope: Scope) -> onnx.TypeProto:
         """Return what is known of a value, as onnx says it; an empty type for one of which nothing is."""
@@ -271,7 +274,7 @@ class Inference:
         if name in scope.other_types:
             return scope.other_types[name]
         value = scope.values.get(name)
-        if value not in self._protos:
+        if value is not None and value not in self._protos:
             self._protos[value] = helper.make_tensor_type_proto(value.dtype, value.shape)
         return self._protos[value]
 

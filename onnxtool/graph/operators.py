@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from onnxtool.graph import operator_rules as rules
+from onnxtool.graph.edit import MICROSOFT
 from onnxtool.graph.operator_rules import Call, MacRule, ShapeRule, Value
 from onnxtool.summary.kinds import kind_of
 
-MICROSOFT = "com.microsoft"
 _FLOAT, _UINT8, _INT32, _BOOL = 1, 2, 6, 9  # of TensorProto.DataType
 # What fails where a graph is wrong, or is none that a rule foresees.
 WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

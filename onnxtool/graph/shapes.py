@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.graph.elements import Numbers, Scope
 from onnxtool.graph.inference import Inference, read_type
-from onnxtool.graph.operator_rules import Shape, Value
+from onnxtool.graph.operator_rules import Value
 from onnxtool.graph.protos import to_light_proto
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
     import onnx_ir as ir
+
+Shape = tuple[int | None, ...]  # None for a size that is not known
 
 _KEPT = "onnxtool.shapes"  # where a model keeps them
 _RANK_OF_STATES = 3
@@ -154,7 +156,11 @@ def _probe(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> Scope:
 
 
 def _shapes_of(scope: Scope) -> dict[str, Shape]:
-    return {name: value.shape for name, value in scope.values.items() if value.shape is not None}
+    return {
+        name: tuple(size if isinstance(size, int) else None for size in value.shape)
+        for name, value in scope.values.items()
+        if value.shape is not None
+    }
 
 
 def _count_known(scope: Scope) -> int:
