@@ -1,8 +1,9 @@
 """Export models for every target, load each result in its real consumer, and compare the answers with PyTorch.
 
-Each consumer runs in an environment of its own, installed below --work_dir from the pins in scripts/consumers/ (PyPI,
-npm; node must be there). Vespa and text-embeddings-inference are no packages: what their source does is done in
-onnxruntime, and the table says so. Exit code 1 where an answer differs.
+What is checked of a consumer stands in scripts/consumers/TARGET.json, with the script that runs it. Each consumer runs
+in an environment of its own, installed below --work_dir from the pins there (PyPI, npm; node must be there). Vespa and
+text-embeddings-inference are no packages: what their source does is done in onnxruntime, and the table says so. Exit
+code 1 where an answer differs.
 
 Run `python scripts/check_consumers.py --work_dir models/consumers`, with --target for some consumers only.
 """
@@ -24,6 +25,8 @@ from typing import Any
 import numpy as np
 from consumer_models import build_model
 from consumer_reference import reference
+
+from onnxtool.export.targets import TARGET_NAMES
 
 SCRIPTS = Path(__file__).resolve().parent
 CONSUMERS = SCRIPTS / "consumers"
@@ -60,37 +63,17 @@ class Check:
     simulated: bool = False
 
 
-def _checks() -> tuple[Check, ...]:
-    torchscript = ("--exporter", "torchscript")
-    anserini = "run_anserini.py"
-    st, fastembed, js = "run_sentence_transformers.py", "run_fastembed.py", "run_transformers_js.mjs"
-    return (
-        Check("anserini", "splade", anserini),
-        Check("anserini", "splade", anserini, options=torchscript),
-        Check("anserini", "splade", anserini, ("batched",)),
-        Check("anserini", "splade-distil", anserini),
-        Check("sentence-transformers", "minilm", st, ("dense", "onnx")),
-        Check("sentence-transformers", "mean-dense", st, ("dense", "onnx")),
-        Check("sentence-transformers", "lasttoken", st, ("dense", "onnx")),
-        Check("sentence-transformers", "splade", st, ("sparse", "onnx")),
-        Check("fastembed", "minilm", fastembed, ("dense", "MEAN", "normalize")),
-        Check("fastembed", "cls", fastembed, ("dense", "CLS", "")),
-        Check("fastembed", "lasttoken", fastembed, ("dense", "LAST_TOKEN", "normalize")),
-        Check("fastembed", "mean-dense", fastembed, ("dense", "DISABLED", "")),
-        Check("fastembed", "splade", fastembed, ("sparse",)),
-        Check("transformers.js", "minilm", js, ("dense", "mean", "normalize")),
-        Check("transformers.js", "cls", js, ("dense", "cls", "")),
-        Check("transformers.js", "mean-dense", js, ("dense", "none", "")),
-        Check("transformers.js", "splade", js, ("sparse",)),
-        Check("vespa", "minilm", "run_vespa.py", ("dense", "mean", "last_hidden_state", "normalize"), simulated=True),
-        Check("vespa", "mean-dense", "run_vespa.py", ("dense", "none", "sentence_embedding", ""), simulated=True),
-        Check("vespa", "splade", "run_vespa.py", ("sparse",), simulated=True),
-        Check("vespa", "splade-distil", "run_vespa.py", ("sparse",), simulated=True),
-        Check("tei", "minilm", "run_tei.py", simulated=True),
-        Check("tei", "lasttoken", "run_tei.py", simulated=True),
-        Check("tei", "mean-dense", "run_tei.py", ("mean",), simulated=True),
-        Check("tei", "distil", "run_tei.py", simulated=True),
-    )
+def find_checks() -> tuple[Check, ...]:
+    """Return the checks of all targets that onnxtool has, from the file of each one's name in scripts/consumers/."""
+    checks = []
+    for target in sorted(TARGET_NAMES):
+        path = CONSUMERS / f"{target}.json"
+        consumer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"checks": ()}
+        for row in consumer["checks"]:
+            settings, options = tuple(row.get("settings", ())), tuple(row.get("options", ()))
+            simulated = bool(consumer.get("simulated"))
+            checks.append(Check(target, row["model"], consumer["script"], settings, options, simulated))
+    return tuple(checks)
 
 
 def make_texts(count: int) -> list[str]:
@@ -108,7 +91,7 @@ def main() -> int:
         description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--work_dir", type=Path, required=True, help="where environments, models and exports are put")
-    targets = sorted({check.target for check in _checks()})
+    targets = sorted({check.target for check in find_checks()})
     parser.add_argument("--target", action="append", choices=targets, help="check this one; may be given several times")
     parser.add_argument("--texts", type=int, default=200, help="how many texts to encode")
     arguments = parser.parse_args()
@@ -117,7 +100,7 @@ def main() -> int:
     work_dir.mkdir(parents=True, exist_ok=True)
     texts.write_text(json.dumps(make_texts(arguments.texts)), encoding="utf-8")
     rows, passed = [], True
-    for check in _checks():
+    for check in find_checks():
         if arguments.target and check.target not in arguments.target:
             continue
         print(f"checking {check.model} in {check.target}", file=sys.stderr, flush=True)

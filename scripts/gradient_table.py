@@ -56,22 +56,24 @@ def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
         errors: the largest error of each operator, by domain and name.
         machine: where they were measured.
     """
-    from onnxtool.autodiff.rules.stops import EVERY, STOPS
+    from onnxtool.autodiff.rules import ALL_INPUTS, NON_DIFFERENTIABLE
     from tests.autodiff.cases import CASES
 
     operators = sorted({(case.domain, case.op_type) for case in CASES})
     rows = [_row(domain, op_type, errors.get((domain, op_type), "")) for domain, op_type in operators]
-    stops = ", ".join(f"`{op_type}`" for (_, op_type), places in sorted(STOPS.items()) if places is EVERY)
+    whole = sorted(op_type for (_, op_type), inputs in NON_DIFFERENTIABLE.items() if inputs is ALL_INPUTS)
+    stops = ", ".join(f"`{op_type}`" for op_type in whole)
     return _INTRODUCTION.format(machine=machine) + "".join(rows) + _STOPS.format(stops=stops)
 
 
 def measure_networks() -> str:
     """Return a table of whole networks."""
-    from tests.autodiff.networks import NETWORKS, make_network, measure
+    from tests.autodiff.networks import NETWORKS, exported, make_network, measure
 
     rows = []
     for name in NETWORKS:
-        errors = measure(make_network(name)).values()
+        network = make_network(name)
+        errors = measure(network, exported(network)).values()
         ours, theirs = max(one.ours for one in errors), max(one.theirs for one in errors)
         rows.append(f"| {name} | {len(errors)} | {_rounded_up(ours)} | {_rounded_up(theirs)} |\n")
         print(rows[-1], end="", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
@@ -36,3 +37,17 @@ class Workshop:
             if not output.exists():
                 export_model(ExportOptions(str(checkpoint), output=output, exporter=exporter, head=head))
         return output
+
+    def made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """Return the file or folder of this name, made by `make` once for all test processes; it must not be changed.
+
+        `make` gets a path that does not exist yet, in a folder that does.
+        """
+        path = self.folder / "made" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                partial = path.with_name(f"partial-{path.name}")
+                make(partial)
+                partial.rename(path)
+        return path

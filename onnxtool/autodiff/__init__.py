@@ -1,4 +1,4 @@
-"""Gradients of ONNX graphs as ONNX graphs, of standard operators that every onnxruntime has."""
+"""Gradients of ONNX graphs as ONNX graphs of standard operators, which every onnxruntime supports."""
 
 from __future__ import annotations
 

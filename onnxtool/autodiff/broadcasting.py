@@ -10,8 +10,8 @@ from onnxtool.autodiff.builder import Builder, Dimension, Tensor
 def sum_to(build: Builder, gradient: Tensor, *, of: Tensor, to: Tensor) -> Tensor:
     """Sum `gradient`, which has the shape of `of`, down to the shape of `to`, which broadcasts to it.
 
-    Where the sizes say which axes were repeated, that is one ReduceSum over them, or nothing; otherwise the axes are
-    found when the graph runs.
+    If the shapes show which axes were repeated, this is one ReduceSum over them, or nothing; otherwise the axes are
+    computed at run time.
     """
     if of.value is to.value:
         return gradient
@@ -26,7 +26,7 @@ def sum_to(build: Builder, gradient: Tensor, *, of: Tensor, to: Tensor) -> Tenso
 
 
 def repeated_axes(of: Sequence[Dimension] | None, to: Sequence[Dimension] | None) -> list[int] | None:
-    """Return the axes of `of` along which `to` was repeated; None where the sizes do not tell."""
+    """Return the axes of `of` along which `to` was repeated; None if the shapes do not show it."""
     if of is None or to is None:
         return None
     added = len(of) - len(to)
@@ -35,12 +35,12 @@ def repeated_axes(of: Sequence[Dimension] | None, to: Sequence[Dimension] | None
         if part == 1 and whole != 1:
             axes.append(axis)
         elif not (isinstance(part, int) or (part is not None and part == whole)):
-            return None  # of a size that may be 1 when the graph runs
+            return None  # a dynamic size that may be 1 at run time
     return axes
 
 
 def sum_at_run_time(build: Builder, gradient: Tensor, *, of: Tensor, to: Tensor) -> Tensor:
-    """Sum a gradient of shape `of` down to shape `to`; both int64 [rank], computed by the graph."""
+    """Sum a gradient of shape `of` down to shape `to`; both are int64 [rank] and computed by the graph."""
     added = build.op("Sub", build.op("Size", of), build.op("Size", to)).reshape([1])
     aligned = build.concat(build.axes([1]).expand(added), to)
     repeated = build.op("Not", aligned.equals(of))

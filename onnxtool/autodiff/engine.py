@@ -1,9 +1,8 @@
-"""Reverse-mode differentiation of a graph; it knows no operator.
+"""Reverse-mode differentiation of a graph, independent of operators.
 
-The graph is walked from the output back. Each node turns the gradients of its outputs into those of its inputs by the
-rule of its operator, and where a value is read several times its gradients are added. Values that do not depend on what
-is differentiated by, or that the output does not depend on, are left out. The method: Griewank and Walther, Evaluating
-Derivatives, SIAM 2008, chapter 3.
+The graph is traversed from the output back. The rule of an operator turns the gradients of its outputs into those of
+its inputs, and the gradients of all readers of a value are summed. Values that do not depend on a source, or that the
+output does not depend on, are skipped. The method: Griewank and Walther, Evaluating Derivatives, SIAM 2008, chapter 3.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ from onnxtool.graph.shapes import infer_types
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Where a value notes its gradient; such notes are in no file.
+# The key of a value's gradient in its `meta`, which is not written to files.
 _GRADIENT = "onnxtool.gradient"
 
 
 def differentiate(
     model_or_graph: ir.Model | ir.Graph, output: str, with_respect_to: Sequence[str]
 ) -> dict[str, ir.Value]:
-    """Add to a graph the gradients of a scalar value with respect to others, made of standard operators.
+    """Add the gradients of a scalar value with respect to other values to a graph, made of standard operators.
 
-    Where the gradient goes through them, operators without a rule are replaced by those that ONNX defines them by,
-    sequences of chunks by the chunks, and a cross entropy or a BatchNormalization that trains by operators that the
-    gradient shares; nodes get outputs that they left out where a rule reads them. All values keep their meaning, and
-    the outputs of the graph their names. What is added has names that begin with `gradient/`.
+    On the way of the gradient, operators without a rule are replaced by their ONNX function bodies, sequences of chunks
+    by the chunks, and a cross entropy or a BatchNormalization in training mode by operators that the gradient shares;
+    nodes get optional outputs that a rule reads. All values keep their meaning, and the outputs of the graph their
+    names. New names begin with `gradient/`.
 
     Args:
-        model_or_graph: of opset 18 or later, sorted, with no functions of its own; the main graph is changed in place.
+        model_or_graph: of opset 18 or later, sorted, without own functions; the main graph is changed in place.
         output: the name of a float value of one element, the loss.
         with_respect_to: names of float values of the main graph: initializers, inputs, or outputs of nodes.
 
     Returns:
-        The gradient of each of them, of its dtype and shape; two may be one value. Those that `output` does not
-        depend on are left out.
+        The gradient of each of them, with its dtype and shape; two gradients may be one value. Values that `output`
+        does not depend on are left out.
 
     Raises:
-        GradientError: a name is not in the graph, the output is no scalar, or operators have no gradient; the message
-            lists all of those, the hint what to leave out of `with_respect_to` to get around them.
+        GradientError: a name is not in the graph, the output is not a scalar, or operators have no gradient; the
+            message lists all of them, the hint what to leave out of `with_respect_to` to avoid them.
     """
     import onnx_ir as ir
 
@@ -73,7 +72,7 @@ def differentiate(
     _check_scalar(flow.output)
     for value, role in ((flow.output, "output"), *((source, "value") for source in flow.sources)):
         _check_float(value, role)
-    return _Walk(flow, Builder(model.graph)).gradients()
+    return _ReverseSweep(flow, Builder(model.graph)).gradients()
 
 
 def _find_rule(node: ir.Node) -> Rule | None:
@@ -81,7 +80,7 @@ def _find_rule(node: ir.Node) -> Rule | None:
 
 
 def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
-    """Let nodes yield the outputs that their rules read, and say whether any left some out."""
+    """Add optional outputs that rules read, and return whether any were missing."""
     added = False
     for node in nodes:
         rule = _find_rule(node)
@@ -94,24 +93,24 @@ def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
     return added
 
 
-class _Walk:
-    """The way back through a flow, collecting gradients of values and refusals of nodes."""
+class _ReverseSweep:
+    """The reverse sweep over a flow, which collects the gradients of values and the refusals of rules."""
 
     def __init__(self, flow: Flow, build: Builder) -> None:
         self._flow = flow
         self._build = build
         one = build.constant(1.0, build.tensor(flow.output).dtype)
-        self._arriving = {
+        self._contributions = {
             flow.output: [one if flow.output.shape == () else one.reshape(build.tensor(flow.output).size())]
         }
         self._refusals: dict[ir.Node, Refusal] = {}
         self._unknown: dict[ir.Node, Refusal] = {}
 
     def gradients(self) -> dict[str, ir.Value]:
-        """Add the gradients of all sources to the graph; nothing is added where a node is refused."""
+        """Add the gradients of all sources to the graph; nothing is added if a rule refuses a node."""
         replaced = {node: self._forward(node) for node in self._flow.nodes}
         for node in reversed(self._flow.nodes):
-            self._pass(node)
+            self._propagate(node)
         if refusals := self._refusals or self._unknown:
             raise _unsupported(refusals, self._flow)
         found = {str(source.name): self._sum(source) for source in self._flow.sources}
@@ -122,37 +121,37 @@ class _Walk:
         return {name: gradient.value for name, gradient in found.items() if gradient is not None}
 
     def _forward(self, node: ir.Node) -> Sequence[Tensor]:
-        """Return the outputs of a node computed by others, where its rule has them so; none otherwise."""
+        """Return the outputs of a node as its rule recomputes them; none if the node is kept."""
         rule = _find_rule(node)
         if rule is None or rule.forward is None:
             return ()
         try:
-            return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.trained[node]))
+            return rule.forward(Backward(self._build, node, 0, [None] * len(node.outputs), self._flow.active[node]))
         except UnknownDtypeError as error:
             self._unknown[node] = Refusal(str(error))
         except Refusal as refusal:
             self._refusals[node] = refusal
         return ()
 
-    def _pass(self, node: ir.Node) -> None:
-        """Give the gradients of the outputs of `node` on to its inputs."""
+    def _propagate(self, node: ir.Node) -> None:
+        """Add the gradients of the inputs of `node`, computed from those of its outputs."""
         gradients = [self._sum(value) for value in node.outputs]
         if all(gradient is None for gradient in gradients):
             return
         read = reads(node)
-        for index in sorted(self._flow.trained[node]):
+        for index in sorted(self._flow.active[node]):
             value = read[index]
             if value is None:
                 continue
             try:
-                gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.trained[node]))
-            except UnknownDtypeError as error:  # perhaps as an operator before it, which is refused, is not known
+                gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.active[node]))
+            except UnknownDtypeError as error:  # perhaps because of an unknown operator, which is refused as well
                 self._unknown[node] = Refusal(str(error))
                 gradient = self._build.tensor(value)
             except Refusal as refusal:
                 self._refusals.setdefault(node, refusal)
-                gradient = self._build.tensor(value)  # stands in for it, so that all further refusals are found too
-            self._arriving.setdefault(value, []).append(gradient)
+                gradient = self._build.tensor(value)  # a placeholder, to find all further refusals as well
+            self._contributions.setdefault(value, []).append(gradient)
 
     def _apply(self, back: Backward) -> Tensor:
         """Return the gradient with respect to the input `back.index`."""
@@ -174,24 +173,24 @@ class _Walk:
         return gradient
 
     def _sum(self, value: ir.Value) -> Tensor | None:
-        gradients = self._arriving.get(value, [])
+        gradients = self._contributions.get(value, [])
         if len(gradients) > 1:
             total = add_up(self._build, gradients)
             total.value.shape = value.shape
-            self._arriving[value] = gradients = [total]
+            self._contributions[value] = gradients = [total]
         if gradients:
             value.meta[_GRADIENT] = gradients[0].value
         return gradients[0] if gradients else None
 
 
-def arriving_gradient(value: ir.Value) -> ir.Value | None:
-    """Return the gradient of the loss with respect to a value of a graph that was differentiated, where it has one."""
+def gradient_of(value: ir.Value) -> ir.Value | None:
+    """Return the gradient of the loss with respect to a value of a differentiated graph, if it has one."""
     gradient: ir.Value | None = value.meta.get(_GRADIENT)
     return gradient
 
 
 def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:
-    """Say of all refused nodes why they are, and which sources reach them."""
+    """Return an error that lists all refused nodes with their reasons, and the sources that reach them."""
     nodes = sorted(refusals, key=lambda node: (node.op_type, str(node.name)))
     lines = [
         f"{node.op_type} (node {node.name or node.outputs[0].name})"

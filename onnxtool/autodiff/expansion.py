@@ -1,4 +1,4 @@
-"""Replace operators that ONNX defines as a function of others by that function, so that they need no rule."""
+"""Replace operators that ONNX defines as functions by their function bodies, so that they need no rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
-    """Put the function bodies in place of those of `nodes` that have one, and say whether there were any."""
+    """Replace those of `nodes` that have a function body by it, and return whether there were any."""
     expanded = [node for node in nodes if _has_body(node, model)]
     for node in expanded:
         _expand(node, model)
@@ -64,13 +64,13 @@ def _expand(node: ir.Node, model: ir.Model) -> None:
 
 
 def _inlined(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
-    """Return the function body of `node` as a model of its own, which has the inputs and outputs of the node."""
+    """Return the function body of `node` as a model with the inputs and outputs of the node."""
     import onnx.inliner
     import onnx_ir as ir
 
     inputs = dict.fromkeys(value for value in node.inputs if value is not None)
     call = ir.to_proto(node)
-    # A body that refers to an attribute gets what the node has, and not what the schema says.
+    # The inliner uses the attributes of the node, but not the defaults of the schema.
     for name, attribute in _schema(node, model).attributes.items():
         if name not in node.attributes and attribute.default_value.name:
             call.attribute.append(attribute.default_value)

@@ -1,30 +1,30 @@
-"""Find the part of a graph that a gradient flows through."""
+"""Find the nodes of a graph that a gradient flows through (activity analysis)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from onnxtool.autodiff.rules import QUANTIZERS, STOPS
+from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, QUANTIZERS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 class Flow:
-    """The nodes between values and an output, by edges that are differentiable.
+    """The nodes between sources and an output, connected by differentiable edges.
 
     Args:
-        graph: sorted, its dtypes known.
-        output: the name of what is differentiated.
-        sources: the names of what it is differentiated by.
+        graph: a sorted graph with known dtypes.
+        output: the name of the value to differentiate.
+        sources: the names of the values to differentiate with respect to.
 
     Attributes:
-        output: what is differentiated.
-        sources: what it is differentiated by.
-        reaching: the names of the sources that a value depends on.
-        trained: for each node that depends on a source, the places in `reads` of what does.
-        nodes: those of them that the output depends on, in the order of the graph.
+        output: the value to differentiate.
+        sources: the values to differentiate with respect to.
+        reaching: for each value the names of the sources that it depends on.
+        active: for each node that depends on a source, the indices in `reads` of the values that do.
+        nodes: the active nodes that the output depends on, in the order of the graph.
     """
 
     def __init__(self, graph: ir.Graph, output: str, sources: Sequence[str]) -> None:
@@ -34,22 +34,22 @@ class Flow:
         self.output = values[output]
         self.sources = [values[name] for name in dict.fromkeys(sources)]
         self.reaching = {source: frozenset((str(source.name),)) for source in self.sources}
-        self.trained: dict[ir.Node, frozenset[int]] = {}
+        self.active: dict[ir.Node, frozenset[int]] = {}
         for node in graph:
             self._reach(node)
         self.nodes = self._leading_to(self.output)
 
     def _reach(self, node: ir.Node) -> None:
-        """Note which sources a node depends on, and pass them on to its outputs of float and of quantized numbers."""
-        stopped = STOPS.get((node.domain, node.op_type), frozenset())
+        """Note which sources a node depends on; its float and quantized outputs depend on them as well."""
+        ignored = NON_DIFFERENTIABLE.get((node.domain, node.op_type), frozenset())
         reached = {
             index: self.reaching[value]
             for index, value in enumerate(reads(node))
-            if value is not None and value in self.reaching and index not in stopped
+            if value is not None and value in self.reaching and index not in ignored
         }
         if not reached:
             return
-        self.trained[node] = frozenset(reached)
+        self.active[node] = frozenset(reached)
         carries = _carries_integers(node, reached)
         for value in node.outputs:
             if value.dtype is None or value.dtype.is_floating_point() or (carries and value.dtype.is_integer()):
@@ -59,7 +59,7 @@ class Flow:
     def _leading_to(self, output: ir.Value) -> list[ir.Node]:
         needed: set[ir.Value | None] = {output}
         nodes = []
-        for node, places in reversed(self.trained.items()):
+        for node, places in reversed(self.active.items()):
             if not needed.isdisjoint(node.outputs):
                 read = reads(node)
                 needed.update(read[place] for place in places)
@@ -68,9 +68,9 @@ class Flow:
 
 
 def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
-    """Return whether integers that a node makes stand for numbers, so that a gradient goes through them.
+    """Return whether the integer outputs of a node are quantized numbers, which a gradient flows through.
 
-    Those of most operators are positions, steps or sizes. Of an operator that ONNX does not know they may be anything.
+    The integers of most operators are indices, steps or sizes; those of an operator unknown to ONNX may be anything.
     """
     if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in QUANTIZERS:
         return True
@@ -80,7 +80,7 @@ def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
 
 
 def reads(node: ir.Node) -> list[ir.Value | None]:
-    """Return what a node reads: its inputs, then what graphs inside it may take from outside."""
+    """Return the values that a node reads: its inputs, then those that its subgraphs may read from outside."""
     import onnx_ir as ir
 
     inside: list[ir.Value | None] = []

@@ -1,4 +1,4 @@
-"""Bring a model into the form that gradients are built on: no functions of its own, and an opset that is new enough."""
+"""Prepare a model for differentiation: inline its own functions, and convert it to a recent opset."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from onnxtool.errors import GradientError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-LOWEST_OPSET = 18  # before it, ScatterElements takes no maximum, and the axes of ReduceMean are an attribute
+LOWEST_OPSET = 18  # before, ScatterElements has no reduction max, and the axes of ReduceMean are an attribute
 
 
 def prepare(model: ir.Model) -> None:
-    """Inline the functions of `model`, and convert it to opset 18 where it is older; it is changed in place.
+    """Inline the functions of `model`, and convert it to opset 18 if it is older; it is changed in place.
 
     Raises:
         GradientError: it cannot be converted.
@@ -34,7 +34,7 @@ def prepare(model: ir.Model) -> None:
 
 
 def check_prepared(model: ir.Model) -> None:
-    """Refuse a model that `prepare` has not gone over and that needs it.
+    """Refuse a model that needs `prepare` first.
 
     Raises:
         GradientError: the opset is too old, or nodes call functions of the model.

@@ -1,4 +1,4 @@
-"""Run a step along an axis, from the start or from the end."""
+"""Apply a step function along an axis, forward or backward."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Step: TypeAlias = Callable[[Builder, Sequence[Tensor], Sequence[Tensor]], tuple[
 def scan(
     build: Builder, step: Step, states: Sequence[Tensor], inputs: Sequence[Tensor], *, backward: bool
 ) -> tuple[Tensor, ...]:
-    """Run a step along the first axis of `inputs`; the states go from one to the next.
+    """Apply a step function along the first axis of `inputs`, which passes states on to the next step.
 
     Args:
         build: adds the node to the graph.
-        step: takes a builder of its own, the states and one slice of each input; returns new states and results.
-        states: what the first step gets.
-        inputs: of equal length; slices lose the first axis.
-        backward: go from the end to the start; the results are in the order of the inputs all the same.
+        step: takes a builder for its body, the states and one slice of each input; returns new states and results.
+        states: the states before the first step.
+        inputs: of equal length; slices lack the first axis.
+        backward: go from the end to the start; the results still have the order of the inputs.
 
     Returns:
         The states after the last step, then the results of all steps, stacked.
@@ -33,7 +33,7 @@ def scan(
     inner = Builder(body, names=build.names)
     slices = [inner.tensor(value) for value in parameters]
     after, results = step(inner, slices[: len(states)], slices[len(states) :])
-    # An output of a body is the result of a node of its own, though two may be the same value.
+    # Each output of a body needs its own node, also if two of them are the same value.
     outputs = [inner.copy(tensor) for tensor in (*after, *results)]
     inner.finish()
     body.outputs.extend(tensor.value for tensor in outputs)

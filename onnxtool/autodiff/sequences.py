@@ -1,4 +1,4 @@
-"""Replace sequences of tensors, which PyTorch's exporter makes of chunks, by the tensors themselves."""
+"""Replace sequences of tensors, which PyTorch's exporter writes for chunks, by the tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def replace_sequences(graph: ir.Graph) -> bool:
-    """Replace `SequenceAt(SplitToSequence(x, sizes), i)` by an output of `Split`, and say whether there were any.
+    """Replace `SequenceAt(SplitToSequence(x, sizes), i)` by an output of `Split`, and return whether there were any.
 
-    The sizes and i must be constants; a sequence that is read otherwise stays.
+    The sizes and i must be constants; sequences with other readers are kept.
     """
     import onnx_ir as ir
 
@@ -46,7 +46,7 @@ def _axis(node: ir.Node) -> int:
 
 
 def _sizes(node: ir.Node) -> list[int] | None:
-    """Return the sizes of the pieces; None where they are not fixed, or the axis is dropped."""
+    """Return the sizes of the pieces; None if they are not fixed, or the axis is removed."""
     import onnx_ir as ir
 
     x, lengths = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
@@ -64,7 +64,7 @@ def _sizes(node: ir.Node) -> list[int] | None:
 
 
 def _index(node: ir.Node, length: int) -> int | None:
-    """Return which piece a node reads; None where it is none that reads one piece, or any."""
+    """Return the index of the piece that a node reads; None for other readers, or if it is not constant."""
     import onnx_ir as ir
 
     if node.op_type != "SequenceAt" or node.inputs[1] is None:

@@ -17,8 +17,8 @@ from onnxtool.benchmarking.report import ComparedShape
 from onnxtool.benchmarking.samples import Block, interval_of_median, latencies, own_latencies
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modules import Pooling, SpladePooling, apply_all, read_pooling_modules
 from onnxtool.errors import InputError
-from onnxtool.infer.pooling import normalize, pool, pooling_modes, splade_weights
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import measure
 from onnxtool.runtime.providers import PROVIDERS
@@ -124,12 +124,11 @@ def _with_heads(
 ) -> list[tuple[str, str, NDArray[Any]]]:
     """Compute from PyTorch's outputs what an export's head computes, where it is a head that is known here."""
     if _EMBEDDING in own and _STATES in others and folder is not None:
-        vectors = pool(others[_STATES], mask, pooling_modes(folder.module_config("Pooling") or {}))
-        if folder.module_config("Normalize") is not None:
-            vectors = normalize(vectors)
+        modules = read_pooling_modules(folder.sentence_modules, Pooling) or (Pooling(),)
+        vectors = apply_all(modules, others[_STATES], mask)
         return [(_EMBEDDING, f"{_STATES}, pooled", vectors)]
     if _TERMS in own and _LOGITS in others:
-        return [(_TERMS, f"{_LOGITS}, pooled", splade_weights(others[_LOGITS], mask))]
+        return [(_TERMS, f"{_LOGITS}, pooled", SpladePooling().apply(others[_LOGITS], mask))]
     return []
 
 

@@ -8,7 +8,7 @@ from onnxtool.benchmarking.report import StageTimes
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.loaded_model import LoadedModel
+from onnxtool.infer.loading import LoadedModel
 from onnxtool.runtime.timing import summarize_latencies
 
 _BATCHES = 30  # at most

@@ -19,7 +19,7 @@ from onnxtool.benchmarking.report import TokenLengths
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.errors import InputError
-from onnxtool.infer.loaded_model import LoadedModel
+from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, Module, max_sequence_length, read_modules, read_settings
+from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY
-from onnxtool.reports import Json
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 TOKENIZER_NAME = "tokenizer.json"
-MODULE_WEIGHTS = "model.safetensors"
 
 # What is fetched from the hub: everything that decides how a text is read and an output is understood.
 _HUB_PATTERNS = (
@@ -41,82 +34,39 @@ _OPTIMIZED_SUFFIX = "-optimized"
 
 
 @dataclass(frozen=True)
-class CheckpointFolder:
+class CheckpointFolder(CheckpointFiles):
     """A folder that holds tokenizer.json and, where the checkpoint has them, its other small files."""
 
     path: Path
 
-    def read(self, name: str) -> dict[str, Json]:
-        """Return the JSON object in the file `name`, or an empty one where there is no such file.
-
-        Raises:
-            InputError: the file is not a JSON object.
-        """
-        content = self._load(name)
-        if content is None:
-            return {}
-        if not isinstance(content, dict):
-            raise self.malformed(name, "not a JSON object")
-        return content
+    @property
+    def label(self) -> str:
+        """Its path."""
+        return str(self.path)
 
     @cached_property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of a sentence-transformers checkpoint, in order; empty for any other.
+    def sentence_modules(self) -> SentenceModules:
+        """What sentence-transformers computes with the checkpoint.
 
         Raises:
-            InputError: modules.json is malformed.
+            InputError: a file of it is malformed.
         """
-        return read_modules(self._load, self.malformed)
+        return SentenceModules.of(self)
 
-    @cached_property
-    def max_sequence_length(self) -> tuple[int, str] | None:
-        """How many tokens sentence-transformers cuts a text to, and the file that says so; None where none does."""
-        return max_sequence_length(self._load, self.malformed)
-
-    def module_config(self, kind: str) -> dict[str, Json] | None:
-        """Return the configuration of the first module of type `kind`, or None where there is no such module."""
-        module = next((module for module in self.modules if module.kind == kind), None)
-        return None if module is None else self.settings(module)
-
-    def settings(self, module: Module) -> dict[str, Json]:
-        """Return the configuration of one of `modules`; empty where it has no file."""
-        return read_settings(module, self._load, self.malformed)
-
-    def module_weights(self, name: str) -> dict[str, NDArray[np.float32]]:
-        """Return the tensors of the module in the folder `name`, from safetensors only: a pickle can run code.
-
-        Raises:
-            InputError: there is no such file, or it cannot be read.
-        """
-        import numpy as np
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        path = self.path / name / MODULE_WEIGHTS
-        if not path.is_file():
-            raise InputError(
-                f"there is no {path}, and without it embeddings are others than the checkpoint's",
-                "pass --model_name with the whole checkpoint; pytorch_model.bin is not read, it can run code",
-            )
-        try:
-            return {key: tensor.astype(np.float32) for key, tensor in load_file(path).items()}
-        except (SafetensorError, OSError, KeyError, TypeError) as error:  # the last two for dtypes that numpy lacks
-            raise InputError(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
-
-    def _load(self, name: str) -> Json:
-        try:
-            content: Json = json.loads((self.path / name).read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise InputError(f"cannot read {self.path / name}: {error.strerror}", "check its permissions") from error
-        except ValueError as error:
-            raise self.malformed(name, f"not JSON: {error}") from None
-        return content
+    def locate(self, name: str) -> Path | None:
+        """Return the path of a file in the folder; None where there is none."""
+        path = self.path / name
+        return path if path.is_file() else None
 
     def malformed(self, name: str, reason: str) -> InputError:
         """Make the error for a file of the checkpoint that is not what it should be."""
         return InputError(f"{self.path / name} is malformed: {reason}", "export the model again, or pass --model_name")
+
+    def refuse(self, message: str, hint: str = "") -> InputError:
+        """Make the error for a checkpoint that asks for what onnxtool does not compute."""
+        return InputError(
+            message, hint or "use sentence-transformers for this checkpoint, or pass --model_name with the right one"
+        )
 
 
 def find_checkpoint_folder(model: ModelFile, model_name: str | None = None) -> CheckpointFolder:

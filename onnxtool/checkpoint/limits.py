@@ -93,10 +93,9 @@ def _stamped_limit(model: ModelFile) -> Limit | None:
 
 
 def _embedding_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
-    stated = folder.max_sequence_length
-    if stated is not None and task == "sentence-similarity":
-        tokens, file = stated
-        yield Limit(tokens, f"max_seq_length of {file}")
+    modules = folder.sentence_modules
+    if modules.max_sequence_length is not None and task == "sentence-similarity":
+        yield Limit(modules.max_sequence_length, f"max_seq_length of {modules.transformer_file}")
 
 
 def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limit]:

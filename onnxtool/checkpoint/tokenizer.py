@@ -53,7 +53,7 @@ class TextTokenizer:
         self._cut_side = _side(self._config, "truncation_side")
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        if folder.read("sentence_bert_config.json").get("do_lower_case") is True:
+        if folder.sentence_modules.lower_cases:
             self._lower_case()
 
     @property

@@ -12,7 +12,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.training.artifacts.forward_export import ForwardOptions
 from onnxtool.training.artifacts.preparation import PreparationOptions, prepare_training
 from onnxtool.training.artifacts.report import ArtifactReport
-from onnxtool.training.artifacts.verification import Proof
+from onnxtool.training.artifacts.verification import ArtifactVerification
 
 
 @click.command(
@@ -61,7 +61,7 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
     ]
 
 
-def _proof_blocks(proof: Proof | None) -> list[Block]:
+def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:
     """Describe how far one step of the written files is from PyTorch."""
     if proof is None:
         return []

@@ -1,4 +1,4 @@
-"""Checkpoint to file: load, trace, put a head on, save, verify against PyTorch, stamp; the first way that is right."""
+"""Checkpoint to file: load, trace, put a head on, save, verify, stamp; the first strategy that is right."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.companions import obsolete_companions, write_companions
 from onnxtool.export.heads.choice import Head, choose_head
 from onnxtool.export.modalities.finding import find_modality, text_of
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.opsets import check_opset
 from onnxtool.export.options import DTYPES, ExportOptions
+from onnxtool.export.pipelines import ExportPipeline, GenerationPipeline, SingleCallPipeline
 from onnxtool.export.provenance import describe
-from onnxtool.export.recipes import OneCall, Recipe, WithCache
 from onnxtool.export.report import ExportReport
+from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
-from onnxtool.export.targets.contracts import Contract, make_contract
-from onnxtool.export.targets.files import instructions, write_target_files
-from onnxtool.export.targets.table import PLAIN, Layout, find_target, layout
-from onnxtool.export.tasks import TASK_WITH_CACHE
+from onnxtool.export.strategies import ExportStrategy
+from onnxtool.export.target import Layout, layout
+from onnxtool.export.target_specification import TargetSpecification, specify
+from onnxtool.export.targets import find_target
 from onnxtool.export.tracing import EXPORTER_NAMES
-from onnxtool.export.ways import Way
 from onnxtool.model_file import ModelFile, check_companions, check_model_output, save_model, staged
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import write_inline
-from onnxtool.runtime.comparison import Answers
+from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.verification import Verification
 
@@ -41,7 +41,7 @@ _Failure = ExportError | VerificationError | SessionError
 
 
 class _Models:
-    """Loads the model as a way wants it; the one that was looked at first serves the first way."""
+    """Loads the model as a strategy wants it; the one that was looked at first serves the first strategy."""
 
     def __init__(self, checkpoint: Checkpoint, options: ExportOptions) -> None:
         self._checkpoint, self._options = checkpoint, options
@@ -80,28 +80,28 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
     if task == TASK_WITH_CACHE and options.head not in ("auto", "logits", "none"):
         raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
     if options.keep_raw and head is None:
-        raise ExportError("--keep_raw keeps what a head stands on, and there is no head", "leave --keep_raw out")
+        raise ExportError("--keep_raw keeps what a head reads, and there is no head", "leave --keep_raw out")
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An export under way: all that does not depend on the way to trace.
+    """An export under strategy: all that does not depend on the strategy.
 
     Attributes:
         tokenizer: that of a model of text; None for others.
         max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
         reasons: what was decided for the user, and why.
-        answers: what PyTorch said, by the sizes of the fixed axes.
+        references: PyTorch's outputs, by the sizes of the fixed axes.
     """
 
     options: ExportOptions
     places: Layout
     checkpoint: Checkpoint
     models: _Models
-    recipe: Recipe
-    contract: Contract | None
+    pipeline: ExportPipeline
+    specification: TargetSpecification | None
     task: str
     head_name: str
     tokenizer: Any
@@ -109,19 +109,19 @@ class _Job:
     reasons: tuple[str, ...]
     on_progress: Callable[[str], None]
     stopwatch: Stopwatch
-    answers: dict[tuple[tuple[str, int], ...], Answers] = field(default_factory=dict)
+    references: dict[tuple[tuple[str, int], ...], ReferenceOutputs] = field(default_factory=dict)
 
 
 def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] = lambda _stage: None) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
 
-    The ways to trace it are tried in their order until one gives a file with the model's answers; the report says
-    which, and its notes why the ones before did not.
+    Strategies are tried in their order until one gives a file with the model's outputs; the report says which, and its
+    notes why the ones before did not.
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
-        ExportError: no way gives a graph that follows the model, or none can have the opset.
-        VerificationError: the graph's answers are not the model's; no file is left.
+        ExportError: no strategy gives a graph that follows the model, or none can have the opset.
+        VerificationError: the graph's outputs are not the model's; no file is left.
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
@@ -130,18 +130,20 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
     check_opset(options.opset)
     job = _prepare(options, on_progress)
     if not options.force:
-        check_companions(job.places.graph, job.places.files, lambda folder: _write_companions(job, folder))
-    failures: list[tuple[Way, _Failure]] = []
-    for way in job.recipe.ways(options.exporter, proven=options.verify):
-        if (way.fixed and options.require_dynamic) or _would_take_too_long(way, failures):
+        check_companions(job.places.graph, job.places.files, lambda folder: _write_sidecar_files(job, folder))
+    failures: list[tuple[ExportStrategy, _Failure]] = []
+    for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
+        if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
             continue
         try:
-            report = _export_by(way, job)
+            report = _export_by(strategy, job)
         except (ExportError, VerificationError, SessionError) as error:
-            failures.append((way, error))
+            failures.append((strategy, error))
         else:
             reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
-            return replace(report, notes=(*report.notes, *(f"{reason}; used {way.name} instead" for reason in reasons)))
+            return replace(
+                report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons))
+            )
     if not failures:
         raise ExportError(
             f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
@@ -149,19 +151,20 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
     raise _sum_up(failures)
 
 
-def _would_take_too_long(way: Way, failures: Sequence[tuple[Way, _Failure]]) -> bool:
+def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[ExportStrategy, _Failure]]) -> bool:
     """Whether its exporter ran out of patience before: another attention leaves it as many sizes to reason about."""
-    return way.patience_s is not None and any(
-        earlier.exporter is way.exporter and isinstance(error.__cause__, TimeoutError) for earlier, error in failures
+    return strategy.patience_s is not None and any(
+        earlier.exporter is strategy.exporter and isinstance(error.__cause__, TimeoutError)
+        for earlier, error in failures
     )
 
 
 def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job:
-    """Load the model once and find out all that does not depend on the way to trace it."""
+    """Load the model once and find out all that does not depend on the strategy."""
     stopwatch = Stopwatch()
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     target = find_target(options.target)
-    if target.name != PLAIN and (options.head != "auto" or options.keep_raw):
+    if not target.takes_any_graph and (options.head != "auto" or options.keep_raw):
         raise TargetError(
             f"the target {target.name} decides on the head of the graph, and --head or --keep_raw was passed as well",
             "leave --head and --keep_raw out, or pass --target plain",
@@ -175,45 +178,47 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
     task, head_name, head, why = checkpoint.task, "logits", None, ""
-    recipe: Recipe
-    contract: Contract | None = None
+    pipeline: ExportPipeline
+    specification: TargetSpecification | None = None
     if task == TASK_WITH_CACHE:
-        if target.name != PLAIN:
+        if not target.takes_any_graph:
             target.use_for(task, (), pads_left=False)
-        recipe = WithCache.of(modality)
+        pipeline = GenerationPipeline.of(modality)
     else:
         signature = detect_signature(models.first, modality)
-        contract = make_contract(target, checkpoint, signature, tokenizer)
-        if contract is None:
+        specification = specify(target, checkpoint, signature, tokenizer)
+        if specification is None:
             choice = choose_head(options.head, checkpoint, signature)
             head_name, head, why = choice.name, choice.head, choice.why
         else:
-            head_name, head, signature = contract.head_name, contract.head, contract.narrow(signature)
+            head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
         task = task if head is None else head.task
-        recipe = OneCall.of(models.first, modality, signature, head, contract, keep_raw=options.keep_raw)
+        pipeline = SingleCallPipeline.of(
+            models.first, modality, signature, head, specification, keep_raw=options.keep_raw
+        )
     _refuse_unused(options, checkpoint.task, head, text)
     stopwatch.lap("load")
     reasons = (why,) if why else ()
     return _Job(
-        options, places, checkpoint, models, recipe, contract, task, head_name, tokenizer, max_length, reasons,
+        options, places, checkpoint, models, pipeline, specification, task, head_name, tokenizer, max_length, reasons,
         on_progress, stopwatch,
     )  # fmt: skip
 
 
-def _export_by(way: Way, job: _Job) -> ExportReport:
+def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
     options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
-    model = job.models.take(way.attention)
+    model = job.models.take(strategy.attention)
     architecture = type(model).__name__
     stopwatch.lap("load")
-    job.on_progress(f"tracing {architecture} by {way.name}")
-    graph = job.recipe.trace(model, way, options.opset)
-    places, contract = job.places, job.contract
+    job.on_progress(f"tracing {architecture} by {strategy.name}")
+    graph = job.pipeline.trace(model, strategy, options.opset)
+    places, specification = job.places, job.specification
     graph.metadata_props.update(
         describe(
             checkpoint,
             task=job.task,
             head=job.head_name,
-            way=way,
+            strategy=strategy,
             files=places.stamp,
             dtype=options.dtype,
             max_length=job.max_length,
@@ -221,26 +226,26 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         )
     )
     opset = graph.opset_imports[""]
-    batched = None
-    if contract is not None:
-        batched = contract.batched(graph)
-        contract.adapt(graph)
+    second = None
+    if specification is not None:
+        second = specification.second_graph(graph)
+        specification.adapt(graph)
     stopwatch.lap("trace")
     with staged(places.graph, force=options.force, root=places.root) as staging:
         job.on_progress(f"writing {places.graph}")
         path = save_model(graph, staging)
-        twin = _write_batched(contract, batched, path)
-        del graph, batched, model
+        twin = _write_second(specification, second, path)
+        del graph, second, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
-        companions = staging.folder / places.files.relative_to(places.root)
-        _write_companions(job, companions)
-        staging.obsolete.extend(obsolete_companions(checkpoint.source, companions, places.files))
+        sidecars = staging.folder / places.files.relative_to(places.root)
+        _write_sidecar_files(job, sidecars)
+        staging.obsolete.extend(obsolete_sidecar_files(checkpoint.source, sidecars, places.files))
         stopwatch.lap("write")
-        verifications = [_verify(file, job, way) if options.verify else None for file in (path, *twin)]
-        if contract is not None:
-            contract.check(companions, path)
+        verifications = [_verify(file, job, strategy) if options.verify else None for file in (path, *twin)]
+        if specification is not None:
+            specification.check(sidecars, path)
         for file, figures in zip((path, *twin), verifications, strict=True):
-            stamp_step(file, "export", figures, exporter=way.exporter.name)
+            stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         exported = ModelFile.open(path)
     return ExportReport(
         output=str(places.graph),
@@ -250,9 +255,9 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         architecture=checkpoint.architecture,
         task=job.task,
         head=job.head_name,
-        exporter=way.exporter.name,
-        attention=way.attention or "",
-        fixed_axes=dict(way.fixed),
+        exporter=strategy.exporter.name,
+        attention=strategy.attention or "",
+        fixed_axes=dict(strategy.fixed),
         opset=opset,
         inputs=exported.structure.inputs,
         outputs=exported.structure.outputs,
@@ -261,43 +266,43 @@ def _export_by(way: Way, job: _Job) -> ExportReport:
         notes=(
             *job.reasons,
             *_loading_notes(architecture, checkpoint),
-            *job.recipe.notes(architecture, way),
-            *instructions(contract),
+            *job.pipeline.notes(architecture, strategy),
+            *(() if specification is None else specification.instructions),
         ),
         duration_ms=stopwatch.laps_ms,
     )
 
 
-def _write_companions(job: _Job, folder: Path) -> None:
+def _write_sidecar_files(job: _Job, folder: Path) -> None:
     """Write what lies beside the graph to `folder`: the checkpoint's own files, and those of the target."""
-    checkpoint, contract = job.checkpoint, job.contract
-    with_weights = contract is not None and contract.use.after is None
-    write_companions(checkpoint.source, job.tokenizer, folder, job.places.files, module_weights=with_weights)
-    if contract is not None:
-        write_target_files(contract, checkpoint.config, job.tokenizer, folder, job.max_length)
+    checkpoint, specification = job.checkpoint, job.specification
+    with_weights = specification is not None and specification.needs_module_weights
+    write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.places.files, module_weights=with_weights)
+    if specification is not None:
+        specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
 
 
-def _write_batched(contract: Contract | None, batched: Any, path: Path) -> list[Path]:
+def _write_second(specification: TargetSpecification | None, second: Any, path: Path) -> list[Path]:
     """Write the second graph beside the first, where the target has one."""
-    if contract is None or batched is None:
+    if specification is None or second is None:
         return []
-    twin = contract.batched_path(path)
-    write_inline(batched, twin)
+    twin = specification.second_path(path)
+    write_inline(second, twin)
     return [twin]
 
 
-def _verify(path: Path, job: _Job, way: Way) -> Verification:
+def _verify(path: Path, job: _Job, strategy: ExportStrategy) -> Verification:
     """Compare the file with a model that was loaded anew: running and tracing may change one for good."""
     job.on_progress("verifying against PyTorch")
-    fixed = tuple(sorted(way.fixed.items()))
-    if fixed not in job.answers:
+    fixed = tuple(sorted(strategy.fixed.items()))
+    if fixed not in job.references:
         # In float32 whatever the weights are: half precision of PyTorch is a reference with errors of its own.
         model = job.models.load(None).float()
-        job.answers[fixed] = job.recipe.ask(model, way)
+        job.references[fixed] = job.pipeline.reference_outputs(model, strategy)
         del model
         gc.collect()  # its weights make room for onnxruntime's
     try:
-        return job.recipe.prove(path, job.answers[fixed], job.options.tolerance)
+        return job.pipeline.verify(path, job.references[fixed], job.options.tolerance)
     finally:
         job.stopwatch.lap("verify")
 
@@ -319,11 +324,11 @@ def _without_staging(message: str) -> str:
     return re.sub(r"\S*\.partial/", "", message)
 
 
-def _sum_up(failures: Sequence[tuple[Way, _Failure]]) -> _Failure:
+def _sum_up(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> _Failure:
     """Return the one error, the first one where all are of figures, or one that tells all of several."""
     errors = [error for _, error in failures]
     if len(errors) == 1 or all(isinstance(error, VerificationError) for error in errors):
         errors[0].message = _without_staging(errors[0].message)
         return errors[0]
-    reasons = "\n".join(f"  {way.name}: {_without_staging(error.message)}" for way, error in failures)
+    reasons = "\n".join(f"  {strategy.name}: {_without_staging(error.message)}" for strategy, error in failures)
     return ExportError(f"no way to trace it gives a file that follows the model:\n{reasons}", errors[0].hint)

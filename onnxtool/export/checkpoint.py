@@ -12,12 +12,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.tasks import recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
-from onnxtool.export.configuration import architecture_for, candidates, find_class, load_config
-from onnxtool.export.heads.checkpoint_modules import MODULE_WEIGHTS, card_tags, module_list
+from onnxtool.export.configuration import (
+    architecture_for,
+    candidates,
+    find_class,
+    load_config,
+    task_of_architecture,
+)
 from onnxtool.export.layers import surplus_layers
 from onnxtool.export.source import Source, plain_name
-from onnxtool.export.tasks import recognize_task, task_of_architecture
 from onnxtool.export.vocabularies import has_vocabulary, missing_packages
 from onnxtool.runtime.quiet import quiet
 
@@ -73,8 +79,7 @@ class Checkpoint:
                 f'add one to it ("architectures": ["…"]), or pass --task: {candidates(config)}',
             )
         general = task_of_architecture(config.model_type, named[0])
-        modules = [module.kind for module in module_list(source)]
-        task = recognize_task(general, modules=modules, tags=card_tags(source))
+        task = recognize_task(general, kinds=source.sentence_modules.kinds, tags=source.card_tags)
         return cls(source, config, named[0], task, allow_pickle)
 
     @property
@@ -112,14 +117,13 @@ class Checkpoint:
 
     def _files(self, name: str) -> tuple[Path, ...]:
         """Return the file called `name`, or the shards that its index names; nothing where neither is complete."""
-        single = self.source.fetch(name)
+        single = self.source.locate(name)
         if single is not None:
             return (single,)
-        index = self.source.read_json(f"{name}.index.json")
-        names = index.get("weight_map") if isinstance(index, dict) else None
+        names = self.source.read(f"{name}.index.json").get("weight_map")
         if not isinstance(names, dict):
             return ()
-        shards = [self.source.fetch(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))]
+        shards = [self.source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))]
         return tuple(shard for shard in shards if shard is not None) if all(shards) else ()
 
     @cached_property
@@ -134,8 +138,8 @@ class Checkpoint:
         Raises:
             CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
         """
-        modules = [module for module in module_list(self.source) if module.folder]
-        found = [self.source.fetch(module.file(MODULE_WEIGHTS)) for module in modules]
+        modules = [module for module in self.source.sentence_modules.modules if module.folder]
+        found = [self.source.locate(module.file(MODULE_WEIGHTS)) for module in modules]
         files = [path for path in found if path is not None]
         return _sha256(files) if files else ""
 
@@ -185,7 +189,7 @@ class Checkpoint:
     def _load_processor(self, auto_class: str, kind: str, need: str) -> Any:
         import transformers
 
-        if not any(self.source.fetch(name) for name in _PROCESSORS):
+        if not any(self.source.locate(name) for name in _PROCESSORS):
             raise CheckpointError(
                 f"{self.source.model_name} has no {kind} ({_PROCESSORS[0]})",
                 f"save it beside the model with its save_pretrained(...); {need}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from onnxtool.checkpoint.tasks import TASKS, Task, find_task
 from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source
-from onnxtool.export.tasks import TASKS, architectures, find_task, serves
 from onnxtool.runtime.quiet import quiet
 
 
@@ -24,8 +24,7 @@ def load_config(source: Source) -> Any:
         with quiet():
             return AutoConfig.from_pretrained(source.model_name, **source.arguments)
     except ValueError as error:
-        content = source.read_json("config.json")
-        model_type = content.get("model_type") if isinstance(content, dict) else None
+        model_type = source.read("config.json").get("model_type")
         if isinstance(model_type, str) and model_type in CONFIG_MAPPING_NAMES:
             raise source.unreadable(error) from error
         near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
@@ -97,3 +96,32 @@ def candidates(config: Any) -> str:
     """List the tasks that a configuration could be used for, with their classes."""
     found = [(task.name, architectures(task, config.model_type)) for task in TASKS]
     return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
+
+
+def task_of_architecture(model_type: str, architecture: str) -> str:
+    """Tell what an architecture is for: one of TASK_NAMES, or `other`."""
+    known = next((task.name for task in TASKS if architecture in architectures(task, model_type)), None)
+    return known or next((task.name for task in TASKS if architecture.endswith(task.suffixes)), "other")
+
+
+def architectures(task: Task, model_type: str) -> tuple[str, ...]:
+    """Return the names of the classes that transformers has for a task and a model type."""
+    import transformers
+
+    names: list[str] = []
+    for auto_class in task.auto_classes:
+        # Private, and the only list of what exists; by name, so that nothing is imported. transformers 5.23.
+        found = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())  # noqa: SLF001
+        names += [found] if isinstance(found, str) else found
+    return tuple(names)
+
+
+def serves(architecture: str, task: Task) -> bool:
+    """Whether an architecture is for a task, whatever its model type: parts of larger models have their own."""
+    import transformers
+
+    for auto_class in task.auto_classes:
+        for names in getattr(transformers, auto_class)._model_mapping._model_mapping.values():  # noqa: SLF001  as above
+            if architecture in ((names,) if isinstance(names, str) else names):
+                return True
+    return False

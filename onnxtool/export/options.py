@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
+from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.export.heads.choice import HEAD_NAMES
 from onnxtool.export.opsets import LOWEST_OPSET
-from onnxtool.export.targets.table import TARGET_NAMES
-from onnxtool.export.tasks import TASK_NAMES
+from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.options import Force, Option
 from onnxtool.reports import Json
@@ -43,7 +43,7 @@ class ExportOptions:
     Attributes:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
         target: what will run the model, one of TARGET_NAMES.
-        keep_raw: keep the output that the head stands on beside the head's.
+        keep_raw: keep the output that the head reads beside the head's own.
         text: what to trace a model of text on, beside a text of our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
         atol: replaces the tolerance of the dtype; so does `rtol`.

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.ways import Way
+from onnxtool.export.strategies import ExportStrategy
 from onnxtool.model_file.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
 from onnxtool.reports import Json
 
@@ -30,7 +30,7 @@ def describe(
     *,
     task: str,
     head: str,
-    way: Way,
+    strategy: ExportStrategy,
     files: str,
     dtype: str,
     max_length: int | None,
@@ -42,7 +42,7 @@ def describe(
         checkpoint: what is exported; a folder is named without its path, which is of no use elsewhere.
         task: what the model is for.
         head: what the graph computes on top of the model.
-        way: how it was traced.
+        strategy: how it was traced.
         files: the folder beside the graph that holds tokenizer and configuration.
         dtype: that of the weights.
         max_length: the most tokens a text may have; None where the model does not bound it.
@@ -63,10 +63,10 @@ def describe(
         "onnxtool.random_weights": ", ".join(checkpoint.initialized),
         TASK_KEY: task,
         HEAD_KEY: head,
-        "onnxtool.exporter": way.exporter.name,
-        "onnxtool.attention": way.attention or "",
-        "onnxtool.prompts": way.prompts,
-        "onnxtool.fixed_axes": ", ".join(f"{axis} {size}" for axis, size in way.fixed.items()),
+        "onnxtool.exporter": strategy.exporter.name,
+        "onnxtool.attention": strategy.attention or "",
+        "onnxtool.prompts": strategy.prompts,
+        "onnxtool.fixed_axes": ", ".join(f"{axis} {size}" for axis, size in strategy.fixed.items()),
         DTYPE_KEY: dtype,
         FILES_KEY: files,
         MAX_LENGTH_KEY: "" if max_length is None else str(max_length),

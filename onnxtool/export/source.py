@@ -5,23 +5,23 @@ Everything is read through transformers, so that its cache, its mirrors and its 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import urllib.request
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from onnxtool.checkpoint.sentence_modules import stays_inside
+from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.sentence_modules import SentenceModules, stays_inside
 from onnxtool.errors import CheckpointError
-from onnxtool.reports import Json
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a checkpoint lies.
+class Source(CheckpointFiles):
+    """Where a checkpoint lies. Its files are looked up once: each look-up on the hub is a request.
 
     Attributes:
         model_name: a folder, or an id on the hub.
@@ -87,14 +87,46 @@ class Source:
             "local_files_only": self.local_only,
         }
 
-    def fetch(self, filename: str) -> Path | None:
+    @property
+    def label(self) -> str:
+        """The folder or id as the user wrote it."""
+        return self.model_name
+
+    @cached_property
+    def sentence_modules(self) -> SentenceModules:
+        """What sentence-transformers computes with the checkpoint.
+
+        Raises:
+            CheckpointError: a file of it is malformed, or modules.json names a path outside the checkpoint.
+        """
+        return SentenceModules.of(self)
+
+    @cached_property
+    def card_tags(self) -> tuple[str, ...]:
+        """The tags in the model card's front matter."""
+        import yaml
+
+        path = self.locate("README.md")
+        text = "" if path is None else path.read_text(encoding="utf-8", errors="replace")
+        if not text.startswith("---"):
+            return ()
+        try:
+            card = yaml.safe_load(text.split("---", 2)[1])
+        except yaml.YAMLError:
+            return ()  # a card is prose for people; one that does not parse tells nothing about the weights
+        tags = card.get("tags") if isinstance(card, dict) else None
+        return tuple(str(tag) for tag in tags) if isinstance(tags, list) else ()
+
+    def locate(self, name: str) -> Path | None:
         """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none."""
         from transformers.utils import cached_file
 
+        if name in self._located:
+            return self._located[name]
         try:
             found = cached_file(
                 self.model_name,
-                filename,
+                name,
                 revision=self.revision or "main",
                 local_files_only=self.local_only,
                 _raise_exceptions_for_missing_entries=False,
@@ -103,27 +135,28 @@ class Source:
             )
         except (OSError, ValueError) as error:
             raise self.unreadable(error) from error
-        return None if found is None else Path(found)
+        self._located[name] = None if found is None else Path(found)
+        return self._located[name]
 
-    def read_json(self, filename: str) -> Json:
-        """Return the content of a JSON file of the checkpoint; None where it has none.
+    @cached_property
+    def _located(self) -> dict[str, Path | None]:
+        return {}
 
-        Raises:
-            CheckpointError: the file is there and is not JSON.
-        """
-        path = self.fetch(filename)
-        if path is None:
-            return None
-        try:
-            content: Json = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError(
-                f"{filename} of {self.model_name} is not JSON: {error}", "the checkpoint is damaged; fetch it again"
-            ) from error
-        return content
+    def malformed(self, name: str, reason: str) -> CheckpointError:
+        """Make the error for a file of the checkpoint that is not what it should be."""
+        return CheckpointError(
+            f"{name} of {self.model_name} is malformed: {reason}",
+            "the checkpoint is damaged, or made to do harm; fetch it again from where you trust it",
+        )
+
+    def refuse(self, message: str, hint: str = "") -> CheckpointError:
+        """Make the error for a checkpoint that asks for what onnxtool does not compute."""
+        return CheckpointError(
+            message, hint or "pass --head none, and pool after the model as sentence-transformers does"
+        )
 
     def unreadable(self, error: Exception) -> CheckpointError:
-        """Turn an error of transformers or the hub into ours."""
+        """Turn an error of transformers or of the hub into a CheckpointError."""
         if not self.is_local and self.local_only and isinstance(error, OSError):
             return CheckpointError(
                 f"cannot reach the hub for {self.model_name}, and it is not in the local cache",

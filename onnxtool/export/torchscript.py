@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.export.stand_ins import traceable_calls
+from onnxtool.export.tracing_patches import traceable_calls
 from onnxtool.reports import Dimension
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Prove an exported file against the PyTorch model that it came from."""
+"""Verify an exported file against the PyTorch model that it came from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import SEQUENCE, Shape, run_torch_tensors, to_numpy
-from onnxtool.export.targets.contracts import Contract
+from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.comparison import Answers, Tolerance, ask, require_passed, verify
+from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
@@ -27,7 +27,7 @@ _SAME_ANSWER = 1e-4  # of the largest value, or of 1 where all are smaller: abou
 
 
 @dataclass(frozen=True)
-class Prover:
+class TorchReference:
     """The PyTorch model that an exported file has to agree with, and how to call it.
 
     Attributes:
@@ -42,35 +42,35 @@ class Prover:
     head: Head | None
     keep_raw: bool = False
 
-    def ask(self) -> Answers:
+    def reference_outputs(self) -> ReferenceOutputs:
         """Run the model on what the file will be run on: several sizes and masks, and real content.
 
         What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
 
         Raises:
-            ExportError: too few cases remain to prove anything, or the model answers differently each time.
+            ExportError: too few cases remain, or the model answers differently each time.
         """
         import torch
 
         cases = self.modality.cases(self.fixed)
         sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
         before = torch.get_rng_state()
-        answers = ask(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
+        outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
         if not torch.equal(before, torch.get_rng_state()):
-            self._require_one_answer(answers)
-        if len(answers.cases) < _FEWEST_CASES:
+            self._require_same_outputs(outputs)
+        if len(outputs.cases) < _FEWEST_CASES:
             raise ExportError(
-                f"PyTorch itself does not run on {', '.join(answers.refused)}; {len(answers.cases)} cases prove little",
-                "this model takes few sizes; --no_verify exports it unproven",
+                f"PyTorch itself does not run on {', '.join(outputs.refused)}; {len(outputs.cases)} cases show little",
+                "this model takes few sizes; --no_verify exports it unverified",
             )
-        return answers
+        return outputs
 
-    def _require_one_answer(self, answers: Answers) -> None:
-        """Ask a model that draws random numbers twice more: under a seed of its own it draws the same ones.
+    def _require_same_outputs(self, outputs: ReferenceOutputs) -> None:
+        """Run a model that draws random numbers twice more: under a seed of its own it draws the same ones.
 
-        Its first answers are no measure: running may have changed the model, which is no matter of chance.
+        Its first outputs are no measure: running may have changed the model, which is no matter of chance.
         """
-        for case in answers.cases:
+        for case in outputs.cases:
             first = self.run(case.feeds)
             for name, again in self.run(case.feeds).items():
                 one, other = first[name].astype(np.float64), again.astype(np.float64)
@@ -81,7 +81,7 @@ class Prover:
                         f"{type(self.model).__name__} draws random numbers and answers differently each time: {name} "
                         f"by {apart:.3g} on the same input ({case.description})",
                         "a seed in its configuration makes it answer once and for all, as Reformer's hash_seed does; "
-                        "--no_verify exports it unproven",
+                        "--no_verify exports it unverified",
                     )
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -96,13 +96,18 @@ class Prover:
         return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
 
 
-def prove(path: Path, answers: Answers, tolerance: Tolerance, contract: Contract | None = None) -> Verification:
-    """Compare the file at `path` with what the PyTorch model answered; with a `contract`, run as its target runs it.
+def verify_file(
+    path: Path,
+    reference: ReferenceOutputs,
+    tolerance: Tolerance,
+    specification: TargetSpecification | None = None,
+) -> Verification:
+    """Compare the file at `path` with the outputs of the PyTorch model; with a `specification`, run as its target does.
 
     Raises:
         VerificationError: an output differs by more than `tolerance`.
     """
-    run_file = contract.runner(path) if contract else open_session(path, provider="cpu", frugal=True).run
+    run_file = specification.runner(path) if specification else open_session(path, provider="cpu", frugal=True).run
     dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
 
     def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -114,6 +119,6 @@ def prove(path: Path, answers: Answers, tolerance: Tolerance, contract: Contract
             }
         )
 
-    verification = verify(run, answers, tolerance)
+    verification = verify(run, reference, tolerance)
     require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
     return verification

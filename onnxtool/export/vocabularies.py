@@ -69,7 +69,7 @@ def missing_packages(source: Source, model_type: str) -> tuple[str, ...]:
     """
     missing = tuple(package for module, package in _PACKAGES.items() if not _is_installed(module))
     pieces = (name for name in (*own_files(source, model_type), *all_files()) if name.endswith((".model", ".spm")))
-    needed = missing and source.fetch(_ANY_CLASS) is None and _any(source, pieces)
+    needed = missing and source.locate(_ANY_CLASS) is None and _any(source, pieces)
     return missing if needed else ()
 
 
@@ -77,8 +77,7 @@ def _own_class(source: Source, model_type: str) -> Any:
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-    settings = source.read_json("tokenizer_config.json")
-    named = settings.get("tokenizer_class") if isinstance(settings, dict) else None
+    named = source.read("tokenizer_config.json").get("tokenizer_class")
     return getattr(transformers, str(named or TOKENIZER_MAPPING_NAMES.get(model_type)), None)
 
 
@@ -90,7 +89,7 @@ def _stated(tokenizer: Any) -> Any:
 
 
 def _any(source: Source, names: Iterator[str]) -> bool:
-    return any(source.fetch(name) is not None for name in names)
+    return any(source.locate(name) is not None for name in names)
 
 
 def _is_installed(module: str) -> bool:

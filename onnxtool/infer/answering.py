@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,10 @@ from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Answer, AnswerHead, Asked
 from onnxtool.infer.long_texts import LongTexts
-from onnxtool.infer.pooling import cosine_similarities
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.tasks import stated_task
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
-
-if TYPE_CHECKING:
-    from onnxtool.infer.loaded_model import LoadedModel
+from onnxtool.infer.text_model import TextModel
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, cosine_similarities
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput
@@ -37,7 +34,7 @@ class Request:
 
     Attributes:
         texts: at least one.
-        prompt: as in LoadedModel.tokenize.
+        prompt: as in TextModel.tokenize.
         top_k: the most candidates for a text; None for what the head gives by itself.
     """
 
@@ -58,7 +55,7 @@ class Read:
 
 
 def make_request(
-    model: LoadedModel,
+    model: TextModel,
     texts: Sequence[Item],
     query: str | None,
     prompt: str | None,
@@ -83,7 +80,7 @@ def make_request(
     return Request(named, prompt, long, top_k)
 
 
-def answer_texts(model: LoadedModel, request: Request, on_progress: Callable[[str], None]) -> InferReport:
+def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str], None]) -> InferReport:
     """Answer for each text of `request`, in their order."""
     texts = request.texts
     read = Read()
@@ -110,7 +107,7 @@ def _named(item: Item, query: str | None) -> TextInput:
     return named if named.query is not None or query is None else TextInput(named.contents, named.id, query)
 
 
-def _require_form(model: LoadedModel, texts: Sequence[TextInput]) -> None:
+def _require_form(model: TextModel, texts: Sequence[TextInput]) -> None:
     path, head = model.session.model.path, model.head
     if any(text.query is not None for text in texts) and not head.takes_pairs:
         raise InputError(
@@ -124,7 +121,7 @@ def _require_form(model: LoadedModel, texts: Sequence[TextInput]) -> None:
         )
 
 
-def _answer_part(model: LoadedModel, texts: Sequence[TextInput], request: Request, read: Read, *, first: int) -> None:
+def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request, read: Read, *, first: int) -> None:
     items: list[Text] = [text.contents if text.query is None else (text.query, text.contents) for text in texts]
     windows = model.windows(items, prompt=request.prompt, long=request.long, first=first)
     head = model.head
@@ -150,7 +147,7 @@ def _answer_part(model: LoadedModel, texts: Sequence[TextInput], request: Reques
 
 
 def _read_answers(
-    model: LoadedModel,
+    model: TextModel,
     head: AnswerHead[Any],
     texts: Sequence[TextInput],
     windows: Sequence[Sequence[EncodedText]],
@@ -210,7 +207,7 @@ def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
     )
 
 
-def _notes(model: LoadedModel, request: Request, read: Read) -> list[str]:
+def _notes(model: TextModel, request: Request, read: Read) -> list[str]:
     """Say what a user should know of how the texts were read."""
     notes = []
     if not stated_task(model.session.model):

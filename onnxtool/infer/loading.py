@@ -1,4 +1,4 @@
-"""Load a model with its tokenizer, and encode texts in one call."""
+"""Load a model with its tokenizer, to encode texts and to answer for them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,48 @@ from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.limits import text_limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.infer.answering import Item, answer_texts, make_request
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.heads import head_for
-from onnxtool.infer.loaded_model import LoadedModel as LoadedModel
 from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.report import InferReport
 from onnxtool.infer.tasks import deduce_task, stated_task
+from onnxtool.infer.text_model import TextModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
+
+
+class LoadedModel(TextModel):
+    """A model that encodes texts and answers for them, made by `load`."""
+
+    def answer(
+        self,
+        texts: Sequence[Item],
+        *,
+        query: str | None = None,
+        prompt: str | None = None,
+        long: LongTexts | str | None = None,
+        top_k: int | None = None,
+        on_progress: Callable[[str], None] = lambda _stage: None,
+    ) -> InferReport:
+        """Say what the model makes of each of N texts, or of pairs of texts, in their order.
+
+        Args:
+            texts: N texts, with or without an id, or pairs of a query and a text.
+            query: makes a pair with every text that is none.
+            prompt: as in `tokenize`.
+            long: as in `windows`; None for windows where the task is to find something in a text, else they are cut.
+            top_k: the most candidates for a text; None for all labels of a classifier, and a few of anything else.
+            on_progress: is told what is being done.
+
+        Raises:
+            InputError: there are no texts, one cannot be read, or the model takes no pairs, or only pairs.
+            SessionError: onnxruntime fails, or gives what is not a finite number.
+        """
+        asked = None if long is None else LongTexts.of(long)
+        return answer_texts(self, make_request(self, texts, query, prompt, asked, top_k), on_progress)
 
 
 def load(

@@ -29,7 +29,7 @@ def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int
     if _EMBEDDING in outputs:
         return "sentence-similarity"
     if _HIDDEN_STATES & set(outputs):
-        return "sentence-similarity" if folder.module_config("Pooling") is not None else "feature-extraction"
+        return "sentence-similarity" if folder.sentence_modules.find("Pooling") is not None else "feature-extraction"
     if {"start_logits", "end_logits"} <= set(outputs):
         return "question-answering"
     if "logits" in outputs:
@@ -46,7 +46,7 @@ def _task_of_logits(logits: TensorInfo, folder: CheckpointFolder, vocabulary_siz
         case (_, _, int(width)) if width == num_labels:
             return "token-classification"
         case (_, _, int(width)) if width >= vocabulary_size:
-            if folder.module_config("SpladePooling") is not None:
+            if folder.sentence_modules.find("SpladePooling") is not None:
                 return "sparse-encoding"
             # A decoder gives logits of the same shape; only masked language models have a token to fill in.
             return "fill-mask" if _has_mask_token(folder) else "text-generation"

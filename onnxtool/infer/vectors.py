@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.pooling_modules import Floats, normalize
+
 # Dense vectors: float32 [N, H].
 DenseVectors = NDArray[np.float32]
 
@@ -94,3 +96,9 @@ class SparseVectors:
         # Where each term of the result stands here: the start of its text, and its place in it.
         source = np.repeat(self.indptr[:-1][places] - indptr[:-1], counts) + np.arange(indptr[-1])
         return SparseVectors(indptr, self.indices[source], self.weights[source], self.vocabulary)
+
+
+def cosine_similarities(vectors: Floats) -> NDArray[np.float64]:
+    """Return the cosine of every pair of vectors: float [N, H] to float64 [N, N]."""
+    unit = normalize(vectors.astype(np.float64))
+    return np.asarray(np.clip(unit @ unit.T, -1.0, 1.0))

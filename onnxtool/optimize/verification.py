@@ -12,7 +12,7 @@ from onnxtool.model_file.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.comparison import Answers, Case, Tolerance, ask, require_passed, verify
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.feeds import (
     FeedShape,
     has_past,
@@ -63,7 +63,7 @@ class Prover:
         """
         # One session at a time: each holds the weights twice while it loads.
         session = open_session(self.source.path, provider=self.provider, frugal=True)
-        answers = ask(session.run, _cases(self.source), name=self.source.path.name)
+        answers = run_reference(session.run, _cases(self.source), name=self.source.path.name)
         del session
         verification = self._compare(path, answers)
         if not verification.passed:
@@ -71,11 +71,11 @@ class Prover:
             require_passed(verification, f"no file was written; {guilty}")
         return verification
 
-    def _compare(self, path: Path, answers: Answers) -> Verification:
+    def _compare(self, path: Path, answers: ReferenceOutputs) -> Verification:
         session = open_session(path, provider=self.provider, frugal=True)
         return replace(verify(session.run, answers, self.tolerance), provider=self.provider)
 
-    def _find_guilty(self, answers: Answers, verification: Verification, folder: Path) -> str:
+    def _find_guilty(self, answers: ReferenceOutputs, verification: Verification, folder: Path) -> str:
         """Return which pass is the first after which the worst case fails, found by halving their list."""
         failed = [number for number, case in enumerate(verification.cases) if not case.passed]
         worst = max(failed, key=lambda number: verification.cases[number].max_abs_error)
@@ -92,7 +92,7 @@ class Prover:
         name = self.passes[bad - 1].name
         return f"the pass {name} is the first after which {answers.cases[worst].description} differs"
 
-    def _is_right_after(self, number: int, case: Answers, folder: Path) -> bool:
+    def _is_right_after(self, number: int, case: ReferenceOutputs, folder: Path) -> bool:
         """Whether the first `number` passes leave a model that answers a case as the source does."""
         model = load_model(self.source.path)
         model, _ = run_passes(model, self.passes[:number], self.context, lambda _stage: None, most_rounds=1)

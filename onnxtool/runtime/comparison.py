@@ -118,7 +118,7 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
 
 
 @dataclass(frozen=True)
-class Answers:
+class ReferenceOutputs:
     """What a reference says on every case, kept so that it can leave memory before the candidate comes.
 
     Attributes:
@@ -143,21 +143,21 @@ class Answers:
         return case.valid if self.sequences is None or output in self.sequences else None
 
 
-def ask(
+def run_reference(
     reference: Runner,
     cases: Sequence[Case],
     *,
     name: str,
     refusal: type[OnnxtoolError] | tuple[()] = (),
     sequences: frozenset[str] | None = None,
-) -> Answers:
+) -> ReferenceOutputs:
     """Run the reference called `name` on every case.
 
     Args:
         reference: runs a case's feeds.
         cases: what to run it on.
         name: what reports call it.
-        sequences: the outputs whose first axes are B and S; see Answers.
+        sequences: the outputs whose first axes are B and S; see ReferenceOutputs.
         refusal: the error with which it refuses a case, such as a single token where it halves its sequence.
     """
     asked: list[Case] = []
@@ -169,13 +169,13 @@ def ask(
             asked.append(case)
         except refusal:
             refused.append(case.description)
-    answers = Answers(name, tuple(asked), tuple(outputs), None, None, tuple(refused), sequences)
+    answers = ReferenceOutputs(name, tuple(asked), tuple(outputs), None, None, tuple(refused), sequences)
     return replace(
         answers, mask_effect=_mask_effect(reference, answers), padding_effect=_padding_effect(answers, outputs)
     )
 
 
-def verify(candidate: Runner, answers: Answers, tolerance: Tolerance) -> Verification:
+def verify(candidate: Runner, answers: ReferenceOutputs, tolerance: Tolerance) -> Verification:
     """Run `candidate` on every case and compare all outputs that the reference has."""
     results = []
     likes = [case for case in answers.cases if case.like]
@@ -206,7 +206,7 @@ def _compare(
     case: Case,
     outputs: Mapping[str, NDArray[Any]],
     wanted: Mapping[str, NDArray[Any]],
-    answers: Answers,
+    answers: ReferenceOutputs,
     tolerance: Tolerance,
 ) -> VerificationCase:
     errors = {
@@ -224,7 +224,7 @@ def _compare(
     )
 
 
-def _mask_effect(reference: Runner, answers: Answers) -> float | None:
+def _mask_effect(reference: Runner, answers: ReferenceOutputs) -> float | None:
     """Return how far the reference's outputs move on real tokens where the padding is attended to as well."""
     effect: float | None = None
     for case, wanted in zip(answers.cases, answers.outputs, strict=True):
@@ -241,7 +241,7 @@ def _mask_effect(reference: Runner, answers: Answers) -> float | None:
 
 
 def _answer_without_masks(
-    reference: Runner, answers: Answers, case: Case, masks: Sequence[str]
+    reference: Runner, answers: ReferenceOutputs, case: Case, masks: Sequence[str]
 ) -> Mapping[str, NDArray[Any]]:
     """Run the reference on a case with everything attended, unless another case is just that."""
     others = [name for name in case.feeds if name not in masks]
@@ -253,7 +253,7 @@ def _answer_without_masks(
     return reference({**case.feeds, **{name: np.ones_like(case.feeds[name]) for name in masks}})
 
 
-def _padding_effect(answers: Answers, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
+def _padding_effect(answers: ReferenceOutputs, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
     """Return how far the outputs on real tokens move where only the padding differs; None without such a case."""
     by_description = {case.description: answer for case, answer in zip(answers.cases, outputs, strict=True)}
     effects = [

@@ -95,7 +95,7 @@ class Session:
     def _failed(self, feeds: Mapping[str, NDArray[Any]], error: Exception) -> SessionError:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         return SessionError(
-            f"onnxruntime cannot run {self.model.path} on {shapes}: {_first_line(error)}",
+            f"onnxruntime cannot run {self.model.path} on {shapes}: {first_line(error)}",
             "the model may be fixed to other shapes; see its inputs with onnxtool stats",
         )
 
@@ -133,7 +133,7 @@ def open_session(
         )
     except Exception as error:  # onnxruntime has no error of its own
         raise SessionError(
-            f"onnxruntime {ort.__version__} cannot load {path}: {_first_line(error)}",
+            f"onnxruntime {ort.__version__} cannot load {path}: {first_line(error)}",
             "check it with onnxtool stats; a newer onnxruntime may be needed for its opsets",
         ) from error
     load_ms = (time.perf_counter() - start) * 1e3
@@ -189,5 +189,6 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message, or the class of an error without a message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -17,6 +18,7 @@ from torch import nn
 
 from onnxtool.autodiff import differentiate, prepare
 from tests.autodiff.gradients import run_onnxruntime
+from tests.workshop import Workshop
 
 IGNORED = -100
 _VOCABULARY, _HIDDEN, _HEADS, _LAYERS, _TOKENS, _SAMPLES = 37, 16, 2, 2, 7, 3
@@ -308,9 +310,13 @@ class Errors:
     theirs: float
 
 
-def measure(network: Network) -> dict[str, Errors]:
-    """Return the errors of each parameter."""
-    model = exported(network)
+def shared_export(name: str, workshop: Workshop) -> Path:
+    """Return the file of a network's export, which all tests share."""
+    return workshop.made(f"networks/{name}.onnx", lambda path: ir.save(exported(make_network(name)), path))
+
+
+def measure(network: Network, model: ir.Model) -> dict[str, Errors]:
+    """Return the errors of each parameter; `model` is the network's export, and is changed."""
     prepare(model)
     expected, single = network.gradients(torch.float64), network.gradients(torch.float32)
     weights = promote(model)  # as inputs, which they are in a training graph

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 
-from tests.autodiff.networks import NETWORKS, make_network, measure
+from tests.autodiff.networks import NETWORKS, make_network, measure, shared_export
+from tests.workshop import Workshop
 
 # How much further off than PyTorch's own gradient in float32 ours may be.
 _TIMES = 3
@@ -15,9 +17,9 @@ _NONE = 2e-7
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_gradients_of_a_network_are_as_good_as_pytorchs(name: str) -> None:
+def test_the_gradients_of_a_network_are_as_good_as_pytorchs(workshop: Workshop, name: str) -> None:
     """In float32 on two threads they are no further from float64 than three times what PyTorch's are."""
     network = make_network(name)
-    errors = measure(network)
+    errors = measure(network, ir.load(shared_export(name, workshop)))
     assert len(errors) == len(list(network.module.parameters()))
     assert {parameter: one for parameter, one in errors.items() if one.ours > max(_TIMES * one.theirs, _NONE)} == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import huggingface_hub
@@ -116,8 +115,7 @@ def test_a_file_that_is_not_there_reads_as_empty(tmp_path: Path) -> None:
     """Only tokenizer.json is required."""
     folder = CheckpointFolder(tmp_path)
     assert folder.read("config.json") == {}
-    assert folder.modules == ()
-    assert folder.module_config("Pooling") is None
+    assert folder.sentence_modules.modules == ()
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
@@ -126,20 +124,3 @@ def test_a_malformed_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=r"config\.json is malformed"):
         CheckpointFolder(tmp_path).read("config.json")
-
-
-@pytest.mark.parametrize(
-    "modules", [{}, [1], [{"type": "Pooling"}], [{"type": "a.Pooling", "path": "../x"}], [{"type": "P", "path": "/x"}]]
-)
-def test_modules_outside_the_folder_are_refused(tmp_path: Path, modules: object) -> None:
-    """A path in modules.json must stay below it."""
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(InputError, match=r"modules\.json is malformed"):
-        _ = CheckpointFolder(tmp_path).modules
-
-
-def test_modules_are_known_by_the_last_part_of_their_type(tmp_path: Path) -> None:
-    """Their packages were moved more than once."""
-    folder = CheckpointFolder(write_checkpoint(tmp_path, modules={"Transformer": {}, "Pooling": {"x": 1}}))
-    assert folder.modules == (("Transformer", ""), ("Pooling", "1_Pooling"))
-    assert folder.module_config("Pooling") == {"x": 1}

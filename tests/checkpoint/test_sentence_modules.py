@@ -1,84 +1,94 @@
-"""What sentence-transformers writes is read in every form of its versions, and nothing outside a checkpoint."""
+"""What sentence-transformers writes is read in every form of its versions, once, and nothing outside a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from pathlib import Path
 
 import pytest
 
-from onnxtool.checkpoint.sentence_modules import (
-    Module,
-    encoder_type,
-    max_sequence_length,
-    pooling_modes,
-    read_modules,
-    read_settings,
-    stays_inside,
-)
-from onnxtool.errors import CheckpointError
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.sentence_modules import SentenceModules, stays_inside
+from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.errors import InputError
 from onnxtool.reports import Json
+from tests.infer.tiny_models import write_checkpoint
 
 
-def reader(files: dict[str, Json]) -> Callable[[str], Json]:
-    """Read from `files`."""
-    return files.get
+def described(folder: Path, **files: Json) -> SentenceModules:
+    """Write `files`, called by their names without suffix, and read what they describe."""
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return CheckpointFolder(folder).sentence_modules
 
 
-def malformed(name: str, reason: str) -> CheckpointError:
-    return CheckpointError(f"{name}: {reason}")
-
-
-def test_modules_are_known_by_their_class() -> None:
+def test_modules_are_known_by_their_class(tmp_path: Path) -> None:
     """Packages moved between versions."""
-    listed: Json = [
-        {"type": "sentence_transformers.models.Transformer", "path": ""},
-        {"type": "sentence_transformers.sentence_transformer.modules.pooling.Pooling", "path": "1_Pooling"},
-    ]
-    read = reader({"modules.json": listed, "1_Pooling/config.json": {"pooling_mode": "cls"}})
-    modules = read_modules(read, malformed)
-    assert modules == (Module("Transformer", ""), Module("Pooling", "1_Pooling"))
-    assert read_settings(modules[1], read, malformed) == {"pooling_mode": "cls"}
-    assert modules[0].file("x") == "x"
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    transformer, pooling = described(
+        tmp_path,
+        modules=[
+            {"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.sentence_transformer.modules.pooling.Pooling", "path": "1_Pooling"},
+        ],
+    ).modules
+    assert (transformer.kind, transformer.folder, transformer.file("x")) == ("Transformer", "", "x")
+    assert (pooling.kind, pooling.settings, pooling.file("x")) == ("Pooling", {"pooling_mode": "cls"}, "1_Pooling/x")
+
+
+def test_a_checkpoint_of_another_library_has_no_modules(tmp_path: Path) -> None:
+    """And says nothing of its encoder or the length of its texts."""
+    assert described(tmp_path) == SentenceModules()
 
 
 @pytest.mark.parametrize(
-    "content", [{}, [1], [{"type": "Pooling"}], [{"type": "a.Pooling", "path": "../x"}], [{"type": 3, "path": ""}]]
-)
-def test_malformed_modules_are_refused_as_the_caller_says(content: Json) -> None:
-    """Its error names the file."""
-    with pytest.raises(CheckpointError, match=r"modules\.json: "):
-        read_modules(reader({"modules.json": content}), malformed)
+    "content",
+    [{}, [1], [{"type": "Pooling"}], [{"type": "a.Pooling", "path": "../x"}], [{"type": 3, "path": ""}],
+     [{"type": "P", "path": "/x"}]],
+)  # fmt: skip
+def test_malformed_modules_are_refused(tmp_path: Path, content: Json) -> None:
+    """The error names the file; a path in it must stay below the folder."""
+    with pytest.raises(InputError, match=r"modules\.json is malformed"):
+        described(tmp_path, modules=content)
 
 
-@pytest.mark.parametrize(
-    ("settings", "modes"),
-    [
-        ({}, ("mean",)),
-        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max")),
-        ({"pooling_mode": ["max", "mean"], "pooling_mode_cls_token": True}, ("max", "mean")),
-        ({"pooling_mode_attention": True}, ("pooling_mode_attention",)),
-    ],
-)
-def test_pooling_of_any_age_is_read(settings: dict[str, Json], modes: tuple[str, ...]) -> None:
-    """Flags of old versions, names of new ones, and a flag that nobody knows, which is not passed over."""
-    assert pooling_modes(settings) == modes
+def test_the_first_file_that_says_anything_of_the_transformer_decides(tmp_path: Path) -> None:
+    """As in sentence-transformers 6.2: an empty one is passed over, and of the others the first counts alone."""
+    old: Json = {"max_seq_length": 75, "do_lower_case": True}
+    assert described(tmp_path).max_sequence_length is None
+    read = described(tmp_path, sentence_bert_config={}, sentence_xlnet_config=old)
+    assert (read.max_sequence_length, read.transformer_file) == (75, "sentence_xlnet_config.json")
+    assert read.lower_cases
+    read = described(tmp_path, sentence_bert_config={"do_lower_case": False}, sentence_xlnet_config=old)
+    assert read.max_sequence_length is None
+    assert not read.lower_cases
 
 
-def test_the_longest_text_is_read_from_old_names_too() -> None:
-    """And a file that does not say it is passed over."""
-    assert max_sequence_length(reader({}), malformed) is None
-    read = reader(
-        {"sentence_bert_config.json": {"do_lower_case": True}, "sentence_xlnet_config.json": {"max_seq_length": 75}}
-    )
-    assert max_sequence_length(read, malformed) == (75, "sentence_xlnet_config.json")
+def test_texts_are_lower_cased_by_a_file_of_an_old_name(tmp_path: Path) -> None:
+    """Where sentence-transformers reads it, too."""
+    folder = write_checkpoint(tmp_path)
+    texts = ["The CAT"]
+    assert TextTokenizer(CheckpointFolder(folder)).encode(texts)[0].ids == (2, 1, 1, 3)
+    (folder / "sentence_roberta_config.json").write_text('{"do_lower_case": true}')
+    assert TextTokenizer(CheckpointFolder(folder)).encode(texts)[0].ids == (2, 10, 6, 3)
 
 
-def test_the_encoder_says_what_it_is() -> None:
+def test_the_encoder_says_what_it_is(tmp_path: Path) -> None:
     """Since version 5."""
-    assert encoder_type(reader({"config_sentence_transformers.json": {"model_type": "SparseEncoder"}}), malformed) == (
+    assert described(tmp_path).encoder_class == ""
+    assert described(tmp_path, config_sentence_transformers={"model_type": "SparseEncoder"}).encoder_class == (
         "SparseEncoder"
     )
-    assert encoder_type(reader({}), malformed) == ""
+
+
+def test_each_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for it, and however often."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    folder = CheckpointFolder(tmp_path)
+    assert folder.read("config.json") == {"model_type": "bert"}
+    monkeypatch.setattr(Path, "read_bytes", None)
+    assert folder.read("config.json") == {"model_type": "bert"}
 
 
 @pytest.mark.parametrize("path", ["", "1_Pooling", "a/b", "a..b"])

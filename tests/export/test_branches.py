@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import VerificationError
 from onnxtool.export.decoding.branches import choose_by_length
-from onnxtool.export.decoding.proof import GenerationProver, prove_generation
 from onnxtool.export.decoding.step import capture_step, chunk_size
 from onnxtool.export.decoding.tracing import trace_with_cache
-from onnxtool.runtime.comparison import TOLERANCES, Answers
+from onnxtool.export.decoding.verification import GenerationReference, verify_generation
+from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 
 CHUNK = 4
 
@@ -37,18 +37,18 @@ def nemotron_h() -> Any:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answers]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ReferenceOutputs]:
     """The file of such a model, and what PyTorch answers."""
     path = tmp_path_factory.mktemp("branches") / "model.onnx"
     ir.save(trace_with_cache(nemotron_h(), prompts="parallel", opset=None), path)
-    return path, GenerationProver(nemotron_h(), None, 96).ask()
+    return path, GenerationReference(nemotron_h(), None, 96).reference_outputs()
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("branches")
-def test_prompts_in_chunks_and_steps_are_those_of_pytorch(exported: tuple[Path, Answers]) -> None:
+def test_prompts_in_chunks_and_steps_are_those_of_pytorch(exported: tuple[Path, ReferenceOutputs]) -> None:
     """Of one chunk and of many, in one piece and in two, and each token after them; no loop is left over the prompt."""
-    verification = prove_generation(*exported, TOLERANCES["fp32"])
+    verification = verify_generation(*exported, TOLERANCES["fp32"])
     descriptions = {case.description for case in verification.cases}
     assert {"a prompt of one token", "a long prompt, 87 tokens", "ragged, padded left, in two pieces"} <= descriptions
     model = onnx.load(exported[0])
@@ -58,7 +58,7 @@ def test_prompts_in_chunks_and_steps_are_those_of_pytorch(exported: tuple[Path, 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("branches")
-def test_the_weights_of_both_graphs_are_there_once(exported: tuple[Path, Answers]) -> None:
+def test_the_weights_of_both_graphs_are_there_once(exported: tuple[Path, ReferenceOutputs]) -> None:
     """Under the name of the parameter or, where a trace transposed them, under whatever name it gave them."""
     weights = sum(array.numel() * array.element_size() for array in nemotron_h().parameters())
     held = sum(len(tensor.raw_data) for tensor in onnx.load(exported[0]).graph.initializer)
@@ -68,7 +68,7 @@ def test_the_weights_of_both_graphs_are_there_once(exported: tuple[Path, Answers
 @pytest.mark.slow
 @pytest.mark.xdist_group("branches")
 @pytest.mark.parametrize("branch", ["then_branch", "else_branch"])
-def test_either_branch_alone_is_caught(exported: tuple[Path, Answers], branch: str, tmp_path: Path) -> None:
+def test_either_branch_alone_is_caught(exported: tuple[Path, ReferenceOutputs], branch: str, tmp_path: Path) -> None:
     """The step gives a prompt one token for all, and the prompt's formula bounds what a step does not."""
     model = onnx.load(exported[0])
     (choice,) = [node for node in model.graph.node if node.op_type == "If"]
@@ -76,7 +76,7 @@ def test_either_branch_alone_is_caught(exported: tuple[Path, Answers], branch: s
     choice.input[0] = "always"
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError):
-        prove_generation(tmp_path / "broken.onnx", exported[1], TOLERANCES["fp32"])
+        verify_generation(tmp_path / "broken.onnx", exported[1], TOLERANCES["fp32"])
 
 
 def test_a_prompt_is_traced_over_more_than_two_chunks() -> None:

@@ -15,10 +15,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.heads.checkpoint_modules import module_list, read_embedding
-from onnxtool.export.heads.steps import Normalize, Pool
+from onnxtool.export.heads.choice import read_head
 from onnxtool.export.source import Source
 from tests.workshop import Workshop
 
@@ -226,7 +226,9 @@ def test_the_hash_tells_two_checkpoints_of_one_name_apart(folder: Path) -> None:
 
 def test_pooling_is_read_from_sentence_transformers_files(minilm: Path) -> None:
     """MiniLM takes the mean and normalizes."""
-    assert read_embedding(Source.find(str(minilm))) == (Pool(("mean",)), Normalize())
+    head = read_head("embedding", Source.find(str(minilm)))
+    assert head is not None
+    assert head.modules == (Pooling(("mean",)), Normalize())
 
 
 def test_a_pooling_folder_outside_the_checkpoint_is_refused(folder: Path) -> None:
@@ -234,7 +236,7 @@ def test_a_pooling_folder_outside_the_checkpoint_is_refused(folder: Path) -> Non
     modules = [{"type": "sentence_transformers.models.Pooling", "path": "../elsewhere"}]
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(CheckpointError, match="outside the folder"):
-        module_list(Source.find(str(folder)))
+        _ = Source.find(str(folder)).sentence_modules
 
 
 def test_a_device_that_torch_cannot_use_is_an_error(folder: Path) -> None:
@@ -266,9 +268,9 @@ def test_a_revision_of_a_folder_is_refused(folder: Path) -> None:
 
 
 def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(folder: Path) -> None:
-    """The mean would be a guess, and the proof would share it."""
+    """The mean would be a guess, and verification would share it."""
     with pytest.raises(CheckpointError, match="does not say how it pools"):
-        read_embedding(Source.find(str(folder)))
+        read_head("embedding", Source.find(str(folder)))
 
 
 def test_layers_that_the_config_does_not_count_are_not_left_out(folder: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ExportError, VerificationError
-from onnxtool.export.decoding.proof import GenerationProver, generate, prove_generation
 from onnxtool.export.decoding.step import cache_name, plain_generation, present_name
 from onnxtool.export.decoding.tracing import trace_with_cache
-from onnxtool.runtime.comparison import TOLERANCES, Answers
+from onnxtool.export.decoding.verification import GenerationReference, generate, verify_generation
+from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.runtime.session import open_session
 from tests.infer.tiny_models import write_checkpoint
 
@@ -63,7 +63,7 @@ class Exported:
     """A model, what it answers, and the file traced from it."""
 
     model: Any
-    answers: Answers
+    answers: ReferenceOutputs
     path: Path
 
 
@@ -78,7 +78,7 @@ def export(make: Callable[[], Any], prompts: str, path: Path, tokenizer: Any = N
     import onnx_ir as ir
 
     ir.save(trace_with_cache(tiny(make), prompts=prompts, opset=None), path)
-    answers = GenerationProver(tiny(make), tokenizer, 96).ask()
+    answers = GenerationReference(tiny(make), tokenizer, 96).reference_outputs()
     return Exported(tiny(make), answers, path)
 
 
@@ -141,7 +141,7 @@ def test_states_have_no_axis_of_the_past(looping: Exported) -> None:
 def test_it_generates_what_pytorch_generates(way: str, request: pytest.FixtureRequest) -> None:
     """At each step of each case: alone and together, ragged, one token, as long as the model takes."""
     exported: Exported = request.getfixturevalue(way)
-    verification = prove_generation(exported.path, exported.answers, TOLERANCES["fp32"])
+    verification = verify_generation(exported.path, exported.answers, TOLERANCES["fp32"])
     assert verification.passed
     assert verification.max_abs_error < 1e-4
     descriptions = {case.description for case in verification.cases}
@@ -176,7 +176,7 @@ def test_the_tokens_are_those_of_generate(way: str, request: pytest.FixtureReque
 def test_a_sliding_window_slides(folder: Path) -> None:
     """Past the window too, though the cache keeps all tokens."""
     exported = export(gemma3, "parallel", folder / "gemma3.onnx")
-    verification = prove_generation(exported.path, exported.answers, TOLERANCES["fp32"])
+    verification = verify_generation(exported.path, exported.answers, TOLERANCES["fp32"])
     descriptions = {case.description for case in verification.cases}
     assert {f"past the window of {WINDOW}", f"past the window of {WINDOW}, in two pieces"} <= descriptions
 
@@ -184,7 +184,7 @@ def test_a_sliding_window_slides(folder: Path) -> None:
 def test_keys_and_values_grow_in_the_loop_as_well(folder: Path) -> None:
     """The loop is for any model whose step for one token can be traced, attention included."""
     exported = export(llama, "token by token", folder / "looping-llama.onnx")
-    assert prove_generation(exported.path, exported.answers, TOLERANCES["fp32"]).passed
+    assert verify_generation(exported.path, exported.answers, TOLERANCES["fp32"]).passed
 
 
 @pytest.mark.parametrize("way", ["parallel", "looping"])
@@ -206,7 +206,7 @@ def test_a_decoder_without_a_cache_is_refused() -> None:
 def test_a_model_that_takes_too_few_tokens_is_refused() -> None:
     """There must be room for what verification generates."""
     with pytest.raises(ExportError, match="takes 9 tokens"):
-        GenerationProver(tiny(llama), None, 9).ask()
+        GenerationReference(tiny(llama), None, 9).reference_outputs()
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_planted_error_is_caught(
     onnx.save(model, tmp_path / "broken.onnx")
     open_session(tmp_path / "broken.onnx", provider="cpu")
     with pytest.raises(VerificationError):
-        prove_generation(tmp_path / "broken.onnx", parallel.answers, TOLERANCES["fp32"])
+        verify_generation(tmp_path / "broken.onnx", parallel.answers, TOLERANCES["fp32"])
 
 
 def test_a_state_that_padding_changes_is_caught(looping: Exported, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_state_that_padding_changes_is_caught(looping: Exported, tmp_path: Pat
         node.input[:] = [node.input[1]]
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="ragged"):
-        prove_generation(tmp_path / "broken.onnx", looping.answers, TOLERANCES["fp32"])
+        verify_generation(tmp_path / "broken.onnx", looping.answers, TOLERANCES["fp32"])
 
 
 @pytest.mark.parametrize("way", ["parallel", "looping"])
@@ -393,7 +393,7 @@ def test_an_error_for_some_sizes_is_caught(
     spoil_where(model, **sizes)
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError) as raised:
-        prove_generation(tmp_path / "broken.onnx", exported.answers, TOLERANCES["fp32"])
+        verify_generation(tmp_path / "broken.onnx", exported.answers, TOLERANCES["fp32"])
     assert raised.value.verification is not None
     failed = [case.description for case in raised.value.verification.cases if not case.passed]
     assert failed

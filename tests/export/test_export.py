@@ -1,4 +1,4 @@
-"""An export holds what was asked for, says where it comes from, and is proven."""
+"""An export holds what was asked for, says where it comes from, and is verified."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-import onnxtool.export.ways
+import onnxtool.export.strategies
 from onnxtool.errors import ExportError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.provenance import _figure
@@ -96,7 +96,7 @@ def test_verification_covers_shapes_and_masks(report: ExportReport) -> None:
 
 
 def test_these_weights_would_show_a_wrong_mask(report: ExportReport) -> None:
-    """Otherwise the ragged cases would prove nothing."""
+    """Otherwise the ragged cases would show nothing."""
     assert report.verification is not None
     assert report.verification.mask_effect is not None
     assert report.verification.mask_effect > 100 * report.verification.atol
@@ -263,7 +263,7 @@ def test_where_one_exporter_fails_the_next_is_used_and_said(
         raise RuntimeError("data-dependent guard")
 
     rows = tuple(replace(row, trace=fail) if row.name == "torchscript" else row for row in EXPORTERS)
-    monkeypatch.setattr(onnxtool.export.ways, "EXPORTERS", rows)
+    monkeypatch.setattr(onnxtool.export.strategies, "EXPORTERS", rows)
     options = ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx")
     report = export_model(options)
     assert report.exporter == "dynamo"
@@ -281,7 +281,7 @@ def test_an_exporter_that_took_too_long_is_not_asked_again_until_axes_are_fixed(
     def fail(model: Any, *_arguments: Any) -> Any:
         raise TimeoutError("not done after 180 s")
 
-    monkeypatch.setattr(onnxtool.export.ways, "EXPORTERS", tuple(replace(row, trace=fail) for row in EXPORTERS))
+    monkeypatch.setattr(onnxtool.export.strategies, "EXPORTERS", tuple(replace(row, trace=fail) for row in EXPORTERS))
     said: list[str] = []
     with pytest.raises(ExportError, match="not done after 180 s"):
         export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), tmp_path / "m.onnx"), on_progress=said.append)
@@ -317,7 +317,7 @@ def test_notes_name_no_folder_that_is_gone(workshop: Workshop, tmp_path: Path, m
         raise RuntimeError(f"cannot run {tmp_path}/.m.onnx.0123abcd.partial/m.onnx")
 
     rows = tuple(replace(row, trace=fail) if row.name == "torchscript" else row for row in EXPORTERS)
-    monkeypatch.setattr(onnxtool.export.ways, "EXPORTERS", rows)
+    monkeypatch.setattr(onnxtool.export.strategies, "EXPORTERS", rows)
     report = export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx"))
     (note,) = report.notes
     assert "cannot run m.onnx" in note

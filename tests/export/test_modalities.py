@@ -1,4 +1,4 @@
-"""Models of pictures, sound, translation and of two kinds of input are exported and proven as those of text are."""
+"""Models of pictures, sound, translation and of two kinds of input are exported and verified as those of text are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.decoding.tracing import PROMPTS
@@ -22,12 +23,11 @@ from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import usual_sizes
 from onnxtool.export.modalities.text import TextInputs, longest_text
-from onnxtool.export.recipes import OneCall, Recipe, WithCache
+from onnxtool.export.pipelines import ExportPipeline, GenerationPipeline, SingleCallPipeline
 from onnxtool.export.report import ExportReport
 from onnxtool.export.signature import Signature
-from onnxtool.export.tasks import TASK_WITH_CACHE
+from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.tracing import EXPORTERS
-from onnxtool.export.ways import Way
 from onnxtool.runtime.comparison import Case
 from tests.infer.tiny_models import write_checkpoint
 from tests.workshop import Workshop
@@ -267,7 +267,7 @@ def test_a_model_without_a_limit_says_so_in_more_than_one_way() -> None:
 
 
 def test_all_cases_of_a_fixed_length_have_that_length(workshop: Workshop) -> None:
-    """And there is still padding among them, without which no mask is proven."""
+    """And there is still padding among them, without which no mask is verified."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-mlm"))
     model = transformers.BertForMaskedLM(transformers.BertConfig(**TEXT | {"vocab_size": 30522}))
     text = TextInputs.of(model, tokenizer, ["input_ids", "attention_mask"])
@@ -330,9 +330,9 @@ def test_the_report_says_what_a_file_of_text_leaves_out(
     checkpoint: Any = SimpleNamespace(task=task, architecture="M", load_tokenizer=lambda: tokenizer)
     model = kind(transformers.BertConfig(**TEXT | {"vocab_size": 30522}))
     modality = find_modality(model, checkpoint)
-    recipe: Recipe
+    pipeline: ExportPipeline
     if task == TASK_WITH_CACHE:
-        recipe = WithCache.of(modality)
+        pipeline = GenerationPipeline.of(modality)
     else:
-        recipe = OneCall.of(model, modality, Signature({}, {}), None, None, keep_raw=False)
-    assert recipe.notes("M", Way(EXPORTERS[0], None, prompts=PROMPTS[0])) == said
+        pipeline = SingleCallPipeline.of(model, modality, Signature({}, {}), None, None, keep_raw=False)
+    assert pipeline.notes("M", ExportStrategy(EXPORTERS[0], None, prompts=PROMPTS[0])) == said

@@ -15,7 +15,7 @@ from onnxtool.export.modalities.audio import AudioInputs
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import usual_sizes
 from onnxtool.export.modalities.text import TextInputs, longest_text
-from onnxtool.runtime.comparison import TOLERANCES, ask, verify
+from onnxtool.runtime.comparison import TOLERANCES, run_reference, verify
 from tests.workshop import Workshop
 
 PIXELS = ("pixel_values", "pixel_mask")
@@ -88,7 +88,7 @@ def test_an_answer_that_ignores_the_mask_is_not_accepted() -> None:
     def careless(feeds: Any) -> Any:
         return run({**feeds, "pixel_mask": np.ones_like(feeds["pixel_mask"])})
 
-    answers = ask(run, cases, name="PyTorch")
+    answers = run_reference(run, cases, name="PyTorch")
     assert verify(run, answers, TOLERANCES["fp32"]).passed
     assert not verify(careless, answers, TOLERANCES["fp32"]).passed
 

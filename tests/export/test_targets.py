@@ -1,4 +1,4 @@
-"""A target's contract: chosen by what a checkpoint is, put on the graph, and refused where it cannot be met."""
+"""What a target needs: chosen by what a checkpoint is, put on the graph, and refused where it cannot be met."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import onnxruntime
 import pytest
 from transformers import AutoTokenizer
 
+from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.heads.steps import Dense, Normalize, Pool, Splade
-from onnxtool.export.targets.files import check_tokenizer
-from onnxtool.export.targets.table import TARGET_NAMES, TARGETS, find_target, layout
+from onnxtool.export.target import layout
+from onnxtool.export.targets import TARGET_NAMES, TARGETS, find_target
 from onnxtool.model_file import ModelFile
 from tests.workshop import Workshop
 
-MEAN, CLS, MAX = Pool(("mean",)), Pool(("cls",)), Pool(("max",))
+MEAN, CLS, MAX = Pooling(("mean",)), Pooling(("cls",)), Pooling(("max",))
 DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
 
 
 @pytest.mark.parametrize(
-    ("target", "task", "steps", "output"),
+    ("target", "task", "modules", "output"),
     [
-        ("anserini", "sparse-encoding", (Splade(),), "output_idx"),
-        ("anserini", "fill-mask", (Splade("sum"),), "output_idx"),
+        ("anserini", "sparse-encoding", (SpladePooling(),), "output_idx"),
+        ("anserini", "fill-mask", (SpladePooling("sum"),), "output_idx"),
         ("sentence-transformers", "sentence-similarity", (MAX, DENSE), "last_hidden_state"),
-        ("sentence-transformers", "sparse-encoding", (Splade("sum"),), "logits"),
+        ("sentence-transformers", "sparse-encoding", (SpladePooling("sum"),), "logits"),
         ("fastembed", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("fastembed", "sentence-similarity", (MAX,), "sentence_embedding"),
         ("fastembed", "sentence-similarity", (MEAN, DENSE), "sentence_embedding"),
-        ("fastembed", "sparse-encoding", (Splade(),), "logits"),
+        ("fastembed", "sparse-encoding", (SpladePooling(),), "logits"),
         ("vespa", "sentence-similarity", (CLS,), "last_hidden_state"),
-        ("vespa", "sentence-similarity", (Pool(("lasttoken",)),), "sentence_embedding"),
-        ("tei", "sentence-similarity", (Pool(("lasttoken",)),), "last_hidden_state"),
+        ("vespa", "sentence-similarity", (Pooling(("lasttoken",)),), "sentence_embedding"),
+        ("tei", "sentence-similarity", (Pooling(("lasttoken",)),), "last_hidden_state"),
         ("tei", "text-classification", (), "logits"),
         ("transformers.js", "token-classification", (), "logits"),
     ],
 )
 def test_what_a_consumer_cannot_compute_is_in_the_graph(
-    target: str, task: str, steps: tuple[Any, ...], output: str
+    target: str, task: str, modules: tuple[Any, ...], output: str
 ) -> None:
     """And what it can is left to it."""
-    assert find_target(target).use_for(task, steps, pads_left=False).outputs[0].name == output
+    assert find_target(target).use_for(task, modules, pads_left=False).outputs[0].name == output
 
 
 @pytest.mark.parametrize("target", ["fastembed", "vespa", "tei", "transformers.js"])
@@ -58,25 +58,25 @@ def test_the_first_token_behind_padding_is_pooled_in_the_graph(target: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("target", "task", "steps", "message"),
+    ("target", "task", "modules", "message"),
     [
         ("anserini", "sentence-similarity", (MEAN,), "Anserini takes sparse encoders; this model's task is"),
-        ("tei", "sparse-encoding", (Splade(),), "takes text encoders, text classifiers"),
+        ("tei", "sparse-encoding", (SpladePooling(),), "takes text encoders, text classifiers"),
         ("tei", "text-generation", (), "this model's task is text-generation"),
-        ("vespa", "sparse-encoding", (Splade("sum"),), "needs the sum of log"),
-        ("fastembed", "sparse-encoding", (Splade("max", "log1p_relu"),), "would give other answers there"),
+        ("vespa", "sparse-encoding", (SpladePooling("sum"),), "needs the sum of log"),
+        ("fastembed", "sparse-encoding", (SpladePooling("max", "log1p_relu"),), "would give other answers there"),
     ],
 )
-def test_a_contract_that_cannot_be_met_says_what_to_do(
-    target: str, task: str, steps: tuple[Any, ...], message: str
+def test_a_need_that_cannot_be_met_says_what_to_do(
+    target: str, task: str, modules: tuple[Any, ...], message: str
 ) -> None:
     """With a way out."""
     with pytest.raises(TargetError, match=message) as caught:
-        find_target(target).use_for(task, steps, pads_left=False)
+        find_target(target).use_for(task, modules, pads_left=False)
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGET_NAMES)
 def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
     """So that it can be staged and moved as one."""
     output = tmp_path / ("x.onnx" if target.name == "plain" else "x")
@@ -95,11 +95,11 @@ def test_a_file_for_a_consumer_of_folders_is_refused(tmp_path: Path) -> None:
 
 def test_anserini_refuses_tokenizers_that_it_does_not_have(minilm: Path) -> None:
     """It reads WordPiece vocabularies, lower-cases, and drops three ids by number."""
-    check_tokenizer(find_target("anserini"), AutoTokenizer.from_pretrained(minilm))
+    find_target("anserini").check_tokenizer(AutoTokenizer.from_pretrained(minilm))
     cased = AutoTokenizer.from_pretrained(minilm)
     cased.backend_tokenizer.normalizer = None
     with pytest.raises(TargetError, match="lower-cases every text"):
-        check_tokenizer(find_target("anserini"), cased)
+        find_target("anserini").check_tokenizer(cased)
 
     class Shifted:
         backend_tokenizer = cased.backend_tokenizer
@@ -108,7 +108,7 @@ def test_anserini_refuses_tokenizers_that_it_does_not_have(minilm: Path) -> None
             return {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}
 
     with pytest.raises(TargetError, match=r"in this vocabulary \[CLS\] is token 1"):
-        check_tokenizer(find_target("anserini"), Shifted())
+        find_target("anserini").check_tokenizer(Shifted())
 
 
 def test_a_byte_level_tokenizer_is_no_wordpiece() -> None:
@@ -118,9 +118,9 @@ def test_a_byte_level_tokenizer_is_no_wordpiece() -> None:
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
     with pytest.raises(TargetError, match="WordPiece"):
-        check_tokenizer(find_target("anserini"), tokenizer)
+        find_target("anserini").check_tokenizer(tokenizer)
     with pytest.raises(TargetError, match="no padding token"):
-        check_tokenizer(find_target("fastembed"), tokenizer)
+        find_target("fastembed").check_tokenizer(tokenizer)
 
 
 def exported(checkpoint: Path, target: str, folder: Path) -> Path:
@@ -183,7 +183,15 @@ def test_a_head_besides_a_target_is_refused(workshop: Workshop, tmp_path: Path) 
 
 
 def test_every_target_is_checked_against_its_consumer() -> None:
-    """A row needs a line in scripts/check_consumers.py."""
-    from check_consumers import _checks  # in scripts/, which the workshop puts on the path
+    """By a file of its name in scripts/consumers/, which check_consumers.py finds."""
+    from check_consumers import find_checks  # in scripts/, which the workshop puts on the path
 
-    assert {check.target for check in _checks()} == set(TARGET_NAMES) - {"plain"}
+    assert {check.target for check in find_checks()} == set(TARGET_NAMES) - {"plain"}
+
+
+def test_targets_are_found_by_their_modules() -> None:
+    """Nothing lists them; what reads no folder comes first."""
+    assert TARGET_NAMES[0] == "plain"
+    assert list(TARGET_NAMES[1:]) == sorted(TARGET_NAMES[1:])
+    for name in TARGET_NAMES:
+        assert type(find_target(name)).__module__.rpartition(".")[2] == name.replace("-", "_").replace(".", "_")

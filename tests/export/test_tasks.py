@@ -1,26 +1,27 @@
-"""A checkpoint tells what it is for by its architecture, its sentence-transformers modules and its card."""
+"""A checkpoint tells what it is for by its architecture, its sentence-transformers kinds and its card."""
 
 from __future__ import annotations
 
 import pytest
 
-from onnxtool.export.tasks import TASKS, recognize_task, task_of_architecture
+from onnxtool.checkpoint.tasks import TASKS, recognize_task
+from onnxtool.export.configuration import task_of_architecture
 
 
 @pytest.mark.parametrize(
-    ("model_type", "architecture", "modules", "tags", "task"),
+    ("model_type", "architecture", "kinds", "tags", "task"),
     [
         ("bert", "BertForMaskedLM", (), (), "fill-mask"),
         ("bert", "BertForMaskedLM", (), ("splade",), "sparse-encoding"),
         (
             "bert",
             "BertForMaskedLM",
-            ("sentence_transformers.sparse_encoder.models.SpladePooling",),
+            ("SpladePooling",),
             (),
             "sparse-encoding",
         ),
         ("bert", "BertModel", (), (), "feature-extraction"),
-        ("bert", "BertModel", ("sentence_transformers.models.Pooling",), (), "sentence-similarity"),
+        ("bert", "BertModel", ("Pooling",), (), "sentence-similarity"),
         ("bert", "BertModel", (), ("splade",), "feature-extraction"),
         ("distilbert", "DistilBertForSequenceClassification", (), (), "text-classification"),
         ("gpt2", "GPT2LMHeadModel", (), (), "text-generation"),
@@ -40,10 +41,10 @@ from onnxtool.export.tasks import TASKS, recognize_task, task_of_architecture
     ],
 )
 def test_the_task_follows_from_what_the_checkpoint_says(
-    model_type: str, architecture: str, modules: tuple[str, ...], tags: tuple[str, ...], task: str
+    model_type: str, architecture: str, kinds: tuple[str, ...], tags: tuple[str, ...], task: str
 ) -> None:
     """A base model with a sparse card has no vocabulary to weigh, so the card alone does not make it one."""
-    assert recognize_task(task_of_architecture(model_type, architecture), modules=modules, tags=tags) == task
+    assert recognize_task(task_of_architecture(model_type, architecture), kinds=kinds, tags=tags) == task
 
 
 def test_every_task_names_a_class_that_transformers_has() -> None:

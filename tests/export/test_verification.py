@@ -18,23 +18,23 @@ from onnxtool.export.heads.choice import read_head
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
-from onnxtool.export.verification import Prover, prove
+from onnxtool.export.verification import TorchReference, verify_file
 from onnxtool.runtime.comparison import TOLERANCES
 from onnxtool.verification import Verification
 from tests.workshop import Workshop
 
 
-def prover(workshop: Workshop, name: str, head: str = "none") -> Prover:
+def prover(workshop: Workshop, name: str, head: str = "none") -> TorchReference:
     checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     modality = find_modality(model, checkpoint)
     signature = detect_signature(model, modality)
     row = read_head(head, checkpoint.source)
-    return Prover(model, modality, signature.outputs, signature.sizes, row)
+    return TorchReference(model, modality, signature.outputs, signature.sizes, row)
 
 
 def verify_export(workshop: Workshop, path: Path, name: str, head: str = "none") -> Verification:
-    return prove(path, prover(workshop, name, head).ask(), TOLERANCES["fp32"])
+    return verify_file(path, prover(workshop, name, head).reference_outputs(), TOLERANCES["fp32"])
 
 
 def replace_input(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
@@ -196,7 +196,7 @@ def test_a_model_that_answers_differently_each_time_cannot_be_proven(workshop: W
 
     asked.model.register_forward_hook(add_noise)
     with pytest.raises(ExportError, match="draws random numbers and answers differently each time: logits by"):
-        asked.ask()
+        asked.reference_outputs()
 
 
 def test_a_model_that_draws_under_its_own_seed_can_be_proven(workshop: Workshop) -> None:
@@ -210,4 +210,4 @@ def test_a_model_that_draws_under_its_own_seed_can_be_proven(workshop: Workshop)
 
     asked.model.register_forward_hook(add_noise)
     with torch.random.fork_rng(devices=()):
-        assert asked.ask().cases
+        assert asked.reference_outputs().cases

@@ -132,10 +132,10 @@ def test_layers_that_the_graph_lacks_are_not_skipped(tmp_path: Path) -> None:
     """An embedding without the checkpoint's last layer would be another embedding."""
     model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
     path = write_model(tmp_path, model, modules={**POOLED, "WordWeights": {}})
-    with pytest.raises(InputError, match="with WordWeights, which this graph does not") as caught:
+    with pytest.raises(InputError, match="has the modules WordWeights, which onnxtool does not compute") as caught:
         infer(path, TEXTS)
     assert "use sentence-transformers for this checkpoint" in caught.value.hint
-    assert "Normalize, Dense, LayerNorm" in caught.value.hint
+    assert "it computes Pooling, SpladePooling, Dense, LayerNorm, Normalize" in caught.value.message
 
 
 def test_a_masked_language_model_fills_in_masks(tmp_path: Path) -> None:

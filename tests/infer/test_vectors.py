@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 
 from onnxtool.infer import SparseVectors
+from onnxtool.infer.heads.head import softmax
+from onnxtool.infer.vectors import cosine_similarities
 
 NAMES = ("a", "b", "c", "d", "e")
 DENSE = np.array([[0, 2, 0, 1, 0], [0, 0, 0, 0, 0], [3, 0, 0, 0, 3], [0.5, 1, 1.5, 2, 0]], np.float32)
@@ -50,3 +55,23 @@ def test_terms_can_be_left_out() -> None:
     wanted[:, [0, 3]] = 0
     np.testing.assert_array_equal(VECTORS.without({0, 3}).to_dense(), wanted)
     assert VECTORS.without({0, 3}).indptr.tolist() == [0, 1, 1, 2, 4]
+
+
+def test_cosines_are_those_of_the_definition() -> None:
+    """Symmetric, one on the diagonal, and 0 for a vector of zeros."""
+    vectors = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
+    vectors[3] = 0.0
+    cosines = cosine_similarities(vectors)
+    for i in range(3):
+        for j in range(3):
+            a, b = vectors[i].tolist(), vectors[j].tolist()
+            wanted = sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
+            assert cosines[i, j] == pytest.approx(wanted, abs=1e-9)
+    assert not cosines[3].any()
+    assert np.abs(cosines).max() <= 1.0
+
+
+def test_probabilities_do_not_overflow() -> None:
+    """Logits of fp16's range are fine, and so are those that a mask set to minus infinity."""
+    logits = np.array([[6e4, 6e4, -np.inf], [0.0, math.log(3.0), -np.inf]])
+    np.testing.assert_allclose(softmax(logits), [[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], rtol=1e-12)

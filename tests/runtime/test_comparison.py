@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 import onnxtool.runtime.comparison as comparison
 from onnxtool.errors import VerificationError
-from onnxtool.runtime.comparison import TOLERANCES, Case, OutputError, Tolerance, ask, measure, require_passed, verify
+from onnxtool.runtime.comparison import (
+    TOLERANCES,
+    Case,
+    OutputError,
+    Tolerance,
+    measure,
+    require_passed,
+    run_reference,
+    verify,
+)
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -131,7 +140,7 @@ def test_every_case_and_every_output_is_verified() -> None:
         return {"first": states, "second": wrong * 2, "extra": states}
 
     other = Case("another case", {"input_ids": np.ones((2, 3), np.int64)}, None)
-    verification = verify(candidate, ask(reference, [_case(), other], name="a loop"), LOOSE)
+    verification = verify(candidate, run_reference(reference, [_case(), other], name="a loop"), LOOSE)
     good, bad = verification.cases
     assert not verification.passed
     assert (good.passed, bad.passed) == (True, False)
@@ -143,14 +152,14 @@ def test_every_case_and_every_output_is_verified() -> None:
 
 def test_a_missing_output_fails() -> None:
     """Comparing only what both have would pass a graph without outputs."""
-    verification = verify(lambda _: {}, ask(lambda _: {"logits": _states()}, [_case()], name="a loop"), LOOSE)
+    verification = verify(lambda _: {}, run_reference(lambda _: {"logits": _states()}, [_case()], name="a loop"), LOOSE)
     assert not verification.passed
     assert verification.cases[0].worst_output == "logits"
 
 
 def test_no_cases_prove_nothing() -> None:
     """An empty verification has not passed."""
-    assert not verify(lambda _: {}, ask(lambda _: {}, [], name="a loop"), LOOSE).passed
+    assert not verify(lambda _: {}, run_reference(lambda _: {}, [], name="a loop"), LOOSE).passed
 
 
 def test_the_effect_of_the_mask_is_measured_on_real_tokens() -> None:
@@ -164,15 +173,15 @@ def test_the_effect_of_the_mask_is_measured_on_real_tokens() -> None:
         return {"y": feeds["input_ids"].astype(np.float64)}
 
     # Row 0 holds 0, 1 and, on padding, 2.
-    assert verify(attentive, ask(attentive, [_case()], name="x"), LOOSE).mask_effect == 2.0
-    assert verify(indifferent, ask(indifferent, [_case()], name="x"), LOOSE).mask_effect == 0.0
-    assert verify(attentive, ask(attentive, [_case(None)], name="x"), LOOSE).mask_effect is None
+    assert verify(attentive, run_reference(attentive, [_case()], name="x"), LOOSE).mask_effect == 2.0
+    assert verify(indifferent, run_reference(indifferent, [_case()], name="x"), LOOSE).mask_effect == 0.0
+    assert verify(attentive, run_reference(attentive, [_case(None)], name="x"), LOOSE).mask_effect is None
 
 
 def test_a_failed_verification_raises_with_its_worst_case() -> None:
     """Case, output, figures and shapes, and the whole verification for a program to read."""
     states = _states()
-    answers = ask(lambda _: {"logits": states}, [_case()], name="PyTorch")
+    answers = run_reference(lambda _: {"logits": states}, [_case()], name="PyTorch")
     verification = verify(lambda _: {"logits": states + 1}, answers, LOOSE)
     with pytest.raises(VerificationError) as caught:
         require_passed(verification, "look there")
@@ -187,7 +196,7 @@ def test_a_passed_verification_raises_nothing() -> None:
     states = _states()
     same = {"logits": states}
     for tolerance in comparison.TOLERANCES.values():
-        require_passed(verify(lambda _: same, ask(lambda _: same, [_case()], name="x"), tolerance), "")
+        require_passed(verify(lambda _: same, run_reference(lambda _: same, [_case()], name="x"), tolerance), "")
 
 
 def test_padding_is_left_out_of_sequences_only() -> None:
@@ -197,7 +206,7 @@ def test_padding_is_left_out_of_sequences_only() -> None:
     right, wrong = np.zeros((1, 3), np.float32), np.array([[0, 0, 9]], np.float32)
 
     def verified(sequences: frozenset[str] | None) -> bool:
-        answers = ask(lambda _feeds: {"logits": right}, [case], name="reference", sequences=sequences)
+        answers = run_reference(lambda _feeds: {"logits": right}, [case], name="reference", sequences=sequences)
         return verify(lambda _feeds: {"logits": wrong}, answers, TOLERANCES["fp32"]).passed
 
     assert verified(frozenset({"logits"}))

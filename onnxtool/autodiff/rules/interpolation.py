@@ -1,6 +1,6 @@
-"""Gradient of Resize: every interpolation is linear, and works on one axis at a time, so it is a matrix for each axis.
+"""Gradient of Resize: every interpolation is linear and works on each axis separately, so it is one matrix per axis.
 
-The matrix of an axis is what the operator itself makes of the identity matrix.
+The operator computes the matrix of an axis from the identity matrix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _resize(n: Backward) -> Tensor:
     if n.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         raise Refusal("it crops")
     if "axes" in n.node.attributes or n.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Refusal("its sizes are given for some axes alone, or follow from each other")
+        raise Refusal("its sizes are given for some axes only, or follow from each other")
     rank = len(n.shape())
     gradient = n.dy
     for axis in range(rank):
@@ -34,7 +34,7 @@ def _resize(n: Backward) -> Tensor:
 
 
 def _stays(n: Backward, axis: int) -> bool:
-    """Whether an axis is known to keep its size."""
+    """Return whether an axis is known to keep its size."""
     scales = n.constant(_SCALES)
     if scales is not None and scales.size:
         return bool(scales[axis] == 1)
@@ -43,13 +43,13 @@ def _stays(n: Backward, axis: int) -> bool:
 
 
 def _matrix(n: Backward, axis: int, rank: int) -> Tensor:
-    """Return what one axis is multiplied with on the way back, [size after, size before]."""
+    """Return the matrix of one axis for the backward pass, [size after, size before]."""
     build = n.build
     size = n.x(0).size().slice(axis, axis + 1)
     zero, one = (build.constant(number, size.dtype) for number in (0, 1))
     places = build.op("Range", zero, size.reshape([]), one)
     unit = places.reshape([-1, 1]).equals(places.reshape([1, -1])).cast(n.dy.dtype)
-    # Each row is a sample, so that what is resized is a picture as the node knows them.
+    # Each row is a sample, so that the input of Resize has the rank that the node expects.
     shape = [size if place in (0, axis) else build.axes([1]) for place in range(rank)]
     attributes = {name: n.node.attributes[name].value for name in _OF_INTERPOLATION if name in n.node.attributes}
     picture = unit.reshape(build.concat(*shape))

@@ -1,6 +1,6 @@
 """Gradient of the cross entropy, from the probabilities that the loss computes anyway.
 
-Letters: N samples, C classes, D* further axes of a sample, as of a picture.
+Letters: N samples, C classes, D* further axes of a sample, such as height and width.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Labels:
     """The labels of a loss.
 
     Attributes:
-        classes: valid ones all, [N, 1, D*]; 0 where the label counts nothing.
-        weight: of each sample, [N, 1, D*]; None where each counts alike.
-        count: the sum of the weights; a number.
+        classes: valid classes, [N, 1, D*]; 0 for an ignored label.
+        weight: of each sample, [N, 1, D*]; None for equal weights.
+        count: the sum of the weights, a scalar.
     """
 
     classes: Tensor
@@ -41,35 +41,35 @@ class Labels:
 
 
 def _gradient(n: Backward) -> Tensor:
-    """Return `(softmax(x) - one_hot(label)) * share`, the share being what a sample adds to the loss."""
+    """Return `(softmax(x) - one_hot(label)) * slope`; the slope is the gradient with respect to a sample's loss."""
     labels = Labels.of(n)
-    return _error(n, labels) * _share(n, labels)
+    return _error(n, labels) * _slope(n, labels)
 
 
 def _error(n: Backward, labels: Labels) -> Tensor:
     """Return `softmax(x) - one_hot(label)`, [N, C, D*].
 
-    Where the loss is made of the probabilities, that of the label is the exponential of the loss of the sample. Taken
-    from there and not read again, it lets the loss be done before, and the probabilities be written over.
+    If the loss is computed from the probabilities, that of the label is the exponential of the negative loss of the
+    sample. Without another read, the probabilities can be overwritten once the loss is computed.
     """
     build = n.build
     if _is_flat(n):
         probability = build.op("Softmax", n.x(0), axis=-1)
-        taken = build.op("Exp", -_losses(n, labels)) - 1.0
-        return build.op("ScatterElements", probability, labels.classes, taken, axis=1)
-    taken = build.constant(-1.0, n.x(0).dtype).expand(labels.classes.size())
+        of_label = build.op("Exp", -_losses(n, labels)) - 1.0
+        return build.op("ScatterElements", probability, labels.classes, of_label, axis=1)
+    minus_one = build.constant(-1.0, n.x(0).dtype).expand(labels.classes.size())
     probability = build.op("Exp", n.y(1))
-    return build.op("ScatterElements", probability, labels.classes, taken, axis=1, reduction="add")
+    return build.op("ScatterElements", probability, labels.classes, minus_one, axis=1, reduction="add")
 
 
-def _share(n: Backward, labels: Labels) -> Tensor:
-    """Return the gradient of the loss with respect to the loss of each sample, a number or [N, 1, D*]."""
+def _slope(n: Backward, labels: Labels) -> Tensor:
+    """Return the gradient of the loss with respect to the loss of each sample, a scalar or [N, 1, D*]."""
     reduction = n.attribute("reduction", "mean")
     slope = n.dy
     if reduction == "none":
         slope = n.build.op("Unsqueeze", slope, n.build.axes([1]))
     elif reduction == "mean":
-        # With no sample at all the loss is not a number, and its gradient is zero.
+        # Without any labeled sample the loss is NaN, and its gradient is zero.
         slope = slope / n.build.where(labels.count.equals(0.0), 1.0, labels.count)
     return slope if labels.weight is None else labels.weight * slope
 
@@ -83,21 +83,21 @@ def _is_flat(n: Backward) -> bool:
 def _losses(n: Backward, labels: Labels) -> Tensor:
     """Return the loss of each sample of logits [N, C], [N, 1].
 
-    The largest probability is 1 over the sum of the exponentials, so its logarithm is that of a LogSoftmax; with it
-    the gradient's Softmax is the one pass over all classes that takes exponentials.
+    The largest probability is 1 over the sum of the exponentials, so its logarithm is the largest LogSoftmax. With it,
+    the Softmax of the gradient is the only pass over all classes with exponentials.
     """
     build, x, classes = n.build, n.x(0), n.build.axes([1])
     largest = build.op("Log", build.op("ReduceMax", build.op("Softmax", x, axis=-1), classes, keepdims=1))
-    # onnxruntime computes first what was added last; with this before it, Softmax writes over the logits.
-    taken = build.op("GatherElements", x, labels.classes, axis=1)
-    return build.op("ReduceMax", x, classes, keepdims=1) - taken - largest
+    # onnxruntime runs nodes that were added last first; after this node, Softmax may overwrite the logits.
+    of_label = build.op("GatherElements", x, labels.classes, axis=1)
+    return build.op("ReduceMax", x, classes, keepdims=1) - of_label - largest
 
 
 def _forward(n: Backward) -> tuple[Tensor, ...]:
     """Compute the loss of logits [N, C] from their Softmax along the last axis.
 
-    onnxruntime takes the operator for its definition, with LogSoftmax of an axis in the middle, which takes three times
-    as long.
+    onnxruntime expands the operator to its definition, with LogSoftmax along a middle axis, which takes three times as
+    long.
     """
     if not _is_flat(n):
         return ()
@@ -105,7 +105,7 @@ def _forward(n: Backward) -> tuple[Tensor, ...]:
     each = _losses(n, labels)
     if labels.weight is not None:
         each = each * labels.weight
-    logarithms = build.op("LogSoftmax", n.x(0), axis=-1)  # dropped where nobody reads it
+    logarithms = build.op("LogSoftmax", n.x(0), axis=-1)  # removed if it is not read
     reduction = n.attribute("reduction", "mean")
     if reduction == "none":
         return build.op("Squeeze", each, build.axes([1])), logarithms

@@ -14,7 +14,7 @@ def _pow_base(n: Backward) -> Tensor:
     x, exponent = n.x(0), n.constant(1)
     if exponent is None or exponent.size != 1:
         power = n.x(1).cast(x.dtype)
-        # At an exponent of zero the slope is zero, at x = 0 too.
+        # With an exponent of zero the slope is zero, also at x = 0.
         slope = n.build.where(power.equals(0.0), 0.0, power * x ** (power - 1.0))
         return n.dy * slope
     number = float(exponent.item())
@@ -49,7 +49,7 @@ def _clip_bound(n: Backward) -> Tensor:
 
 
 def _extremum(n: Backward) -> Tensor:
-    """Give the gradient to those that have the value, in equal parts, as PyTorch's amax does."""
+    """Distribute the gradient equally over all inputs with the extreme value, as PyTorch's amax does."""
     hits = [n.x(place).equals(n.y()).cast(n.dy.dtype) for place in range(len(n.node.inputs))]
     if len(hits) == 1:
         return n.dy
@@ -62,7 +62,7 @@ def _leaky_relu(n: Backward) -> Tensor:
 
 
 def _mod_divisor(n: Backward) -> Tensor:
-    """Return minus how often the divisor went into the number, times the gradient."""
+    """Return minus the integer quotient times the gradient."""
     return -n.dy * n.build.op("Round", (n.x(0) - n.y()) / n.x(1))
 
 
@@ -75,8 +75,8 @@ def _gelu(n: Backward) -> Tensor:
 def gelu_slope(n: Backward, x: Tensor) -> Tensor:
     """Return the derivative of `x * cdf(x)`: `cdf(x) + x * pdf(x)`.
 
-    Dividing by `exp(u^2)` saves the sign of the exponent, a pass over all elements; it overflows to infinity where the
-    density is zero.
+    Dividing by `exp(u^2)` avoids the negation of the exponent, a pass over all elements; it overflows to infinity where
+    the density is zero.
     """
     u = x * math.sqrt(0.5)
     density = 1 / math.sqrt(2 * math.pi) / n.build.op("Exp", u * u)
@@ -84,7 +84,7 @@ def gelu_slope(n: Backward, x: Tensor) -> Tensor:
 
 
 def half_and_half(n: Backward, x: Tensor) -> Tensor:
-    """Return `0.5 + 0.5 * x` of x in [-1, 1]; HardSigmoid is that in one pass, where onnxruntime has it."""
+    """Return `0.5 + 0.5 * x` for x in [-1, 1]; HardSigmoid computes it in one pass, if onnxruntime has the dtype."""
     if x.dtype.name == "FLOAT":
         return n.build.op("HardSigmoid", x, alpha=0.5, beta=0.5)
     return 0.5 + 0.5 * x

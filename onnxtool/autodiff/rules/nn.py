@@ -1,4 +1,4 @@
-"""Gradients of products of matrices, of activations along an axis, of normalizations and of dropout.
+"""Gradients of matrix products, activations along an axis, normalizations and dropout.
 
 Letters: M rows, K the axis that is summed over, N columns.
 """
@@ -251,11 +251,42 @@ def _dropout(n: Backward) -> Tensor:
     return n.build.where(n.y(1), n.dy * scale, 0.0)
 
 
+def _einsum_terms(n: Backward) -> tuple[list[str], str]:
+    """Return the letters of each input, and those of the output."""
+    equation = n.attribute("equation", "").replace(" ", "")
+    if "." in equation:
+        raise Refusal("with an ellipsis")
+    left, arrow, output = equation.partition("->")
+    inputs = left.split(",")
+    if not arrow:  # then all letters that come once, in order
+        output = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
+    if any(len(set(term)) < len(term) for term in inputs):
+        raise Refusal("with a letter twice in one input")
+    return inputs, output
+
+
+def _einsum(n: Backward) -> Tensor:
+    inputs, output = _einsum_terms(n)
+    wanted = inputs[n.index]
+    others = [place for place in range(len(inputs)) if place != n.index]
+    known = {*output, *(letter for place in others for letter in inputs[place])}
+    kept = "".join(letter for letter in wanted if letter in known)
+    equation = ",".join([output, *(inputs[place] for place in others)]) + f"->{kept}"
+    gradient = n.build.op("Einsum", n.dy, *(n.x(place) for place in others), equation=equation)
+    if kept == wanted:
+        return gradient
+    # Summed over in this input alone, so that all elements along it have the same gradient.
+    summed = [axis for axis, letter in enumerate(wanted) if letter not in known]
+    spread = n.build.op("Unsqueeze", gradient, n.build.axes(summed))
+    return spread.expand(n.x(n.index).size())
+
+
 NN: dict[str, Rule] = {
     "BatchNormalization": Rule(
         (_batch_norm, _batch_norm_scale, _batch_norm_bias, _running, _running), forward=_batch_norm_forward
     ),
     "Dropout": Rule((_dropout,), num_outputs=2),
+    "Einsum": Rule((_einsum,), variadic=True),
     "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
     "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),
     "LayerNormalization": Rule(

@@ -1,4 +1,4 @@
-"""Gradients of reductions: what was reduced is spread out again."""
+"""Gradients of reductions, which expand the gradient to the shape of the input."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from onnxtool.autodiff.rules.rule import Backward, Rule, rule
 
 
 def _kept(n: Backward, reduced: Tensor) -> Tensor:
-    """Return a reduced value with the axes in place that were reduced, of size 1."""
+    """Return a reduced value with the reduced axes kept, of size 1."""
     if n.attribute("keepdims", 1) or not n.has(1):
-        return reduced  # without axes it is one number, which broadcasts as it is
+        return reduced  # without axes it is a scalar, which broadcasts
     return n.build.op("Unsqueeze", reduced, n.x(1))
 
 
@@ -20,7 +20,7 @@ def _axes(n: Backward) -> Tensor | None:
 
 
 def _count(n: Backward) -> Tensor:
-    """Return how many elements went into one."""
+    """Return how many elements were reduced to one."""
     x, y = n.x(0), n.y()
     if x.shape is not None and y.shape is not None and n.attribute("keepdims", 1):
         reduced = [whole for whole, part in zip(x.shape, y.shape, strict=True) if whole != part]
@@ -39,7 +39,7 @@ def _reduce_mean(n: Backward) -> Tensor:
 
 
 def _reduce_extremum(n: Backward) -> Tensor:
-    """Give the gradient to all elements that have the value, in equal parts."""
+    """Distribute the gradient equally over all elements with the extreme value."""
     hits = n.x(0).equals(_kept(n, n.y())).cast(n.dy.dtype)
     return hits * (_kept(n, n.dy) / n.build.op("ReduceSum", hits, _axes(n), keepdims=1))
 
@@ -55,7 +55,7 @@ def _reduce_log_sum_exp(n: Backward) -> Tensor:
 
 
 def _reduce_prod(n: Backward) -> Tensor:
-    """Return the product of the others; one zero leaves it to itself alone, and two leave nothing."""
+    """Multiply by the product of the other elements: with one zero it is zero except there, with two everywhere."""
     is_zero = n.x(0).equals(0.0)
     others = n.build.where(is_zero, 1.0, n.x(0))
     product = n.build.op("ReduceProd", others, _axes(n), keepdims=1)

@@ -1,8 +1,8 @@
-"""What a gradient rule is: for each input of an operator, the gradient with respect to it.
+"""Gradient rules: for each input of an operator, the gradient with respect to it.
 
-A gradient is a function of the node on the way back: `n.x(i)` and `n.y(i)` are its inputs and outputs, `n.dy` is the
-gradient of the loss with respect to its first output, and what it returns is that with respect to one input. It is only
-called where somebody asks for it, so what nobody needs is never built.
+A gradient is a function of a node in the backward pass: `n.x(i)` and `n.y(i)` are its inputs and outputs, `n.dy` is the
+gradient of the loss with respect to its first output, and it returns the gradient with respect to one input. It is only
+called for inputs that need a gradient.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Refusal(Exception):  # noqa: N818 - not an error of the user's: the engine collects them
-    """A rule says why it does not fit a node."""
+class Refusal(Exception):  # noqa: N818 - not a user error: the engine collects them
+    """The reason why a rule does not support a node."""
 
 
 @dataclass(frozen=True)
 class Backward:
-    """One node on the way back.
+    """One node in the backward pass.
 
     Attributes:
         build: adds nodes to the graph.
         node: the node of the forward graph.
-        index: the input that a gradient is asked for.
-        gradients: of the loss with respect to each output; None where the loss does not depend on it.
-        trained: the inputs that depend on what is differentiated by, and so are no constants.
+        index: the input whose gradient is needed.
+        gradients: of the loss with respect to each output; None if the loss does not depend on it.
+        active: the inputs that depend on a source of the differentiation, and so are not constant.
     """
 
     build: Builder
     node: ir.Node
     index: int
     gradients: Sequence[Tensor | None]
-    trained: frozenset[int]
+    active: frozenset[int]
 
     def x(self, index: int) -> Tensor:
-        """Return an input of the node, which is there."""
+        """Return an input of the node that was passed."""
         value = self.node.inputs[index]
         if value is None:
             raise ValueError(f"{self.node.op_type} was given no input {index}")
@@ -59,7 +59,7 @@ class Backward:
         return self.dys(0)
 
     def dys(self, index: int) -> Tensor:
-        """Return the gradient with respect to an output; zeros where the loss does not depend on it."""
+        """Return the gradient with respect to an output; zeros if the loss does not depend on it."""
         gradient = self.gradients[index]
         return gradient if gradient is not None else self.build.zeros(self.y(index).size(), self.y(index).dtype)
 
@@ -74,10 +74,10 @@ class Backward:
         return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]
 
     def constant(self, index: int) -> NDArray | None:  # type: ignore[type-arg]
-        """Return the elements of an input that is the same in every run; None where it is absent or is not."""
+        """Return the elements of a constant input; None if it is absent or not constant."""
         import onnx_ir as ir
 
-        if not self.has(index) or index in self.trained:
+        if not self.has(index) or index in self.active:
             return None
         value = self.node.inputs[index]
         while value is not None and (source := _same_numbers(value)) is not None:
@@ -106,7 +106,7 @@ class Backward:
 
 
 def _same_numbers(value: ir.Value) -> ir.Value | None:
-    """Return what `value` is a copy of, in another dtype of float perhaps."""
+    """Return the value that `value` is a copy of, also with another float dtype."""
     maker = value.producer()
     if maker is None or maker.op_type not in ("Cast", "CastLike", "Identity"):
         return None
@@ -122,13 +122,13 @@ class Rule:
     """The gradients of an operator.
 
     Attributes:
-        gradients: one for each differentiable input, by its place.
-        variadic: the last one serves all further inputs as well, and finds its own in `n.index`.
+        gradients: one for each differentiable input, by its index.
+        variadic: the last one is also used for all further inputs, with their index in `n.index`.
         broadcasts: the inputs broadcast; the gradients have the shape of the output, and the engine sums them.
-        num_outputs: how many outputs the gradients read; those that the node leaves out are added to it.
-        outputs: the outputs through which a gradient may come.
-        forward: computes the outputs of the node by others, of which the gradients use some as well; the node is then
-            taken out. Where it returns nothing, the node stays.
+        num_outputs: how many outputs the gradients read; missing optional ones are added to the node.
+        outputs: the outputs whose gradients the rule supports.
+        forward: computes the outputs of the node from other operators, which the gradients share; the node is then
+            removed. If it returns nothing, the node is kept.
     """
 
     gradients: tuple[Gradient | None, ...]
@@ -139,10 +139,10 @@ class Rule:
     forward: Callable[[Backward], Sequence[Tensor]] | None = None
 
     def gradient(self, index: int) -> Gradient:
-        """Return the one for an input.
+        """Return the gradient of an input.
 
         Raises:
-            Refusal: there is none.
+            Refusal: the rule has none.
         """
         place = min(index, len(self.gradients) - 1) if self.variadic else index
         found = self.gradients[place] if place < len(self.gradients) else None
@@ -152,10 +152,10 @@ class Rule:
 
 
 def rule(*gradients: Gradient | None) -> Rule:
-    """Make the rule of an operator whose inputs do not broadcast."""
+    """Return the rule of an operator whose inputs do not broadcast."""
     return Rule(gradients)
 
 
 def broadcasting(*gradients: Gradient | None) -> Rule:
-    """Make the rule of an operator whose inputs broadcast."""
+    """Return the rule of an operator whose inputs broadcast."""
     return Rule(gradients, broadcasts=True)

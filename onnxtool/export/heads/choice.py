@@ -1,23 +1,21 @@
 """What an exported graph computes on top of the model: a table of heads, and which one a checkpoint wants.
 
-A head is a sequence of steps (steps.py) over one output of the model.
+A head is a sequence of pooling modules over one output of the model.
 
 Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.checkpoint.pooling_modules import Pooling, PoolingModule, SpladePooling, read_pooling_modules
+from onnxtool.checkpoint.tasks import SPARSE_TAGS
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.checkpoint_modules import card_tags, encoder_class, module_list, read_embedding, read_splade
-from onnxtool.export.heads.steps import Step
 from onnxtool.export.signature import BATCH, Signature
 from onnxtool.export.source import Source
-from onnxtool.export.tasks import SPARSE_TAGS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,25 +28,25 @@ class Head:
     """A head with the settings and weights of its checkpoint.
 
     Attributes:
-        source: the output of the model that it stands on, float [B, S, N].
+        source: the output of the model that it reads, float [B, S, N].
         output: the output of the graph that it makes, float [B, W].
         task: what a model with this head is for, whatever its checkpoint says.
-        steps: what is computed, in order.
+        modules: what is computed, in order.
     """
 
     name: str
     source: str
     output: str
     task: str
-    steps: tuple[Step, ...]
+    modules: tuple[PoolingModule, ...]
 
     def reference(self, value: Any, mask: Any) -> Any:
         """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W]."""
         import torch
 
         with torch.inference_mode():
-            for step in self.steps:
-                value = step.reference(value, mask)
+            for module in self.modules:
+                value = module.reference(torch, value, mask)
         return value
 
     def width(self, before: int) -> int:
@@ -58,8 +56,8 @@ class Head:
             CheckpointError: the modules do not fit each other or the model.
         """
         try:
-            for step in self.steps:
-                before = step.width(before)
+            for module in self.modules:
+                before = module.width(before)
         except ValueError as error:
             raise CheckpointError(
                 f"the modules of this checkpoint do not fit its model: {error}",
@@ -72,7 +70,7 @@ class Head:
 
         Raises:
             CheckpointError: the modules do not fit the model.
-            ExportError: the model lacks the output or the mask that the head stands on.
+            ExportError: the model lacks the output or the mask that the head reads.
         """
         require_output(self.name, self.source, signature)
         shape = signature.outputs[self.source]
@@ -91,67 +89,22 @@ class Head:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A head before its checkpoint is known."""
+class _HeadKind:
+    """A head before its checkpoint is known; `pooling` is the module that pools the tokens, before all others."""
 
     name: str
     source: str
     output: str
     task: str
-    read: Callable[[Source], tuple[Step, ...]]
+    pooling: type[PoolingModule]
 
 
-_ROWS: tuple[_Row, ...] = (
-    _Row("splade", "logits", "sparse", "sparse-encoding", read_splade),
-    _Row("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", read_embedding),
+_KINDS: tuple[_HeadKind, ...] = (
+    _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling),
+    _HeadKind("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", Pooling),
 )
 # `logits` and `none` put nothing on the model; the first insists on logits.
-HEAD_NAMES = ("auto", "logits", *(row.name for row in _ROWS), "none")
-
-
-def recognize_head(source: Source, architecture: str) -> tuple[str, str]:
-    """Tell which head a checkpoint was trained with, and by what it is known.
-
-    Args:
-        source: the checkpoint.
-        architecture: the class that its weights are loaded into, e.g. `BertForMaskedLM`.
-
-    Returns:
-        `splade`, `embedding` or `none`, and the reason in words.
-    """
-    kinds = [module.kind for module in module_list(source)]
-    if "SpladePooling" in kinds:
-        name, why = "splade", "modules.json names SpladePooling"
-    elif "Pooling" in kinds:
-        name, why = "embedding", "modules.json names Pooling"
-    elif kinds:
-        return "none", f"modules.json names {', '.join(kinds)}, and no pooling"
-    elif not architecture.endswith("ForMaskedLM"):
-        return "none", "the checkpoint does not say how it is pooled"
-    else:
-        if encoder_class(source) == "SparseEncoder":
-            return "splade", "config_sentence_transformers.json names SparseEncoder"
-        tags = [tag for tag in SPARSE_TAGS if tag in card_tags(source)]
-        if not tags:
-            return "none", "neither modules.json nor the model card's tags speak of pooling"
-        return "splade", f"the model card's tags name {' and '.join(tags)}"
-    try:
-        read_head(name, source)
-    except CheckpointError as error:
-        return "none", error.message
-    return name, why
-
-
-def read_head(name: str, source: Source) -> Head | None:
-    """Read the settings and weights of the head called `name`; None for the names that put nothing on the model.
-
-    Raises:
-        CheckpointError: the checkpoint does not say how it pools, or has modules that no head computes.
-    """
-    row = next((row for row in _ROWS if row.name == name), None)
-    if row is None:
-        return None
-    return Head(row.name, row.source, row.output, row.task, row.read(source))
+HEAD_NAMES = ("auto", "logits", *(kind.name for kind in _KINDS), "none")
 
 
 @dataclass(frozen=True)
@@ -169,34 +122,90 @@ class Choice:
     why: str = ""
 
 
+def recognize_head(source: Source, architecture: str) -> Choice:
+    """Tell which head a checkpoint was trained with, and by what it is known.
+
+    Args:
+        source: the checkpoint.
+        architecture: the class that its weights are loaded into, e.g. `BertForMaskedLM`.
+
+    Returns:
+        The head called `splade` or `embedding`, or `none`, with the reason in words.
+    """
+    modules = source.sentence_modules
+    for kind in _KINDS:
+        if kind.pooling.__name__ in modules.kinds:
+            return _read_or_none(kind.name, source, f"modules.json names {kind.pooling.__name__}")
+    if modules.kinds:
+        return Choice("none", None, f"modules.json names {', '.join(modules.kinds)}, and no pooling")
+    if not architecture.endswith("ForMaskedLM"):
+        return Choice("none", None, "the checkpoint does not say how it is pooled")
+    if modules.encoder_class == "SparseEncoder":
+        return _read_or_none("splade", source, "config_sentence_transformers.json names SparseEncoder")
+    tags = [tag for tag in SPARSE_TAGS if tag in source.card_tags]
+    if not tags:
+        return Choice("none", None, "neither modules.json nor the model card's tags speak of pooling")
+    return _read_or_none("splade", source, f"the model card's tags name {' and '.join(tags)}")
+
+
+def _read_or_none(name: str, source: Source, why: str) -> Choice:
+    """Read the head, or choose none where the checkpoint asks for what no head computes."""
+    try:
+        return Choice(name, read_head(name, source), why)
+    except CheckpointError as error:
+        return Choice("none", None, error.message)
+
+
+def read_head(name: str, source: Source) -> Head | None:
+    """Read the settings and weights of the head called `name`; None for the names that put nothing on the model.
+
+    A sparse encoder without modules weighs terms as SPLADE v2.
+
+    Raises:
+        CheckpointError: the checkpoint does not say how it pools, or has modules that no head computes.
+    """
+    kind = next((kind for kind in _KINDS if kind.name == name), None)
+    if kind is None:
+        return None
+    modules = read_pooling_modules(source.sentence_modules, kind.pooling)
+    if not modules and kind.pooling is not SpladePooling:
+        raise source.refuse(
+            f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",
+            "pass --head none, and pool after the model; a hub model needs the network once for this file",
+        )
+    if any(isinstance(module, Pooling) and not module.includes_prompt for module in modules):
+        raise source.refuse(
+            f"{source.model_name} leaves the prompt out when it pools, and a graph does not know where a prompt ends"
+        )
+    return Head(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
+
+
 def choose_head(name: str, checkpoint: Checkpoint, signature: Signature) -> Choice:
     """Decide on the head: the one with that name, or, for `auto`, the one that the checkpoint was trained with.
 
     Raises:
         CheckpointError: the checkpoint does not say how it pools, or its modules do not fit its model.
-        ExportError: the model does not have what the head stands on.
+        ExportError: the model does not have what the head reads.
     """
-    source = checkpoint.source
-    if name == "auto":
-        # A --task of another kind asks for what the model gives for that.
-        pooled = checkpoint.task in ("sparse-encoding", "sentence-similarity")
-        name, why = recognize_head(source, checkpoint.architecture) if pooled else ("none", "")
-        head = read_head(name, source)
-        if head is not None:
-            head.check(signature)
-            return Choice(name, head, f"head {name}: {why}; --head none leaves the model's own outputs")
-        why = f"no head was put on: {why}" if pooled else ""
-        return Choice("logits" if "logits" in signature.outputs else "none", None, why)
-    if name == "logits":
-        require_output(name, "logits", signature)
-    head = read_head(name, source)
-    if head is not None:
-        head.check(signature)
-    return Choice(name, head)
+    if name != "auto":
+        if name == "logits":
+            require_output(name, "logits", signature)
+        choice = Choice(name, read_head(name, checkpoint.source))
+    elif checkpoint.task in (kind.task for kind in _KINDS):
+        choice = recognize_head(checkpoint.source, checkpoint.architecture)
+        why = f"head {choice.name}: {choice.why}; --head none leaves the model's own outputs"
+        choice = replace(choice, why=why if choice.head else f"no head was put on: {choice.why}")
+    else:  # a --task of another kind asks for what the model gives for that
+        choice = Choice("none", None)
+    if choice.head is not None:
+        choice.head.check(signature)
+    elif name == "auto" and "logits" in signature.outputs:
+        return replace(choice, name="logits")
+    return choice
 
 
 def require_output(head: str, output: str, signature: Signature) -> None:
-    """Refuse a model without the output that a head stands on.
+    """Refuse a model without the output that a head reads.
 
     Raises:
         ExportError: it does not have it.
@@ -209,7 +218,7 @@ def require_output(head: str, output: str, signature: Signature) -> None:
 
 
 def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
-    """Put `head` on the graph, in place of its outputs, or before the one that it stands on with `keep_raw`."""
+    """Put `head` on the graph, in place of its outputs; with `keep_raw`, before the output that it reads."""
     import onnx_ir as ir
     import onnx_ir.passes.common as common
 
@@ -217,11 +226,11 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
     source = next(value for value in graph.outputs if value.name == head.source)
     mask = next(value for value in graph.inputs if value.name == "attention_mask")
     if source.dtype is None:
-        raise ExportError("the exporter did not type the output that the head stands on", "try the other --exporter")
+        raise ExportError("the exporter did not type the output that the head reads", "try the other --exporter")
     build = Builder(graph, source.dtype)
     output = source
-    for step in head.steps:
-        output = step.build(build, output, mask)
+    for module in head.modules:
+        output = module.build(build, output, mask)
     if build.dtype != source.dtype:
         output = build.cast(output, source.dtype)
     output.name = head.output

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
+from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.audio import AudioInputs
@@ -13,7 +14,6 @@ from onnxtool.export.modalities.combined import SideBySide, WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
-from onnxtool.export.tasks import TASK_WITH_CACHE
 
 __all__ = ["find_modality", "text_of"]
 

@@ -71,7 +71,7 @@ class ImageInputs:
         for name, array in self.prepared.items():
             for position, axis in _AXES.get((name, array.ndim), {}).items():
                 if axis not in [known.name for known in axes]:
-                    axes.append(Axis(axis, array.shape[position], 2 * array.shape[position], proven=True))
+                    axes.append(Axis(axis, array.shape[position], 2 * array.shape[position], is_covered=True))
         return tuple(axes)
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:

@@ -1,4 +1,4 @@
-"""What every modality offers: named axes, inputs of any size along them, and the cases that a file is proven on."""
+"""What every modality offers: named axes, inputs of any size along them, and the cases that a file is verified on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Axis:
         other: another size; where the model runs on it, the axis moves.
         may_fail: whether the model may refuse other sizes, which fixes the axis; a model that refuses another batch
             is broken.
-        proven: whether the cases reach the largest size that it can have, or so many sizes that a graph which holds
+        is_covered: whether the cases reach the largest size that it can have, or so many sizes that a graph which holds
             a decision about one of them would fail.
         when_fixed: its size in a file where it cannot be dynamic; 0 for `usual`.
     """
@@ -38,7 +38,7 @@ class Axis:
     usual: int
     other: int
     may_fail: bool = True
-    proven: bool = False
+    is_covered: bool = False
     when_fixed: int = 0
 
     @property
@@ -67,7 +67,7 @@ class Modality(Protocol):
         ...
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """Return what to prove the file on: several sizes and masks, and real content."""
+        """Return what to verify the file on: several sizes and masks, and real content."""
         ...
 
 

@@ -92,7 +92,7 @@ class TextInputs:
         return (
             Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1),
             # A power of two, which windows and Fourier transforms are made for.
-            Axis(SEQUENCE, sequence, other, proven=self._is_proven, when_fixed=1 << (longest.bit_length() - 1)),
+            Axis(SEQUENCE, sequence, other, is_covered=self._is_covered, when_fixed=1 << (longest.bit_length() - 1)),
         )
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
@@ -133,7 +133,7 @@ class TextInputs:
         return {name: np.asarray(encoded[name], dtype=np.int64) for name in self.names}
 
     @property
-    def _is_proven(self) -> bool:
+    def _is_covered(self) -> bool:
         return self.longest is not None and verification_shapes(self.longest)[0].sequence_length == self.longest
 
     def _fixed(self, shape: FeedShape, fixed: Sizes) -> FeedShape:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.embeddings import EMBEDDING, Embeddings
 from onnxtool.infer.heads.entities import Entities
-from onnxtool.infer.heads.head import AnswerHead, VectorHead
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, VectorHead
 from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
 from onnxtool.infer.heads.masks import Masks, NextTokens
-from onnxtool.infer.heads.shapes import Shapes
 from onnxtool.infer.heads.spans import END, START, AnswerSpans
 from onnxtool.infer.heads.terms import Terms
 from onnxtool.model_file import ModelFile
@@ -20,10 +21,35 @@ from onnxtool.model_file import ModelFile
 AnyHead = VectorHead[Any] | AnswerHead[Any]
 
 
+@dataclass(frozen=True)
+class Shapes(AnswerHead[dict[str, tuple[int, ...]]]):
+    """The head of any other model: names and shapes of its outputs."""
+
+    kind = "shapes"
+    takes_pairs = True
+
+    def read(self, batch: Batch) -> list[dict[str, tuple[int, ...]]]:
+        """Return the shapes that the model gives for each text by itself, without padding."""
+        size = batch.mask.shape
+        readings = []
+        for text in batch.texts:
+            shapes = {}
+            for name, array in batch.outputs.items():
+                if array.shape[:2] == size:
+                    shapes[name] = (1, len(text), *array.shape[2:])
+                else:
+                    shapes[name] = (1, *array.shape[1:]) if array.shape[:1] == size[:1] else array.shape
+            readings.append(shapes)
+        return readings
+
+    def answer(self, reading: dict[str, tuple[int, ...]], asked: Asked) -> Answer:
+        """Answer with them."""
+        return Answer(outputs=reading)
+
+
 def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    config = folder.module_config("SpladePooling") or {}
-    strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
-    return Terms(tokenizer, str(strategy), str(activation))
+    in_graph = _has_output(model, "sparse") or _has_output(model, "output_idx")
+    return Terms.of(folder, tokenizer, in_graph=in_graph)
 
 
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
@@ -32,7 +58,7 @@ def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextToken
 
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     """A feature extractor that says how to pool is an embedder."""
-    pools = folder.module_config("Pooling") is not None or _has_output(model, EMBEDDING)
+    pools = folder.sentence_modules.find("Pooling") is not None or _has_output(model, EMBEDDING)
     return _embeddings(model, folder, tokenizer) if pools else Shapes()
 
 

@@ -12,11 +12,16 @@ import numpy as np
 
 from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modules import (
+    Pooling,
+    PoolingModule,
+    apply_all,
+    normalize,
+    read_pooling_modules,
+)
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite
-from onnxtool.infer.heads.layers import Layer, read_layers, scale
-from onnxtool.infer.pooling import pool, pooling_modes
 from onnxtool.infer.vectors import DenseVectors
 
 EMBEDDING = "sentence_embedding"
@@ -45,22 +50,20 @@ class Embeddings(VectorHead[DenseVectors]):
     """Vectors that the graph gives, or its hidden states pooled as the checkpoint says.
 
     Attributes:
-        modes: how the tokens are pooled; several are concatenated.
-        layers: what is computed behind that.
+        pooling: how the tokens are pooled, here or in the graph; None where the graph has done it and nothing says how.
+        after: what is computed behind that; empty where the graph has done it.
         in_graph: whether the graph has done all of it.
-        scales: whether the last of it scales vectors to length one.
+        normalizes: whether the last of it scales vectors to length one.
         is_stated: whether the checkpoint says how to pool.
-        includes_prompt: whether the tokens of a prompt are pooled as well.
     """
 
     kind = "similarities"
 
-    modes: tuple[str, ...]
-    layers: tuple[Layer, ...]
+    pooling: Pooling | None
+    after: tuple[PoolingModule, ...]
     in_graph: bool
-    scales: bool
+    normalizes: bool
     is_stated: bool
-    includes_prompt: bool
 
     @classmethod
     def of(cls, folder: CheckpointFolder, *, in_graph: bool) -> Embeddings:
@@ -69,20 +72,23 @@ class Embeddings(VectorHead[DenseVectors]):
         Raises:
             InputError: the graph has not done it, and it cannot be computed here.
         """
-        settings = folder.module_config("Pooling")
-        if in_graph:
-            modes = pooling_modes(settings) if settings is not None else ()
-            layers: tuple[Layer, ...] = ()
-        else:
-            modes, layers = pooling_modes(settings or {}), read_layers(folder)
-        scales = any(module.kind == "Normalize" for module in folder.modules)
-        includes_prompt = (settings or {}).get("include_prompt") is not False
-        if not includes_prompt and "weightedmean" in modes:
+        modules = folder.sentence_modules
+        stored = modules.find("Pooling")
+        pooling = None if stored is None else Pooling.read(stored)
+        after = () if in_graph else read_pooling_modules(modules, Pooling)[1:]
+        if pooling is None and not in_graph:
+            pooling = Pooling()
+        if pooling is not None and not pooling.includes_prompt and "weightedmean" in pooling.modes:
             raise InputError(
                 f"the Pooling of {folder.path} leaves prompts out of weightedmean, which is not computed here",
                 "use sentence-transformers for this checkpoint",
             )
-        return cls(modes, layers, in_graph, scales, settings is not None, includes_prompt)
+        return cls(pooling, after, in_graph, "Normalize" in modules.kinds, stored is not None)
+
+    @property
+    def includes_prompt(self) -> bool:
+        """Whether the tokens of a prompt are pooled as well."""
+        return self.pooling is None or self.pooling.includes_prompt
 
     @property
     def note(self) -> str:
@@ -97,21 +103,25 @@ class Embeddings(VectorHead[DenseVectors]):
         Raises:
             SessionError: a value is not a finite number.
         """
-        if self.in_graph:
+        if self.in_graph or self.pooling is None:
             vectors = batch.output(2, EMBEDDING).astype(np.float32)
         else:
             states = batch.output(3, "last_hidden_state", "token_embeddings")
-            vectors = np.asarray(pool(states, batch.pooled, self.modes), np.float32)
+            vectors = np.asarray(self.pooling.apply(states, batch.pooled), np.float32)
         require_finite(vectors, "embedding")
         return vectors
 
+    @property
+    def _modes(self) -> tuple[str, ...]:
+        return () if self.pooling is None else self.pooling.modes
+
     def require_windows(self) -> None:
         """Allow them where all modes are means or largest values over the tokens."""
-        others = sorted(set(self.modes) - set(_JOINED))
-        if others or not self.modes:
-            way = f"pools by {', '.join(others)}" if others else "does not say how it pools"
+        others = sorted(set(self._modes) - set(_JOINED))
+        if others or not self._modes:
+            reason = f"pools by {', '.join(others)}" if others else "does not say how it pools"
             raise InputError(
-                f"the model {way}, and vectors of the windows of a text do not make a vector of the text then",
+                f"the model {reason}, and vectors of the windows of a text do not make a vector of the text then",
                 f"cut long texts (--long truncate); windows go with {', '.join(_JOINED)}",
             )
 
@@ -129,13 +139,12 @@ class Embeddings(VectorHead[DenseVectors]):
 
     def _join_one(self, rows: DenseVectors, windows: Sequence[EncodedText]) -> DenseVectors:
         counts = np.array([[len(text) - text.num_prompt] for text in windows], np.float32)
-        parts = np.split(rows, len(self.modes), axis=1)
-        one = np.concatenate([_JOINED[mode](part, counts) for mode, part in zip(self.modes, parts, strict=True)])[None]
-        return scale(one) if self.in_graph and self.scales else np.asarray(one, np.float32)
+        parts = np.split(rows, len(self._modes), axis=1)
+        one = np.concatenate([_JOINED[mode](part, counts) for mode, part in zip(self._modes, parts, strict=True)])[None]
+        return np.asarray(normalize(one) if self.in_graph and self.normalizes else one, np.float32)
 
     def finish(self, vectors: DenseVectors) -> DenseVectors:
         """Compute what follows the pooling: float32 [N, H]."""
-        for layer in self.layers:
-            vectors = layer(vectors)
+        vectors = apply_all(self.after, vectors)
         require_finite(vectors, "embedding")
         return vectors

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of, span_of
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of, softmax, span_of
 from onnxtool.infer.heads.labels import LabelNames
-from onnxtool.infer.pooling import softmax
 from onnxtool.infer.report import Span
 
 # Prefixes of labels that begin an entity, and those that go on with it: of the schemes BIO, BIOES and BILOU.

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.pooling_modules import Floats
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.pooling import Floats
 from onnxtool.infer.report import Scored, Span
 
 Reading = TypeVar("Reading")
@@ -70,6 +70,11 @@ class Head(ABC):
     needs_pairs: ClassVar[bool] = False
     parts_long_texts: ClassVar[bool] = False
     cut_side: ClassVar[str | None] = None
+
+    @property
+    def includes_prompt(self) -> bool:
+        """Whether the tokens of a prompt are pooled as those of the text are."""
+        return True
 
     def require_windows(self) -> None:
         """Refuse to part a text into windows where what is read of them cannot be put together.
@@ -126,6 +131,12 @@ def span_of(label: str, score: float, text: str, start: int, end: int) -> Span:
     part = text[start:end]
     start += len(part) - len(part.lstrip())
     return Span(label, score, part.strip(), start, start + len(part.strip()))
+
+
+def softmax(logits: Floats) -> NDArray[np.float64]:
+    """Turn logits into probabilities over the last axis, in float64."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True).astype(np.float64))
+    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
 def probabilities_of(logits: Floats, function: Callable[[Floats], NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -13,12 +13,19 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modules import ACTIVATIONS, Floats, activation_name, sigmoid
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, largest, probabilities_of, require_finite
-from onnxtool.infer.heads.layers import find_activation
-from onnxtool.infer.pooling import Floats, sigmoid, softmax
+from onnxtool.infer.heads.head import (
+    Answer,
+    AnswerHead,
+    Asked,
+    largest,
+    probabilities_of,
+    require_finite,
+    softmax,
+)
 from onnxtool.infer.report import Scored
 from onnxtool.reports import Json
 
@@ -133,10 +140,10 @@ def score_activation(folder: CheckpointFolder) -> Callable[[Floats], Floats]:
     path = next((path for path in stated if isinstance(path, str) and path.startswith("torch.")), None)
     if path is None:
         return (lambda logits: logits) if config.get("problem_type") == "regression" else sigmoid
-    activation = find_activation(path)
-    if activation is None:
+    name = activation_name(path)
+    if name is None:
         raise InputError(
             f"the checkpoint turns logits into scores by {path}, which is not computed here",
             "run it with onnxtool.open_session, and apply that yourself",
         )
-    return activation
+    return ACTIVATIONS[name].apply

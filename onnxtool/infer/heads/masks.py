@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, largest, probabilities_of
-from onnxtool.infer.pooling import softmax
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, largest, probabilities_of, softmax
 from onnxtool.infer.report import Scored
 
 _TOP_K = 10

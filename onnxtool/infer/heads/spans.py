@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite, span_of
-from onnxtool.infer.pooling import softmax
+from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite, softmax, span_of
 
 START, END = "start_logits", "end_logits"
 _TOP_K = 3

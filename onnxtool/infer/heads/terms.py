@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modules import Floats, PoolingModule, SpladePooling, apply_all, read_pooling_modules
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite
-from onnxtool.infer.pooling import Floats, splade_weights
 from onnxtool.infer.vectors import SparseVectors
 
 _ANSERINI = frozenset({"output_idx", "output_weights"})
@@ -26,15 +27,28 @@ class Terms(VectorHead[SparseVectors]):
     """Weights from logits, or those that the graph has pooled.
 
     Attributes:
-        strategy: how a term is pooled over the tokens, `max` or `sum`.
-        activation: `relu` or `log1p_relu`.
+        pooling: how logits are pooled over the tokens, here or in the graph.
+        after: what is computed behind that; empty where the graph has done it.
     """
 
     kind = "terms"
 
     tokenizer: TextTokenizer
-    strategy: str = "max"
-    activation: str = "relu"
+    pooling: SpladePooling
+    after: tuple[PoolingModule, ...] = ()
+
+    @classmethod
+    def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool) -> Terms:
+        """Read from the checkpoint how logits are pooled; one that does not say it does it as SPLADE v2.
+
+        Raises:
+            InputError: the graph has not done it, and it cannot be computed here.
+        """
+        stored = folder.sentence_modules.find("SpladePooling")
+        if stored is None:
+            return cls(tokenizer, SpladePooling())
+        after = () if in_graph else read_pooling_modules(folder.sentence_modules, SpladePooling)[1:]
+        return cls(tokenizer, SpladePooling.read(stored), after)
 
     def pool(self, batch: Batch) -> SparseVectors:
         """Return the weights of the terms of B texts.
@@ -58,13 +72,12 @@ class Terms(VectorHead[SparseVectors]):
             weights[0, terms] = outputs["output_weights"]
             return weights
         if any(array.ndim == 3 for array in outputs.values()) and "sparse" not in outputs:
-            logits = batch.output(3, "logits")
-            return splade_weights(logits, batch.pooled, strategy=self.strategy, activation=self.activation)
+            return self.pooling.apply(batch.output(3, "logits"), batch.pooled)
         return batch.output(2, "sparse").astype(np.float32)
 
     def require_windows(self) -> None:
         """Allow them for the largest weight over the tokens, which is the largest over windows of them as well."""
-        if self.strategy != "max":
+        if self.pooling.strategy != "max":
             raise InputError(
                 "this sparse encoder sums over the tokens, and what windows share would count twice",
                 "cut long texts (--long truncate)",
@@ -80,3 +93,9 @@ class Terms(VectorHead[SparseVectors]):
         largest = np.maximum.reduceat(weights, starts) if len(starts) else weights
         indptr = np.searchsorted(rows[starts], np.arange(len(windows) + 1)).astype(np.int64)
         return SparseVectors(indptr, indices[starts], largest, vectors.vocabulary)
+
+    def finish(self, vectors: SparseVectors) -> SparseVectors:
+        """Compute what follows the pooling."""
+        if not self.after:
+            return vectors
+        return SparseVectors.from_dense(apply_all(self.after, vectors.to_dense()), vectors.vocabulary)

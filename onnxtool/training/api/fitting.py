@@ -1,4 +1,4 @@
-"""The usual loop: batches go through a module and its optimizer, and each step says how far it is."""
+"""The usual training loop over batches, which reports the progress of each step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 
 from onnxtool.errors import InputError
 from onnxtool.training.api.module import Module
-from onnxtool.training.api.optimizer import Optimizer
-from onnxtool.training.api.schedule import LinearLRScheduler
+from onnxtool.training.api.optimizer import LinearLRScheduler, Optimizer
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of the optimizer.
+    """An optimizer step.
 
     Attributes:
         step: its number, from 1.
         loss: the mean over the batches that were accumulated for it.
-        learning_rate: that it was made with.
+        learning_rate: the learning rate of this step.
     """
 
     step: int
@@ -36,10 +35,10 @@ def fit(
     accumulate: int = 1,
     on_step: Callable[[Progress], None] = lambda _progress: None,
 ) -> list[float]:
-    """Train on each batch once, a tuple of the module's inputs, and return the loss of each step of the optimizer.
+    """Train on each batch once, a tuple of the module's inputs, and return the loss of each optimizer step.
 
-    Gradients of `accumulate` batches are added up before a step, as in PyTorch; divide the loss in the model where
-    their mean is wanted. What remains at the end makes a step as well.
+    Gradients of `accumulate` batches are summed before a step, as in PyTorch; for their mean, divide the loss in the
+    model. Batches that remain at the end make a step as well.
 
     Raises:
         InputError: `accumulate` is below 1, or a batch does not fit the module.
@@ -47,7 +46,7 @@ def fit(
     if accumulate < 1:
         raise InputError(f"gradients of {accumulate} batches cannot be accumulated", "give 1 or more")
     losses: list[float] = []
-    waiting: list[float] = []
+    accumulated: list[float] = []
 
     def step() -> None:
         rate = optimizer.get_learning_rate()
@@ -55,8 +54,8 @@ def fit(
         module.lazy_reset_grad()
         if scheduler is not None:
             scheduler.step()
-        losses.append(sum(waiting) / len(waiting))
-        waiting.clear()
+        losses.append(sum(accumulated) / len(accumulated))
+        accumulated.clear()
         on_step(Progress(optimizer.num_steps, losses[-1], rate))
 
     module.train()
@@ -64,9 +63,9 @@ def fit(
     for batch in batches:
         outputs = module(*batch)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        waiting.append(float(loss if not hasattr(loss, "numpy") else loss.numpy()))
-        if len(waiting) == accumulate:
+        accumulated.append(float(loss if not hasattr(loss, "numpy") else loss.numpy()))
+        if len(accumulated) == accumulate:
             step()
-    if waiting:
+    if accumulated:
         step()
     return losses

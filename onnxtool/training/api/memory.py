@@ -1,4 +1,4 @@
-"""Float32 tensors of many names in one buffer on a device, which sessions read and write in place."""
+"""One buffer on a device for many named float32 tensors, which sessions read and write in place."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
     Float32 = NDArray[np.float32]
 
-# What lies between two steps of the optimizer on a block stays in the second-level cache of a CPU core.
+# The intermediate results of the optimizer for one block stay in the L2 cache of a CPU core.
 BLOCK_SIZE = 32768
-# Kernels on a GPU load 16 bytes at once, and expect tensors to begin where they may.
+# GPU kernels load 16 bytes at once and need aligned tensors.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where tensors are: `cpu` or `cuda`, and which of them."""
+    """The device of tensors: `cpu` or `cuda`, and its number."""
 
     kind: str = "cpu"
     number: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Read `cpu`, `cuda` or `cuda:1`.
+        """Parse `cpu`, `cuda` or `cuda:1`.
 
         Raises:
-            ProviderError: it cannot run here.
+            ProviderError: the device is unknown or cannot be used here.
         """
         from onnxtool.errors import ProviderError
         from onnxtool.runtime.providers import resolve_provider
@@ -45,33 +45,34 @@ class Device:
 
 
 class Layout:
-    """Where each tensor lies in a buffer of blocks, float32 [K, S].
+    """The position of each tensor in a buffer of blocks, float32 [K, S].
 
     Attributes:
-        shapes: of the tensors, in their order.
-        size: of all together, in elements, without what lies between them.
+        shapes: the shapes of the tensors, in their order.
+        size: the number of elements of all tensors, without padding.
+        blocks: the shape [K, S] of the buffer.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: Device) -> None:
         self.shapes = dict(shapes)
-        self._places: dict[str, tuple[int, int]] = {}
+        self._positions: dict[str, tuple[int, int]] = {}
         end = 0
         for name, shape in self.shapes.items():
             count = math.prod(shape)
-            self._places[name] = (end, count)
+            self._positions[name] = (end, count)
             end += -(-count // _ALIGNMENT) * _ALIGNMENT
-        self.size = sum(count for _, count in self._places.values())
+        self.size = sum(count for _, count in self._positions.values())
         block = min(BLOCK_SIZE, end) if device.kind == "cpu" else end
         self.blocks = (-(-end // block) if block else 0, block)
 
-    def place(self, name: str) -> slice:
-        """Return which elements of the flat buffer a tensor is."""
-        start, count = self._places[name]
+    def slice_of(self, name: str) -> slice:
+        """Return the elements of a tensor in the flat buffer."""
+        start, count = self._positions[name]
         return slice(start, start + count)
 
 
 class Buffer:
-    """A buffer of a layout on a device, at first all zeros."""
+    """A buffer with a layout on a device, initially zeros."""
 
     def __init__(self, layout: Layout, device: Device) -> None:
         self.layout = layout
@@ -85,18 +86,18 @@ class Buffer:
 
     def pointer_of(self, name: str) -> int:
         """Return the address of a tensor."""
-        return self.pointer + 4 * int(self.layout.place(name).start)
+        return self.pointer + 4 * int(self.layout.slice_of(name).start)
 
     def read(self, name: str) -> Float32:
         """Return a copy of a tensor."""
-        tensor: Float32 = self._flat()[self.layout.place(name)].reshape(self.layout.shapes[name])
+        tensor: Float32 = self._flat()[self.layout.slice_of(name)].reshape(self.layout.shapes[name])
         return tensor.copy()
 
     def write(self, tensors: Mapping[str, Float32]) -> None:
         """Set some of the tensors."""
         flat = self._flat()
         for name, tensor in tensors.items():
-            flat[self.layout.place(name)] = tensor.reshape(-1)
+            flat[self.layout.slice_of(name)] = tensor.reshape(-1)
         if self.device.kind != "cpu":
             self.value.update_inplace(flat.reshape(self.layout.blocks))
 
@@ -104,10 +105,10 @@ class Buffer:
         """Yield names and copies of all tensors."""
         flat = self._flat()
         for name, shape in self.layout.shapes.items():
-            yield name, flat[self.layout.place(name)].reshape(shape).copy()
+            yield name, flat[self.layout.slice_of(name)].reshape(shape).copy()
 
     def _flat(self) -> Float32:
-        """Return all elements; on the CPU the buffer itself, elsewhere a copy."""
+        """Return all elements: on the CPU a view of the buffer, elsewhere a copy."""
         return self._view if self.device.kind == "cpu" else self.value.numpy().reshape(-1)
 
     @cached_property
@@ -116,7 +117,7 @@ class Buffer:
 
 
 def allocate(shape: tuple[int, ...], device: Device) -> Any:
-    """Return an OrtValue of zeros, float32 of this shape."""
+    """Return a float32 OrtValue of zeros with this shape."""
     import numpy as np
     import onnxruntime as ort
 
@@ -126,7 +127,7 @@ def allocate(shape: tuple[int, ...], device: Device) -> Any:
 
 
 def view(value: Any, count: int) -> Float32:
-    """Return the elements of a float32 OrtValue in the memory of the CPU, without a copy."""
+    """Return the elements of a float32 OrtValue in CPU memory, without a copy."""
     import numpy as np
 
     if not count:

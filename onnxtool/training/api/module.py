@@ -1,4 +1,4 @@
-"""Training and evaluation of a model with its artifacts: gradients and parameters stay on the device, in place."""
+"""Train and evaluate a model with its artifacts; parameters and gradients stay on the device and change in place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ArtifactError, InputError
+from onnxtool.training.api.inference_model import export_inference_model
 from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
-from onnxtool.training.api.session import Runner
+from onnxtool.training.api.session import BoundSession
 from onnxtool.training.api.state import CheckpointState
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 class Module:
     """A model that can be trained.
 
-    Called, it runs a step of training, which adds to the gradients, or of evaluation.
+    A call runs a training step, which accumulates gradients, or an evaluation step.
 
     Args:
         train_model_uri: the training model.
-        state: the checkpoint; from now on the values are those of this module.
+        state: the checkpoint; from now on this module keeps its values.
         eval_model_uri: the eval model, for `eval` and for exports.
         device: cpu, cuda or cuda:1.
         session_options: onnxruntime's.
@@ -34,11 +35,11 @@ class Module:
     Attributes:
         training: whether a call trains.
         state: the checkpoint.
-        device: where everything is.
-        session_options: for the optimizer's session as well.
+        device: the device of all tensors.
+        session_options: also used for the session of the optimizer.
         values: the trained parameters.
-        gradients: theirs.
-        moment_buffers: the state of the optimizer, by its name in the checkpoint.
+        gradients: their gradients.
+        moment_buffers: the optimizer state, by its name in the checkpoint.
 
     Raises:
         ArtifactError: the checkpoint does not fit the model.
@@ -58,27 +59,27 @@ class Module:
         self.state = state
         self.device = Device.parse(device)
         self.session_options = session_options
-        self._train = Runner(Path(train_model_uri), self.device, session_options)
+        self._train = BoundSession(Path(train_model_uri), self.device, session_options)
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
-        self._eval = None if self._eval_path is None else Runner(self._eval_path, self.device, session_options)
+        self._eval = None if self._eval_path is None else BoundSession(self._eval_path, self.device, session_options)
         trained = [name for name in self._train.input_names if buffer_name(name) in self._train.input_names]
         self._check(trained)
         layout = Layout({name: self._shape(name) for name in trained}, self.device)
         self.values, self.gradients = Buffer(layout, self.device), Buffer(layout, self.device)
         self.moment_buffers: dict[str, Buffer] = {}
-        self._frozen = {name: self._place(name) for name in state.checkpoint.frozen}
+        self._frozen = {name: self._frozen_value(name) for name in state.checkpoint.frozen}
         if not state.checkpoint.is_nominal:
             self.values.write(state.checkpoint.trainable)
         self._reset = True
         self._has_gradients = False
         self._bind()
-        state.hand_over(self)
+        state.attach(self)
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Run a step on arrays, or OrtValues, in the order of `input_names`.
 
         Returns:
-            The output, or a tuple of them where there are several: arrays, or OrtValues where no input is an array.
+            The output, or a tuple of several: arrays, or OrtValues if no input is an array.
 
         Raises:
             InputError: an input is missing, or of another dtype or rank.
@@ -87,43 +88,45 @@ class Module:
         import numpy as np
 
         self.check_complete()
-        runner, names = self._runner(), self.input_names()
+        session, names = self._session(), self.input_names()
         if len(user_inputs) != len(names):
-            raise InputError(f"{runner.path} takes {', '.join(names)}, and {len(user_inputs)} are given", "give these")
+            raise InputError(
+                f"{session.path} takes {', '.join(names)}, and {len(user_inputs)} are given", "pass all of them"
+            )
         for name, tensor in zip(names, user_inputs, strict=True):
-            runner.feed(name, tensor)
+            session.feed(name, tensor)
         if self.training:
-            runner.feed(LAZY_RESET, np.array([self._reset]))
+            session.feed(LAZY_RESET, np.array([self._reset]))
         arrays = any(isinstance(tensor, np.ndarray) for tensor in user_inputs)
-        outputs = (runner.run if arrays else runner.run_values)(self.output_names())
+        outputs = (session.run if arrays else session.run_values)(self.output_names())
         if self.training:
             self._reset, self._has_gradients = False, True
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def train(self, mode: bool = True) -> Module:
-        """Let calls train, or evaluate."""
+        """Make calls train, or evaluate."""
         self.training = mode
         return self
 
     def eval(self) -> Module:
-        """Let calls evaluate."""
+        """Make calls evaluate."""
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        """Let the next step of training begin with new gradients."""
+        """Reset the gradients in the next training step."""
         self._reset = True
 
     def input_names(self) -> list[str]:
         """Return the inputs of a call, in order."""
-        runner = self._runner()
+        session = self._session()
         hidden = {LAZY_RESET, *self.state.names(), *(buffer_name(name) for name in self.values.layout.shapes)}
-        return [name for name in runner.input_names if name not in hidden]
+        return [name for name in session.input_names if name not in hidden]
 
     def output_names(self) -> list[str]:
         """Return the outputs of a call, in order, the loss first."""
-        runner, layout = self._runner(), self.values.layout
+        session, layout = self._session(), self.values.layout
         hidden = {accumulated_name(name) for name in layout.shapes} | {updated_name(name) for name in self._frozen}
-        return [name for name in runner.output_names if name not in hidden]
+        return [name for name in session.output_names if name not in hidden]
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """Return the number of elements of the parameters."""
@@ -171,22 +174,20 @@ class Module:
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
     ) -> None:
-        """Write the forward model with the parameters as they are now, giving these values of the eval model.
+        """Write an inference model with the current parameters, whose outputs are these values of the eval model.
 
         Raises:
             ArtifactError: there is no eval model, or it has no such value.
             OutputWriteError: it cannot be written.
         """
-        from onnxtool.training.artifacts.inference_model import export_inference_model
-
         if self._eval_path is None:
-            raise ArtifactError("an export is made of the eval model, and there is none", "pass eval_model_uri")
+            raise ArtifactError("an export needs the eval model", "pass eval_model_uri")
         self.check_complete()
         parameters = {name: self.read(name) for name in self.state.names()}
         export_inference_model(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
 
     def check_complete(self) -> None:
-        """Refuse to go on without values.
+        """Require a checkpoint with values.
 
         Raises:
             ArtifactError: the checkpoint is nominal.
@@ -213,10 +214,10 @@ class Module:
         return self.gradients.read(name) if self._has_gradients else None
 
     def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return copies of the state of the optimizer."""
+        """Return copies of the optimizer state."""
         return {moment: dict(buffer.read_all()) for moment, buffer in sorted(self.moment_buffers.items())}
 
-    def _runner(self) -> Runner:
+    def _session(self) -> BoundSession:
         if self.training:
             return self._train
         if self._eval is None:
@@ -246,8 +247,8 @@ class Module:
                     "take the checkpoint and the training model of the same artifacts",
                 )
 
-    def _place(self, name: str) -> Any:
-        """Return an OrtValue on the device with a frozen parameter."""
+    def _frozen_value(self, name: str) -> Any:
+        """Return a frozen parameter as an OrtValue on the device."""
         import onnxruntime as ort
 
         if self.state.checkpoint.is_nominal:
@@ -268,9 +269,9 @@ class Module:
             if self._eval is not None and name in self._eval.input_names:
                 self._eval.bind_input(name, shape, self.values.pointer_of(name))
         for name, value in self._frozen.items():
-            for runner in (self._train, self._eval):
-                if runner is not None and name in runner.input_names:
-                    runner.bind_value(name, value)
+            for session in (self._train, self._eval):
+                if session is not None and name in session.input_names:
+                    session.bind_value(name, value)
             if updated_name(name) in self._train.output_names:
                 self._train.bind_output(updated_name(name), tuple(value.shape()), int(value.data_ptr()))
 

@@ -1,4 +1,4 @@
-"""A step of the optimizer, in place on the parameters of a Module."""
+"""Optimizer steps, in place on the parameters of a Module, and their learning rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.api.memory import Buffer
-from onnxtool.training.api.session import Runner
+from onnxtool.training.api.session import BoundSession
 from onnxtool.training.graphs.names import GRADIENTS, LEARNING_RATE, MOMENTS, PARAMETERS, STEP, updated_name
 
 if TYPE_CHECKING:
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class Optimizer:
-    """Changes the parameters of a module by their gradients.
+    """Updates the parameters of a module with their gradients.
 
     Args:
         optimizer_uri: the optimizer model.
-        module: whose parameters and gradients it works on; its state keeps step and learning rate.
+        module: has the parameters and gradients; its state keeps step and learning rate.
 
     Raises:
-        ArtifactError: the model is no optimizer model, or the moments in the checkpoint do not fit.
+        ArtifactError: the model is not an optimizer model, or the moments in the checkpoint do not fit.
     """
 
     def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
         self._module = module
         self._checkpoint = module.state.checkpoint
-        self._runner = Runner(Path(optimizer_uri), module.device, module.session_options)
-        missing = {LEARNING_RATE, STEP, PARAMETERS, GRADIENTS} - set(self._runner.input_names)
+        self._session = BoundSession(Path(optimizer_uri), module.device, module.session_options)
+        missing = {LEARNING_RATE, STEP, PARAMETERS, GRADIENTS} - set(self._session.input_names)
         if missing:
             raise ArtifactError(
                 f"{optimizer_uri} has no input {', '.join(sorted(missing))}",
@@ -40,18 +40,18 @@ class Optimizer:
 
     @property
     def num_steps(self) -> int:
-        """The steps so far."""
+        """The number of steps so far."""
         return self._checkpoint.step
 
     def step(self) -> None:
-        """Change the parameters; the gradients stay until `lazy_reset_grad`."""
+        """Update the parameters; the gradients stay until `lazy_reset_grad`."""
         import numpy as np
 
         self._module.check_complete()
         step = self._checkpoint.step + 1
-        self._runner.feed(LEARNING_RATE, np.array([self._checkpoint.learning_rate], np.float32))
-        self._runner.feed(STEP, np.array([step], np.int64))
-        self._runner.run()
+        self._session.feed(LEARNING_RATE, np.array([self._checkpoint.learning_rate], np.float32))
+        self._session.feed(STEP, np.array([step], np.int64))
+        self._session.run()
         self._checkpoint.step = step
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -63,10 +63,10 @@ class Optimizer:
         return self._checkpoint.learning_rate
 
     def _bind(self) -> None:
-        module, runner = self._module, self._runner
+        module, session = self._module, self._session
         buffers = {PARAMETERS: module.values, GRADIENTS: module.gradients}
         for name, moment in MOMENTS.items():
-            if name not in runner.input_names:
+            if name not in session.input_names:
                 continue
             buffers[name] = module.moment_buffers.setdefault(moment, Buffer(module.values.layout, module.device))
             saved = self._checkpoint.moments.get(moment, {})
@@ -78,6 +78,39 @@ class Optimizer:
                 )
             buffers[name].write(saved)
         for name, buffer in buffers.items():
-            runner.bind_input(name, buffer.layout.blocks, buffer.pointer)
-            if updated_name(name) in runner.output_names:
-                runner.bind_output(updated_name(name), buffer.layout.blocks, buffer.pointer)
+            session.bind_input(name, buffer.layout.blocks, buffer.pointer)
+            if updated_name(name) in session.output_names:
+                session.bind_output(updated_name(name), buffer.layout.blocks, buffer.pointer)
+
+
+class LinearLRScheduler:
+    """Linear warm-up from zero to a learning rate, then linear decay to zero.
+
+    It sets the learning rate of the optimizer's next step when it is created; call `step` after each optimizer step.
+
+    Args:
+        optimizer: sets its learning rate, by the number of steps it has made.
+        warmup_step_count: number of warm-up steps.
+        total_step_count: number of all steps.
+        initial_lr: the learning rate at the end of the warm-up.
+    """
+
+    def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
+        if not 0 <= warmup_step_count <= total_step_count:
+            raise ArtifactError(
+                f"{warmup_step_count} warm-up steps of {total_step_count} in all", "pass at most the total"
+            )
+        self._optimizer = optimizer
+        self._warmup = warmup_step_count
+        self._total = total_step_count
+        self._initial = initial_lr
+        self.step()
+
+    def step(self) -> None:
+        """Set the learning rate for the next step."""
+        done = self._optimizer.num_steps
+        if done < self._warmup:
+            factor = done / self._warmup
+        else:
+            factor = max(0.0, (self._total - done) / max(1, self._total - self._warmup))
+        self._optimizer.set_learning_rate(self._initial * factor)

@@ -1,4 +1,4 @@
-"""A session whose tensors stay where they are: bound by address once, fed and fetched by name."""
+"""An onnxruntime session on bound memory: tensors are bound by address once, inputs and outputs by name per run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import InputError, SessionError
+from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import PROVIDERS
+from onnxtool.runtime.session import first_line
 from onnxtool.training.api.memory import Device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Runner:
+class BoundSession:
     """A model on a device.
 
     Args:
-        path: of the model.
-        device: where it runs, and where what is bound to it lies.
-        options: onnxruntime's; None for its defaults.
+        path: the model file.
+        device: the device of the session and of all bound memory.
+        options: onnxruntime's session options; None for its defaults.
 
     Raises:
         ModelFileError: the file is missing or damaged.
@@ -30,8 +32,6 @@ class Runner:
     def __init__(self, path: Path, device: Device, options: Any = None) -> None:
         import onnxruntime as ort
 
-        from onnxtool.model_file import ModelFile
-
         self.path = path
         self.device = device
         if path.suffix != ".ort":
@@ -39,7 +39,7 @@ class Runner:
         if options is None:
             options = ort.SessionOptions()
             options.log_severity_level = 3
-            # The plan of a run's memory is made in the second run, beside what the first one took.
+            # The memory pattern is allocated in the second run, in addition to the memory of the first one.
             options.enable_mem_pattern = False
         provider: Any = PROVIDERS[device.kind]
         if device.kind != "cpu":
@@ -48,7 +48,7 @@ class Runner:
             self._session = ort.InferenceSession(str(path), options, providers=[provider])
         except Exception as error:  # onnxruntime has no error of its own
             raise SessionError(
-                f"onnxruntime {ort.__version__} cannot load {path}: {_first_line(error)}", "make the artifacts again"
+                f"onnxruntime {ort.__version__} cannot load {path}: {first_line(error)}", "make the artifacts again"
             ) from error
         self._binding = self._session.io_binding()
         self._inputs = {value.name: value for value in self._session.get_inputs()}
@@ -71,28 +71,28 @@ class Runner:
         return tuple(self._inputs[name].shape)
 
     def bind_input(self, name: str, shape: Sequence[int], pointer: int) -> None:
-        """Let a float32 input be read at an address of the device."""
+        """Read a float32 input from an address of the device."""
         import numpy as np
 
         self._binding.bind_input(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
     def bind_output(self, name: str, shape: Sequence[int], pointer: int) -> None:
-        """Let a float32 output be written at an address of the device."""
+        """Write a float32 output to an address of the device."""
         import numpy as np
 
         self._bound[name] = None
         self._binding.bind_output(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
     def bind_value(self, name: str, value: Any) -> None:
-        """Let an input be read from an OrtValue, of any dtype."""
+        """Read an input of any dtype from an OrtValue."""
         self._fed[name] = value
         self._binding.bind_ortvalue_input(name, value)
 
     def feed(self, name: str, tensor: Any) -> None:
-        """Give an input for the next run: an array, or an OrtValue.
+        """Set an input of the next run: an array, or an OrtValue.
 
         Raises:
-            InputError: the dtype or rank is not that of the model.
+            InputError: the dtype or rank differs from that of the model.
         """
         import numpy as np
 
@@ -108,7 +108,7 @@ class Runner:
                 "reshape it",
             )
         array = np.ascontiguousarray(tensor).reshape(tensor.shape)
-        self._fed[name] = array  # onnxruntime does not keep what it reads
+        self._fed[name] = array  # onnxruntime does not keep a reference
         self._binding.bind_cpu_input(name, array)
 
     def run(self, fetch: Sequence[str] = ()) -> list[NDArray[Any]]:
@@ -120,15 +120,15 @@ class Runner:
         return [value.numpy() for value in self.run_values(fetch)]
 
     def run_values(self, fetch: Sequence[str]) -> list[Any]:
-        """Run the model, and return these outputs as OrtValues in the memory of the CPU."""
+        """Run the model, and return these outputs as OrtValues in CPU memory."""
         for name in fetch:
             self._bound[name] = None
-            self._binding.bind_output(name)  # anew each time: onnxruntime would write over what the last run gave
+            self._binding.bind_output(name)  # bound again: onnxruntime would overwrite the outputs of the last run
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime has no error of its own
             raise SessionError(
-                f"onnxruntime cannot run {self.path}: {_first_line(error)}", "look at the shapes of the inputs"
+                f"onnxruntime cannot run {self.path}: {first_line(error)}", "look at the shapes of the inputs"
             ) from error
         if not fetch:
             return []
@@ -136,14 +136,10 @@ class Runner:
         return [values[name] for name in fetch]
 
 
-# numpy's names of dtypes in the way onnxruntime writes those of inputs.
+# onnxruntime's names of input types by numpy's names of dtypes.
 _DTYPES = {
     **{name: f"tensor({name})" for name in ("bool", "float16", "bfloat16")},
     **{f"{sign}int{bits}": f"tensor({sign}int{bits})" for sign in ("", "u") for bits in (8, 16, 32, 64)},
     "float32": "tensor(float)",
     "float64": "tensor(double)",
 }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""The state of a training: what a checkpoint holds, and, once a Module has it, what is on the device."""
+"""The state of a training: the content of a checkpoint, and its values on the device once a Module has them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Memory(Protocol):
-    """Where a Module keeps the tensors."""
+    """The tensors of a Module."""
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a copy of a parameter."""
@@ -27,7 +27,7 @@ class Memory(Protocol):
         """Return a copy of its gradient; None before there is any."""
 
     def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return copies of the state of the optimizer."""
+        """Return copies of the optimizer state."""
 
 
 class Parameter:
@@ -44,7 +44,7 @@ class Parameter:
 
     @property
     def data(self) -> NDArray[Any]:
-        """A copy of its values; assigned, they are set."""
+        """A copy of its values; assignment sets them."""
         return self._state.read(self._name)
 
     @data.setter
@@ -53,7 +53,7 @@ class Parameter:
 
     @property
     def grad(self) -> NDArray[Any] | None:
-        """A copy of its gradient; None for a frozen one, and before the first step."""
+        """A copy of its gradient; None for a frozen parameter, and before the first step."""
         memory = self._state.memory
         return memory.gradient(self._name) if self.requires_grad and memory is not None else None
 
@@ -67,7 +67,7 @@ class Parameter:
 
 
 class Parameters:
-    """All parameters by name; a further name of a tied one works as well."""
+    """All parameters by name; tied parameters also by their aliases."""
 
     def __init__(self, state: CheckpointState) -> None:
         self._state = state
@@ -95,7 +95,7 @@ class Parameters:
 
 
 class Properties:
-    """Numbers and texts that the user keeps with the checkpoint."""
+    """Numbers and strings that the user stores in the checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._properties = checkpoint.properties
@@ -105,7 +105,7 @@ class Properties:
 
     def __setitem__(self, name: str, value: Property) -> None:
         if not isinstance(value, int | float | str):
-            raise TypeError(f"the property {name} is {type(value).__name__}, and only int, float and str are kept")
+            raise TypeError(f"the property {name} is {type(value).__name__}, and only int, float and str are supported")
         self._properties[name] = value
 
     def __contains__(self, name: object) -> bool:
@@ -122,16 +122,16 @@ class Properties:
 
 
 class CheckpointState:
-    """What a checkpoint holds, made by `load_checkpoint`.
+    """The content of a checkpoint, made by `load_checkpoint`.
 
     Attributes:
         checkpoint: as it was read; step and learning rate are kept up to date.
-        memory: where the values are once a Module was made.
+        memory: the tensors of the Module, once it exists.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         if not isinstance(checkpoint, Checkpoint):
-            raise TypeError(f"a CheckpointState is made of a Checkpoint, not of {type(checkpoint).__name__}")
+            raise TypeError(f"a CheckpointState is made from a Checkpoint, not from {type(checkpoint).__name__}")
         self.checkpoint = checkpoint
         self.memory: Memory | None = None
         self.parameters = Parameters(self)
@@ -142,7 +142,7 @@ class CheckpointState:
         """Read a checkpoint, complete or nominal, of onnxtool or onnxruntime-training.
 
         Raises:
-            CheckpointError: it is missing, truncated, or none.
+            CheckpointError: it is missing, truncated, or not a checkpoint.
         """
         return cls(load_checkpoint(Path(checkpoint_uri)))
 
@@ -154,7 +154,7 @@ class CheckpointState:
         include_optimizer_state: bool = False,
         format_name: Format = "safetensors",
     ) -> None:
-        """Write the state; the optimizer's, with step and learning rate, where asked for.
+        """Write the state, optionally with that of the optimizer, step and learning rate.
 
         Raises:
             ArtifactError: the state is nominal and has no values.
@@ -174,8 +174,8 @@ class CheckpointState:
             new.moments = old.moments if state.memory is None else state.memory.moments() or old.moments
         save_checkpoint(new, Path(checkpoint_uri), format_name=format_name)
 
-    def hand_over(self, memory: Memory) -> None:
-        """Let the values be kept elsewhere from now on; of the arrays that were read, dtype and shape remain."""
+    def attach(self, memory: Memory) -> None:
+        """Use the values of `memory` from now on; of the arrays that were read, only dtype and shape remain."""
         import numpy as np
 
         self.memory = memory
@@ -186,11 +186,11 @@ class CheckpointState:
                 group[name] = np.broadcast_to(np.zeros((), array.dtype), shape)
 
     def names(self) -> list[str]:
-        """Return the names of all parameters, those that are trained first."""
+        """Return the names of all parameters, the trained ones first."""
         return [*self.checkpoint.trainable, *self.checkpoint.frozen]
 
     def resolved(self, name: str) -> str:
-        """Return the name under which a tied parameter is in the model."""
+        """Return the name of a parameter in the model, also for an alias of a tied one."""
         return self.checkpoint.aliases.get(name, name)
 
     def read(self, name: str) -> NDArray[Any]:
@@ -203,7 +203,7 @@ class CheckpointState:
         """Set a parameter.
 
         Raises:
-            ArtifactError: the shape is another.
+            ArtifactError: the shape differs.
         """
         import numpy as np
 
@@ -211,7 +211,8 @@ class CheckpointState:
         array = np.asarray(value, group[name].dtype)
         if array.shape != group[name].shape:
             raise ArtifactError(
-                f"{name} is {list(group[name].shape)}, and the new value {list(array.shape)}", "give it the same shape"
+                f"{name} is {list(group[name].shape)}, and the new value {list(array.shape)}",
+                "pass an array of the same shape",
             )
         if self.memory is None:
             group[name] = array.copy()

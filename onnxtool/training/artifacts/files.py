@@ -1,4 +1,4 @@
-"""Write the files of a training to one folder, all at once."""
+"""Write all artifacts to one folder: all files or none."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """What is to be written.
+    """The models and the checkpoint to write.
 
     Attributes:
-        models: file names without ending, the training model first.
-        folder: where the external data of the forward model lies that they still refer to.
-        check: looks at the files in their folder before anybody else can; what it raises leaves nothing behind.
+        models: the models by file name without extension, the training model first.
+        folder: the folder of the forward model, whose external data they may still refer to.
+        verify: gets the folder of the files before they are moved into place; if it raises, nothing is written.
     """
 
     models: Mapping[str, onnx.ModelProto]
     checkpoint: Checkpoint
     folder: Path | None
-    check: Callable[[Path], None] = lambda _folder: None
+    verify: Callable[[Path], None] = lambda _folder: None
 
 
 @dataclass(frozen=True)
 class ArtifactFile:
-    """A file that was written; the size includes its external data."""
+    """A written file; the size includes its external data."""
 
     path: str
     size_bytes: int
@@ -43,10 +43,10 @@ class ArtifactFile:
 def write_artifacts(
     artifacts: Artifacts, directory: Path, *, prefix: str, ort_format: bool, nominal: bool, force: bool
 ) -> tuple[ArtifactFile, ...]:
-    """Write models and checkpoints to `directory`, each name with `prefix` before it.
+    """Write models and checkpoints to `directory`, with `prefix` before each name.
 
     Raises:
-        OutputExistsError: one is there and `force` is not set.
+        OutputExistsError: a file exists and `force` is not set.
         OutputWriteError: they cannot be written.
         ArtifactError: the prefix leaves the directory.
     """
@@ -56,19 +56,21 @@ def write_artifacts(
         raise ArtifactError(f"the prefix {prefix!r} is a path", "pass the folder as artifact_directory")
     first = directory / f"{prefix}{next(iter(artifacts.models))}.onnx"
     names = [f"{prefix}{name}.onnx" for name in artifacts.models] + [f"{prefix}checkpoint"]
-    if not force and (there := [name for name in names if (directory / name).exists()]):
+    if not force and (existing := [name for name in names if (directory / name).exists()]):
         raise OutputExistsError(
-            f"{directory / there[0]} exists already", "pass --force to replace it, or another --output"
+            f"{directory / existing[0]} already exists", "pass --force to replace it, or another --output"
         )
     with staged(first, force=force) as staging:
         written = [_write_model(proto, staging, prefix + name, artifacts) for name, proto in artifacts.models.items()]
         written.append(staging.folder / f"{prefix}checkpoint")
         write_checkpoint(artifacts.checkpoint, written[-1])
-        artifacts.check(staging.folder)
+        artifacts.verify(staging.folder)
         if nominal:
             written.append(staging.folder / f"{prefix}nominal_checkpoint")
-            bare = Checkpoint(artifacts.checkpoint.trainable, artifacts.checkpoint.frozen, is_nominal=True)
-            write_checkpoint(bare, written[-1])
+            nominal_checkpoint = Checkpoint(
+                artifacts.checkpoint.trainable, artifacts.checkpoint.frozen, is_nominal=True
+            )
+            write_checkpoint(nominal_checkpoint, written[-1])
         if ort_format:
             written += [file for path in written[: len(artifacts.models)] for file in _to_ort_format(path)]
         sizes = {path.name: _size_of(path) for path in written}
@@ -76,7 +78,7 @@ def write_artifacts(
 
 
 def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, artifacts: Artifacts) -> Path:
-    """Write a model into the staging folder; weights that stayed constants go to its own external data."""
+    """Write a model into the staging folder; large constants go to its own external data."""
     import onnx_ir as ir
 
     model = ir.from_proto(proto)
@@ -92,7 +94,7 @@ def _to_ort_format(path: Path) -> tuple[Path, Path]:
         The model, and the list of its operators that such a build is made from.
 
     Raises:
-        ArtifactError: it fails, or the installed wheel has none.
+        ArtifactError: it fails, or the installed wheel has no converter.
     """
     from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 
@@ -110,15 +112,12 @@ def _to_ort_format(path: Path) -> tuple[Path, Path]:
             f"onnxruntime cannot convert {path.name}: {str(error)[:300]}", "leave ort_format out"
         ) from error
     operators = path.with_suffix(".required_operators.config")
-    # It says where the model was while it was written.
+    # The file mentions the temporary folder.
     operators.write_text(operators.read_text(encoding="utf-8").replace(f"{path.parent}{os.sep}", ""), encoding="utf-8")
     return path.with_suffix(".ort"), operators
 
 
 def _size_of(path: Path) -> int:
     """Return the bytes of a file and of external data beside it."""
-    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*") if file.name in _own(path))
-
-
-def _own(path: Path) -> tuple[str, str]:
-    return path.name, f"{path.name}.data"
+    files = (path, path.with_name(f"{path.name}.data"))
+    return sum(file.stat().st_size for file in files if file.exists())

@@ -1,4 +1,4 @@
-"""Export a checkpoint for training: dropout on, parameters under their names, none of them folded or transposed."""
+"""Export a checkpoint for training: with dropout, and parameters under their names, neither folded nor transposed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from onnxtool.training.artifacts.reference import TorchModel
 
 _OPSET = 20
-_WRITES_ON = "text-generation"
+_CAUSAL_TASK = "text-generation"
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A checkpoint as a forward model.
+    """A checkpoint exported as a forward model.
 
     Attributes:
-        path: of the ONNX file.
+        path: the ONNX file.
         parameters: the names of its parameters, in the order of the model.
-        aliases: further names of tied ones.
-        outputs: names, the logits first where there are any.
+        aliases: further names of tied parameters, with the name in the file.
+        outputs: their names, the logits first if there are any.
         reference: the model in PyTorch.
-        shifts_labels: whether its scores at a token are for the next one.
+        shifts_labels: whether the logits at a token are for the label of the next one.
     """
 
     path: Path
@@ -43,7 +43,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """What to export, as `onnxtool export` takes it."""
+    """The checkpoint to export, with options of `onnxtool export`."""
 
     model_name: Annotated[
         str, Option("In place of --model_path: an id on the hub, or a folder, which is exported.", metavar="ID_OR_DIR")
@@ -65,10 +65,10 @@ def export_forward(
         ExportError: it cannot be traced.
     """
     from onnxtool.export.checkpoint import Checkpoint
+    from onnxtool.export.configuration import task_of_architecture
     from onnxtool.export.modalities.finding import find_modality
     from onnxtool.export.signature import detect_signature, to_tensors
     from onnxtool.export.source import Source
-    from onnxtool.export.tasks import task_of_architecture
     from onnxtool.export.tracing import guarded, operators_apart
     from onnxtool.model_file import Staging, save_model
     from onnxtool.training.artifacts.reference import TorchModel
@@ -76,7 +76,7 @@ def export_forward(
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     on_progress(f"loading {options.model_name}")
-    # The attention that transformers writes out is the one whose operators have gradients, and whose dropout shows.
+    # Only eager attention consists of operators with gradients, its dropout included.
     model = checkpoint.load_model(
         dtype="float32", device="cpu", attention="eager", allow_missing_weights=options.allow_missing_weights
     )
@@ -101,12 +101,12 @@ def export_forward(
     _mark_padding(model, graph, aliases)
     path = save_model(graph, Staging(folder, folder / "forward.onnx", folder))
     outputs = sorted(signature.outputs, key=lambda name: name != "logits")
-    shifts = task_of_architecture(checkpoint.config.model_type, checkpoint.architecture) == _WRITES_ON
+    shifts = task_of_architecture(checkpoint.config.model_type, checkpoint.architecture) == _CAUSAL_TASK
     return Forward(path, names, aliases, tuple(outputs), TorchModel(model, sample), shifts)
 
 
 def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], outputs: tuple[str, ...]) -> ir.Model:
-    """Trace without torch's optimizer, which renames parameters and merges equal ones, as all zero biases are."""
+    """Trace without torch's optimizer, which renames parameters and merges equal ones, such as zero biases."""
     import torch
     from torch.export import Dim
 
@@ -115,7 +115,7 @@ def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], out
     )
 
     class Named(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
-        """Gives the outputs of the signature and no others, as a tuple."""
+        """Returns only the outputs of the signature, as a tuple."""
 
         def forward(self, *tensors: Any) -> tuple[Any, ...]:
             result = model(**dict(zip(sample, tensors, strict=True)))
@@ -142,7 +142,7 @@ def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], out
 
 
 def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-    """Give dynamic axes the names of the signature, wherever they appear."""
+    """Give dynamic axes the names of the signature in all shapes."""
     import onnx_ir as ir
 
     names: dict[str | None, str] = {}
@@ -160,7 +160,7 @@ def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str,
 
 
 def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> None:
-    """Note at each Gather of an embedding the index that counts for padding, whose row PyTorch does not train."""
+    """Note at each Gather of an embedding its `padding_idx`, whose row PyTorch does not train."""
     import torch
 
     from onnxtool.autodiff.rules.tensor import PADDING_INDEX
@@ -176,7 +176,7 @@ def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> No
 
 
 def _parameters(model: Any, graph: ir.Model) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return which initializers are parameters, and the further names of tied ones."""
+    """Return the names of initializers that are parameters, and the further names of tied ones."""
     present = set(graph.graph.initializers)
     names: dict[int, str] = {}
     pairs = list(model.named_parameters(remove_duplicate=False))

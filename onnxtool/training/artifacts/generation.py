@@ -1,7 +1,7 @@
-"""Make of a forward model what on-device training needs: training, eval and optimizer model, and a checkpoint.
+"""Make the artifacts for on-device training from a forward model: training, eval and optimizer model, and checkpoint.
 
-Names, arguments and the order of inputs and outputs are those of onnxruntime-training's `artifacts`; where stock
-onnxruntime asks for something else, docs/training_artifacts.md says so.
+Names, arguments and the order of inputs and outputs are those of onnxruntime-training's `artifacts`;
+docs/training_artifacts.md lists where stock onnxruntime needs something else.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from onnxtool.errors import ArtifactError
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.files import Artifacts, write_artifacts
-from onnxtool.training.artifacts.report import ArtifactFiles, describe
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
+from onnxtool.training.artifacts.report import describe
+from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.checkpoints import checkpoint_of
 
 if TYPE_CHECKING:
     import onnx
 
-    from onnxtool.training.artifacts.verification import Proof
+    from onnxtool.training.artifacts.verification import ArtifactVerification
 
 
 MAX_MODEL_BYTES = 2**31 - 2**20
@@ -60,25 +61,25 @@ OPTIMIZERS: Mapping[OptimType, type[onnxblock.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class ArtifactOptions:
-    """What to make artifacts of, and how.
+    """The forward model of artifacts, and how to make them.
 
     Attributes:
         model: the forward model, or the path of its file.
         requires_grad: names of parameters to train, or patterns such as `*.bias`.
         frozen_params: names or patterns of parameters that are inputs without a gradient; others stay constants.
-        loss: None takes the first output of the model as the loss.
-        optimizer: None makes no optimizer model.
-        artifact_directory: where the files go.
-        prefix: before each file name.
-        ort_format: write `.ort` files beside the `.onnx` ones.
-        additional_output_names: values that training and eval model give besides the loss.
-        nominal_checkpoint: write a checkpoint without values as well.
-        loss_input_names: values that the loss is built on; else all outputs of the model.
-        aliases: further names of tied parameters, by which they may be chosen as well; the checkpoint has them.
-        parameters: what patterns may mean; None for all float initializers of more than one element.
-        recompute: compute cheap activations a second time for the gradients, instead of keeping them: less memory.
-        force: replace files that are there.
-        prove: compares the files in a folder with PyTorch before they are moved to their place.
+        loss: the loss on top of the model; None if the first output of the model is the loss.
+        optimizer: the optimizer model to make, if any.
+        artifact_directory: the folder of the files.
+        prefix: the start of each file name.
+        ort_format: write `.ort` files in addition to the `.onnx` files.
+        additional_output_names: further outputs of the training and the eval model.
+        nominal_checkpoint: also write a checkpoint without values.
+        loss_input_names: the inputs of the loss; None for all outputs of the model.
+        aliases: further names of tied parameters, which may also be used to select them; stored in the checkpoint.
+        parameters: the names that patterns match; None for all float initializers of more than one element.
+        recompute: compute cheap activations a second time for the gradients, instead of keeping them, to save memory.
+        force: replace existing files.
+        verify: compares the files in a folder with PyTorch before they are moved into place.
     """
 
     model: onnx.ModelProto | Path
@@ -96,7 +97,7 @@ class ArtifactOptions:
     parameters: Sequence[str] | None = None
     recompute: bool = False
     force: bool = False
-    prove: Callable[[Path], Proof | None] | None = None
+    verify: Callable[[Path], ArtifactVerification | None] | None = None
 
 
 def generate_artifacts(
@@ -114,12 +115,12 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     recompute: bool = False,
 ) -> ArtifactReport:
-    """Write the artifacts of `model` to `artifact_directory`, replacing those that are there.
+    """Write the artifacts of `model` to `artifact_directory`, and replace existing ones.
 
-    The arguments but the last are those of onnxruntime-training; `ArtifactOptions` says what they mean.
+    All arguments except the last are those of onnxruntime-training; `ArtifactOptions` explains them.
 
     Raises:
-        ArtifactError: names that are not in the model, a loss that is none, …
+        ArtifactError: a name is not in the model, the loss is not a loss, …
         GradientError: operators between the parameters and the loss have no gradient.
         OutputWriteError: the files cannot be written.
         TypeError: an argument is of a wrong type.
@@ -127,7 +128,7 @@ def generate_artifacts(
     import onnx
 
     if custom_op_library is not None:
-        _refuse_library(custom_op_library)
+        onnxblock.custom_op_library(os.fspath(custom_op_library))
     return make_artifacts(
         ArtifactOptions(
             model if isinstance(model, onnx.ModelProto) else Path(model),
@@ -150,26 +151,28 @@ def generate_artifacts(
 def make_artifacts(
     options: ArtifactOptions, on_progress: Callable[[str], None] = lambda _stage: None
 ) -> ArtifactReport:
-    """Write the artifacts as `options` say; the folder holds the old files or the new ones, never some of both.
+    """Write the artifacts of `options`; the folder has the old files or the new ones, never some of both.
 
     Raises:
-        OutputExistsError: the training model is there and `force` is not set.
+        OutputExistsError: a file exists and `force` is not set.
         OnnxtoolError: as `generate_artifacts`.
     """
-    from onnxtool.training.artifacts.validation import check_sound
-    from onnxtool.training.graphs.parameters import choose
+    from onnxtool.training.artifacts.validation import check_model
+    from onnxtool.training.graphs.parameters import select_parameters
 
     stopwatch = Stopwatch()
     on_progress("reading the model")
     model, path = _load(options.model)
-    check_sound(model)
+    check_model(model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
-    choice = choose(model, options.requires_grad, options.frozen_params, options.parameters, options.aliases)
+    selection = select_parameters(
+        model, options.requires_grad, options.frozen_params, options.parameters, options.aliases
+    )
     stopwatch.lap("read")
     on_progress("differentiating")
     block = _Training(loss, options)
     with onnxblock.base(model, path):
-        block.choose(choice)
+        block.select(selection)
         block(*(options.loss_input_names or [output.name for output in model.graph.output]))
     training, evaluation = block.to_model_proto()
     trained, frozen = block.parameters()
@@ -182,17 +185,18 @@ def make_artifacts(
     on_progress("writing")
     checkpoint = checkpoint_of(trained, frozen, folder=None if path is None else path.parent)
     checkpoint.aliases = dict(options.aliases)
-    proofs: list[Proof | None] = []
+    verification: ArtifactVerification | None = None
 
-    def prove(folder: Path) -> None:
-        if options.prove is not None:
+    def verify(folder: Path) -> None:
+        nonlocal verification
+        if options.verify is not None:
             stopwatch.lap("write")
             on_progress("verifying")
-            proofs.append(options.prove(folder))
+            verification = options.verify(folder)
             stopwatch.lap("verify")
 
     files = write_artifacts(
-        Artifacts(models, checkpoint, None if path is None else path.parent, prove),
+        Artifacts(models, checkpoint, None if path is None else path.parent, verify),
         options.artifact_directory,
         prefix=options.prefix,
         ort_format=options.ort_format,
@@ -202,37 +206,35 @@ def make_artifacts(
     stopwatch.lap("write")
     return describe(
         block,
-        ArtifactFiles(str(options.artifact_directory), files),
+        files,
         loss=_name_of(options.loss) or "the first output",
         optimizer=_name_of(options.optimizer),
         duration_ms=stopwatch.laps_ms,
-        proof=proofs[0] if proofs else None,
+        verification=verification,
     )
 
 
 class _Training(onnxblock.TrainingBlock):
-    """The loss of the options, and the outputs that are wanted besides."""
+    """The loss of the options, and the additional outputs."""
 
     def __init__(self, loss: onnxblock.Block, options: ArtifactOptions) -> None:
         self._loss = loss
-        self._more = options.additional_output_names or ()
+        self._additional = options.additional_output_names or ()
         self.recompute = options.recompute
 
     def build(self, *names: str) -> tuple[str, ...]:
         """Add the loss on top of these values."""
-        from onnxtool.training.onnxblock.forward import output_names
-
-        return (*output_names(self._loss(*names)), *self._more)
+        return (*output_names(self._loss(*names)), *self._additional)
 
 
 def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
-    """Return the model without its external data, and where that lies."""
+    """Return the model without its external data, and the path of its file."""
     import onnx
 
     from onnxtool.model_file import ModelFile
 
     if isinstance(model, onnx.ModelProto):
-        # ByteSize fails on just those.
+        # ByteSize fails on models of more than 2 GB.
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_MODEL_BYTES:
             raise ArtifactError("the model has more than 2 GB", "save it and pass the path of its file")
         return model, None
@@ -250,12 +252,12 @@ def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.B
     if isinstance(loss, onnxblock.Block):
         return loss
     if not isinstance(loss, LossType):
-        raise ArtifactError(f"{loss!r} is no loss", "take a LossType, or an instance of a class derived from Block")
+        raise ArtifactError(f"{loss!r} is not a loss", "pass a LossType, or an instance of a class derived from Block")
     names = options.loss_input_names or [output.name for output in model.graph.output]
     if len(names) != 1:
         raise ArtifactError(
             f"{loss.name} takes one value, and there are {', '.join(names)}",
-            "name one with loss_input_names, or write a loss of your own for all",
+            "select one with loss_input_names, or write your own loss for all",
         )
     return LOSSES[loss]()
 
@@ -265,12 +267,8 @@ def _optimizer_block(options: ArtifactOptions) -> onnxblock.ForwardBlock | None:
     if optimizer is None or isinstance(optimizer, onnxblock.ForwardBlock):
         return optimizer
     if not isinstance(optimizer, OptimType):
-        raise TypeError(f"{optimizer!r} is no optimizer: take an OptimType, or a block of onnxblock.optim")
+        raise TypeError(f"{optimizer!r} is not an optimizer: pass an OptimType, or a block of onnxblock.optim")
     return OPTIMIZERS[optimizer]()
-
-
-def _refuse_library(path: str | os.PathLike[str]) -> NoReturn:
-    onnxblock.custom_op_library(os.fspath(path))
 
 
 def _name_of(thing: Enum | onnxblock.Block | None) -> str:

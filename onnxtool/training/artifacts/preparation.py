@@ -1,21 +1,20 @@
-"""From a model file or a checkpoint to artifacts in one call: what `onnxtool artifacts` does."""
+"""Make artifacts from a model file, or from a checkpoint that is exported first: the work of `onnxtool artifacts`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from onnxtool.errors import ArtifactError
 from onnxtool.options import Force, Option
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.forward_export import Forward, ForwardOptions
+from onnxtool.training.artifacts.forward_export import Forward, ForwardOptions, export_forward
 from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, LossType, make_artifacts
-from onnxtool.training.artifacts.reference import LossSetting, TorchModel
-from onnxtool.training.artifacts.verification import Proof, prove
-from onnxtool.training.graphs.label_rows import IGNORE_INDEX
+from onnxtool.training.artifacts.reference import LossSetting
+from onnxtool.training.artifacts.verification import ArtifactVerification, verify_artifacts
+from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
 
 NONE = "none"
 LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
@@ -25,24 +24,24 @@ OPTIMIZER_NAMES = (*OPTIMIZERS, NONE)
 
 @dataclass(frozen=True)
 class PreparationOptions:
-    """What to make artifacts of, by the words of the command line.
+    """The options of `onnxtool artifacts`.
 
     Attributes:
-        model_path: an ONNX file; this or `forward`.
-        forward: a checkpoint.
+        model_path: an ONNX file; this or `forward` is given.
+        forward: a checkpoint to export.
         train: names or patterns of parameters to train.
         freeze: names or patterns of parameters to freeze.
         loss: one of LOSS_NAMES.
-        loss_inputs: values that the loss is built on.
-        class_axis: that of a cross entropy; None for 1 of a file, and for the last of a checkpoint.
-        ignore_index: of a cross entropy; None for none of a file, and for -100 of a checkpoint.
-        shift_labels: whether the scores at a token are for the next label; None for whether the checkpoint is one of a
-            language model that writes on.
+        loss_inputs: the inputs of the loss.
+        class_axis: the class axis of a cross entropy; None for 1 with a file, and for the last with a checkpoint.
+        ignore_index: of a cross entropy; None for none with a file, and for -100 with a checkpoint.
+        shift_labels: whether the logits at a token are for the label of the next one; None to shift the labels of
+            causal language models.
         verify: compare loss and gradients of a checkpoint's artifacts with PyTorch.
         optimizer: one of OPTIMIZER_NAMES.
         weight_decay: of the optimizer.
-        max_grad_norm: gradients of a larger norm are scaled down to it.
-        additional_outputs: values that the models give besides the loss.
+        max_grad_norm: gradients are clipped to this norm.
+        additional_outputs: further outputs of the training and the eval model.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them.
         output: the folder; None for `models/NAME-training`.
     """
@@ -118,76 +117,80 @@ class PreparationOptions:
 def prepare_training(
     options: PreparationOptions, on_progress: Callable[[str], None] = lambda _stage: None
 ) -> ArtifactReport:
-    """Make the artifacts of a model file, or of a checkpoint that is exported for it.
+    """Make the artifacts of a model file, or of a checkpoint.
 
     Raises:
-        OnnxtoolError: of the export, or of `make_artifacts`.
+        OnnxtoolError: the export or `make_artifacts` failed.
     """
     import tempfile
-
-    from onnxtool.training.artifacts.forward_export import export_forward
 
     if (options.model_path is None) == (options.forward is None):
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
     if options.forward is None:
         return _of_file(options, on_progress)
     with tempfile.TemporaryDirectory() as folder:
-        return _of_checkpoint(options, export_forward(options.forward, Path(folder), on_progress), on_progress)
+        forward = export_forward(options.forward, Path(folder), on_progress)
+        return make_checkpoint_artifacts(options, forward, on_progress)
 
 
 def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
-    settings = replace(
-        _common(options, setting), model=options.model_path or Path(), loss_input_names=options.loss_inputs or None
-    )
-    return make_artifacts(settings, on_progress)
+    common = _artifact_options(options, setting)
+    model = options.model_path or Path()
+    return make_artifacts(replace(common, model=model, loss_input_names=options.loss_inputs or None), on_progress)
 
 
-def _of_checkpoint(options: PreparationOptions, forward: Forward, on_progress: Callable[[str], None]) -> ArtifactReport:
+def make_checkpoint_artifacts(
+    options: PreparationOptions, forward: Forward, on_progress: Callable[[str], None] = lambda _stage: None
+) -> ArtifactReport:
+    """Make the artifacts of an exported checkpoint, and verify them.
+
+    Raises:
+        OnnxtoolError: as `make_artifacts`.
+    """
     loss_inputs = options.loss_inputs or forward.outputs[:1]
     ignored = IGNORE_INDEX if options.ignore_index is None else options.ignore_index
     shift = forward.shifts_labels if options.shift_labels is None else options.shift_labels
     is_entropy = options.loss == LossType.CrossEntropyLoss.name
     setting = LossSetting(options.loss, loss_inputs[0], options.class_axis or -1, ignored, shift and is_entropy)
-    can_prove = options.loss != NONE and len(loss_inputs) == 1 and setting.output in forward.outputs
-    prove = partial(_prove, options.prefix, forward.reference, setting) if options.verify and can_prove else None
+    is_verifiable = options.loss != NONE and len(loss_inputs) == 1 and setting.output in forward.outputs
+
+    def verify(folder: Path) -> ArtifactVerification | None:
+        return verify_artifacts(folder, options.prefix, forward.reference, setting)
+
     report = make_artifacts(
         replace(
-            _common(options, setting),
+            _artifact_options(options, setting),
             model=forward.path,
             loss_input_names=loss_inputs,
             aliases=forward.aliases,
             parameters=forward.parameters,
-            prove=prove,
+            verify=verify if options.verify and is_verifiable else None,
         ),
         on_progress,
     )
     return replace(report, notes=(*report.notes, *_notes(report, setting)))
 
 
-def _prove(prefix: str, reference: TorchModel, setting: LossSetting, folder: Path) -> Proof | None:
-    return prove(folder, prefix, reference, setting)
-
-
 def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
-    """Say what may surprise whoever compares with a training in transformers."""
+    """Explain differences from training with transformers."""
     if setting.shift:
         yield (
-            "labels are shifted as transformers does: the scores at a token are for the label of the next one, so pass "
-            "the input_ids as labels (--no_shift_labels turns it off)"
+            "labels are shifted as in transformers: the logits at a token are for the label of the next one, so pass "
+            "the input_ids as labels (--no_shift_labels turns this off)"
         )
     proof = report.proof
     if proof is None:
         yield "loss and gradients were not compared with PyTorch"
     elif proof.own_loss is not None and proof.own_loss_error > proof.tolerance:
         yield (
-            f"{proof.reference} itself computes another loss for the same labels, apart by {proof.own_loss_error:.2g}: "
-            f"{report.loss} on {setting.output} is what these artifacts train"
+            f"{proof.reference} itself computes another loss for the same labels, with a relative difference of "
+            f"{proof.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
         )
 
 
-def _common(options: PreparationOptions, setting: LossSetting) -> ArtifactOptions:
-    """Return what does not depend on where the model comes from."""
+def _artifact_options(options: PreparationOptions, setting: LossSetting) -> ArtifactOptions:
+    """Return the options that are the same for files and checkpoints."""
     return ArtifactOptions(
         model=Path(),
         requires_grad=options.train,

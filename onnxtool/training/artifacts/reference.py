@@ -1,7 +1,7 @@
-"""Loss and gradients of a model in PyTorch, which the training graph that is made of it is compared with.
+"""Loss and gradients of a model in PyTorch, the reference of its training graph.
 
-Dropout is on, and drops nothing by chance: everything is scaled as if it had. So both sides need no common random
-numbers, and a scale that is missing on the way back shows. Letters: B samples, S tokens, C classes.
+Dropout is enabled and scales its input, but drops nothing. So both sides need no common random numbers, and a missing
+scale in the backward pass is detected. Letters: B samples, S tokens, C classes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class LossSetting:
         name: a member of LossType.
         output: the name of the output.
         class_axis: of a cross entropy, 1 or -1.
-        ignore_index: of a cross entropy; None where all labels count.
-        shift: whether the score at a token is for the label of the next one.
+        ignore_index: of a cross entropy; None if no label is ignored.
+        shift: whether the logits at a token are for the label of the next one.
     """
 
     name: str
@@ -40,14 +40,14 @@ class LossSetting:
 
 @dataclass(frozen=True)
 class TorchStep:
-    """What PyTorch computes.
+    """The results of PyTorch.
 
     Attributes:
-        labels: the labels or targets that it was computed with.
+        labels: the labels or targets.
         loss: in training mode.
         eval_loss: in eval mode.
-        own_loss: that of the model itself for these labels, in eval mode; None where it has none.
-        gradients: by the name of the parameter, all names of a tied one.
+        own_loss: the loss that the model itself computes for these labels, in eval mode; None if it computes none.
+        gradients: by the name of the parameter, with all names of a tied one.
     """
 
     labels: NDArray[Any]
@@ -74,14 +74,14 @@ class TorchModel:
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.sample.items()}
 
     def step(self, setting: LossSetting, trained: Collection[str]) -> TorchStep:
-        """Compute loss and gradients; batch normalizations whose parameters are not `trained` do not train."""
+        """Compute loss and gradients; batch normalizations whose parameters are not `trained` stay in eval mode."""
         import torch
 
         model = self.model.eval()
         with torch.no_grad():
-            scores = self._output(setting.output)
-            labels = _labels(scores, setting)
-            eval_loss = float(_loss(scores, labels, setting))
+            logits = self._output(setting.output)
+            labels = _labels(logits, setting)
+            eval_loss = float(_loss(logits, labels, setting))
             own = self._own_loss(labels, setting)
         model.train()
         for name, module in model.named_modules():
@@ -91,7 +91,7 @@ class TorchModel:
             } & set(trained):
                 module.eval()
         model.zero_grad(set_to_none=True)
-        with _nothing_dropped():
+        with _scaling_dropout():
             loss = _loss(self._output(setting.output), labels, setting)
             loss.backward()
         gradients = {
@@ -106,7 +106,7 @@ class TorchModel:
         return result if not isinstance(result, Mapping) else result[name]
 
     def _own_loss(self, labels: Any, setting: LossSetting) -> float | None:
-        """Return what the model computes where it takes labels; it may want others than this loss."""
+        """Return the loss that the model computes from labels; None if it takes no labels, or other labels."""
         import torch
 
         if setting.output != "logits":
@@ -119,15 +119,15 @@ class TorchModel:
         return float(loss) if isinstance(loss, torch.Tensor) else None
 
 
-def _labels(scores: Any, setting: LossSetting) -> Any:
-    """Draw labels for scores [B, C] or [B, S, C], every third of them one that does not count; or targets like them."""
+def _labels(logits: Any, setting: LossSetting) -> Any:
+    """Draw labels for logits [B, C] or [B, S, C], a third of them ignored; or targets of the same shape."""
     import torch
 
     generator = torch.Generator().manual_seed(_SEED)
     if setting.name != "CrossEntropyLoss":
-        targets = torch.rand(scores.shape, generator=generator)
+        targets = torch.rand(logits.shape, generator=generator)
         return targets.round() if setting.name == "BCEWithLogitsLoss" else targets
-    sizes = list(scores.shape)
+    sizes = list(logits.shape)
     classes = sizes.pop(setting.class_axis)
     labels = torch.randint(classes, sizes, generator=generator)
     if setting.ignore_index is not None and labels.numel() > 2:
@@ -136,34 +136,34 @@ def _labels(scores: Any, setting: LossSetting) -> Any:
     return labels
 
 
-def _loss(scores: Any, labels: Any, setting: LossSetting) -> Any:
-    """Compute a loss of LossType as PyTorch has it."""
+def _loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
+    """Compute a loss of LossType in PyTorch."""
     from torch.nn import functional
 
     if setting.name == "CrossEntropyLoss":
         if setting.shift:
-            scores, labels = scores[:, :-1], labels[:, 1:]
+            logits, labels = logits[:, :-1], labels[:, 1:]
         ignored = -100 if setting.ignore_index is None else setting.ignore_index
-        return functional.cross_entropy(scores.movedim(setting.class_axis, 1), labels, ignore_index=ignored)
+        return functional.cross_entropy(logits.movedim(setting.class_axis, 1), labels, ignore_index=ignored)
     functions: dict[str, Any] = {
         "MSELoss": functional.mse_loss,
         "L1Loss": functional.l1_loss,
         "BCEWithLogitsLoss": functional.binary_cross_entropy_with_logits,
     }
-    return functions[setting.name](scores, labels)
+    return functions[setting.name](logits, labels)
 
 
 @contextmanager
-def _nothing_dropped() -> Iterator[None]:
-    """Let dropout keep everything, scaled as what it keeps is."""
+def _scaling_dropout() -> Iterator[None]:
+    """Let dropout scale its input, and drop nothing."""
     from torch.nn import functional
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's name
         return input / (1 - p) if training and p < 1 else input
 
-    before = functional.dropout
+    original = functional.dropout
     functional.dropout = dropout
     try:
         yield
     finally:
-        functional.dropout = before
+        functional.dropout = original

@@ -1,9 +1,11 @@
-"""What the artifacts of a model are: parameters, inputs, outputs and files."""
+"""The report of artifacts: parameters, inputs, outputs and files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.reports import TensorInfo
@@ -12,19 +14,9 @@ from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_
 from onnxtool.training.onnxblock import TrainingBlock
 
 if TYPE_CHECKING:
-    import onnx
-
-    from onnxtool.training.artifacts.verification import Proof
+    from onnxtool.training.artifacts.verification import ArtifactVerification
 
 _LISTED = 6
-
-
-@dataclass(frozen=True)
-class ArtifactFiles:
-    """What was written, and where."""
-
-    directory: str
-    written: tuple[ArtifactFile, ...]
 
 
 @dataclass(frozen=True)
@@ -32,17 +24,17 @@ class ArtifactReport:
     """What `make_artifacts` wrote.
 
     Attributes:
-        directory: where the files are.
-        files: what was written, the training model first.
+        directory: the folder of the files.
+        files: the written files, the training model first.
         trained: names of the parameters with a gradient, in the order of the inputs.
-        frozen: names of the other parameters, running statistics among them.
-        num_trained: elements of those with a gradient.
-        num_frozen: elements of the others.
-        inputs: of the training model, those of the user: without parameters and buffers.
-        outputs: of the training model, those before the gradients.
+        frozen: names of the other parameters, including running statistics.
+        num_trained: number of elements of the trained parameters.
+        num_frozen: number of elements of the frozen parameters.
+        inputs: the user's inputs of the training model, without parameters and buffers.
+        outputs: the user's outputs of the training model, without gradients.
         notes: what a user should know.
         duration_ms: wall time by stage.
-        proof: how far the files are from PyTorch; None where there was nothing to compare with.
+        proof: the comparison with PyTorch; None if there was none.
     """
 
     directory: str
@@ -58,58 +50,51 @@ class ArtifactReport:
     opset: int
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
-    proof: Proof | None = None
+    proof: ArtifactVerification | None = None
 
 
 def describe(
     block: TrainingBlock,
-    files: ArtifactFiles,
+    files: Sequence[ArtifactFile],
     *,
     loss: str,
     optimizer: str,
     duration_ms: dict[str, float],
-    proof: Proof | None,
+    verification: ArtifactVerification | None,
 ) -> ArtifactReport:
-    """Say what a training block and the files that were written of it hold."""
+    """Return the report of a training block and the files that were written for it."""
     training = block.to_model_proto()[0]
     trained, frozen = block.parameters()
     parameters = {tensor.name for tensor in (*trained, *frozen)}
     hidden = {LAZY_RESET, *parameters}
     hidden |= {make(name) for name in parameters for make in (buffer_name, accumulated_name, updated_name)}
-    wanted = {tensor.name for tensor in trained}
-    left = [name for name in block.choice.trained if name not in wanted]
+    has_gradient = {tensor.name for tensor in trained}
+    unused = [name for name in block.selection.trained if name not in has_gradient]
     return ArtifactReport(
-        directory=files.directory,
-        files=files.written,
+        directory=str(Path(files[0].path).parent),
+        files=tuple(files),
         loss=loss,
         optimizer=optimizer,
         trained=tuple(tensor.name for tensor in trained),
         frozen=tuple(tensor.name for tensor in frozen),
-        num_trained=sum(_size(tensor) for tensor in trained),
-        num_frozen=sum(_size(tensor) for tensor in frozen),
+        num_trained=sum(prod(tensor.dims) for tensor in trained),
+        num_frozen=sum(prod(tensor.dims) for tensor in frozen),
         inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
         opset=next(opset.version for opset in training.opset_import if not opset.domain),
-        notes=(_frozen(left),) if left else (),
+        notes=(_without_gradient(unused),) if unused else (),
         duration_ms=duration_ms,
-        proof=proof,
+        proof=verification,
     )
 
 
-def _frozen(names: Sequence[str]) -> str:
-    """Say of parameters that have no gradient that they are not trained."""
+def _without_gradient(names: Sequence[str]) -> str:
+    """Explain that parameters without a gradient are frozen."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (
-        f"no gradient comes back to {', '.join(names[:_LISTED])}{more}: the loss does not depend on "
-        f"{'it' if len(names) == 1 else 'them'}, or through steps such as Round alone; frozen"
+        f"{', '.join(names[:_LISTED])}{more} frozen: the loss does not depend on "
+        f"{'it' if len(names) == 1 else 'them'}, or only through operators without a gradient such as Round"
     )
-
-
-def _size(tensor: onnx.TensorProto) -> int:
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
-    return size
 
 
 def _tensor_info(value: Any) -> TensorInfo:

@@ -1,4 +1,4 @@
-"""Refuse a model that is none, before anything is built on it: onnx and onnxruntime would fail later and elsewhere."""
+"""Refuse an invalid model before anything is built on it: onnx and onnxruntime would fail later and less clearly."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 _HINT = "it is damaged, or was changed by hand; export it again"
 
 
-def check_sound(model: onnx.ModelProto) -> None:
+def check_model(model: onnx.ModelProto) -> None:
     """Check opset, tensors and the order of nodes; onnx.checker does not know onnxruntime's operators.
 
     Raises:
-        ArtifactError: the first thing that is wrong.
+        ArtifactError: for the first problem.
     """
     from onnx import defs
 
     opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
     if opset is None:
-        raise ArtifactError("the model does not say of which opset its operators are", _HINT)
+        raise ArtifactError("the model does not say which opset its operators belong to", _HINT)
     if opset > defs.onnx_opset_version():
         raise ArtifactError(
             f"the model is of opset {opset}, and the installed onnx knows {defs.onnx_opset_version()} at most",
@@ -41,13 +41,13 @@ def check_sound(model: onnx.ModelProto) -> None:
             late = any(missing in other.output for other in model.graph.node)
             raise ArtifactError(
                 f"the node {node.name or node.output[0]} reads {missing!r}, which "
-                f"{'is made after it' if late else 'nothing makes'}",
+                f"{'is computed after it' if late else 'no node computes'}",
                 _HINT,
             )
         known.update(node.output)
-    lost = next((value.name for value in model.graph.output if value.name not in known), None)
-    if lost is not None:
-        raise ArtifactError(f"the model has an output {lost!r} that nothing makes", _HINT)
+    unknown = next((value.name for value in model.graph.output if value.name not in known), None)
+    if unknown is not None:
+        raise ArtifactError(f"no node computes the output {unknown!r} of the model", _HINT)
 
 
 def _check_tensor(tensor: onnx.TensorProto) -> None:

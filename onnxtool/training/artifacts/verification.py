@@ -1,4 +1,4 @@
-"""Prove that artifacts compute PyTorch's loss and gradients, by running them once before anybody sees them."""
+"""Verify that artifacts compute PyTorch's loss and gradients, by running them once before they are moved into place."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from onnxtool.training.artifacts.reference import LossSetting, TorchModel, TorchStep
 
-# Both sides compute in float32, whose rounding gives 1e-6 to 1e-4 by the depth of the network; an error gives 1e-2.
+# Both sides compute in float32. Rounding gives errors of 1e-6 to 1e-4, by the depth of the network; a bug gives 1e-2.
 TOLERANCE = 1e-3
-# A gradient that is zero but for rounding, as that of the bias of keys in attention, is compared with this share of the
-# largest gradient of the network.
+# The error of a gradient that is zero except for rounding, such as that of the key bias in attention, is relative to
+# this share of the largest gradient of the network.
 _SMALL = 1e-2
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -29,21 +29,21 @@ _RANDOM = frozenset(
 
 
 @dataclass(frozen=True)
-class Proof:
-    """How far the artifacts are from PyTorch, each error relative.
+class ArtifactVerification:
+    """The differences between artifacts and PyTorch; all errors are relative.
 
     Attributes:
         reference: the class of the model.
         loss: of the training model.
-        reference_loss: PyTorch's.
+        reference_loss: of PyTorch.
         loss_error: of the loss in training mode.
         eval_loss_error: of the loss of the eval model.
-        gradient_error: the largest over all parameters: the largest error of an element, by the largest element.
-        worst_parameter: whose it is.
-        num_gradients: how many parameters were compared.
-        tolerance: what each error may be.
-        own_loss: that of the model itself for the same labels, in eval mode; None where it computes none.
-        own_loss_error: how far it is from the same loss.
+        gradient_error: the largest error of an element divided by the largest element, maximum over all parameters.
+        worst_parameter: the parameter with this error.
+        num_gradients: the number of parameters that were compared.
+        tolerance: the largest accepted error.
+        own_loss: the loss that the model itself computes for the same labels, in eval mode; None if it computes none.
+        own_loss_error: its difference from the loss of the eval model.
     """
 
     reference: str
@@ -62,14 +62,14 @@ class Proof:
     def passed(self) -> bool:
         """Whether all errors are within the tolerance."""
         errors = (self.loss_error, self.eval_loss_error, self.gradient_error)
-        return all(error <= self.tolerance for error in errors)  # what is not a number is not within
+        return all(error <= self.tolerance for error in errors)  # NaN is not
 
 
-def prove(folder: Path, prefix: str, model: TorchModel, setting: LossSetting) -> Proof | None:
-    """Run the training and the eval model in `folder` beside PyTorch, with nothing dropped.
+def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: LossSetting) -> ArtifactVerification | None:
+    """Compare the training and the eval model in `folder` with PyTorch; dropout scales, but drops nothing.
 
     Returns:
-        How far apart they are; None where the model draws random numbers otherwise than in a Dropout.
+        Their differences; None if the model draws random numbers other than in a Dropout.
 
     Raises:
         ArtifactError: they differ by more than the tolerance.
@@ -81,27 +81,27 @@ def prove(folder: Path, prefix: str, model: TorchModel, setting: LossSetting) ->
     training = onnx.load(folder / f"{prefix}training_model.onnx", load_external_data=False)
     if not _RANDOM.isdisjoint(node.op_type for node in training.graph.node):
         return None
-    keep_everything(training)
+    replace_dropout(training)
     checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
     step = model.step(setting, checkpoint.trainable)
     feeds = {**model.inputs(), **checkpoint.trainable, **checkpoint.frozen}
     feeds |= {buffer_name(name): np.zeros_like(array) for name, array in checkpoint.trainable.items()}
     feeds[LAZY_RESET] = np.array([True])
-    scratch = folder / f".{prefix}proof.onnx"
-    onnx.save(training, scratch)
-    found = _run(scratch, feeds, step.labels)
-    scratch.unlink()
+    path = folder / f".{prefix}verification.onnx"
+    onnx.save(training, path)
+    found = _run(path, feeds, step.labels)
+    path.unlink()
     evaluated = _run(folder / f"{prefix}eval_model.onnx", feeds, step.labels)
     loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
     gradients = {name: found[accumulated_name(name)] for name in checkpoint.trainable}
-    proof = _compare(type(model.model).__name__, (loss, eval_loss), gradients, step)
-    if not proof.passed:
-        raise ArtifactError(_describe(proof), "report it with the checkpoint; --no_verify writes the artifacts anyway")
-    return proof
+    result = _compare(type(model.model).__name__, (loss, eval_loss), gradients, step)
+    if not result.passed:
+        raise ArtifactError(_describe(result), "report it with the checkpoint; --no_verify writes the artifacts anyway")
+    return result
 
 
-def keep_everything(model: onnx.ModelProto) -> None:
-    """Replace each Dropout by what it does where it happens to drop nothing: its input, scaled."""
+def replace_dropout(model: onnx.ModelProto) -> None:
+    """Replace each Dropout by its result if it drops nothing: its input times `1 / (1 - ratio)`."""
     from onnx import helper, numpy_helper
 
     ratios = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -130,7 +130,7 @@ def _run(path: Path, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) ->
 
 def _compare(
     reference: str, losses: tuple[float, float], gradients: Mapping[str, NDArray[Any]], step: TorchStep
-) -> Proof:
+) -> ArtifactVerification:
     expected = {name: step.gradients.get(name, np.zeros_like(array)) for name, array in gradients.items()}
     largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in expected.items()}
     least = max(_SMALL * max(largest.values()), float(np.finfo(np.float32).tiny))
@@ -138,31 +138,31 @@ def _compare(
         name: float(np.abs(array - expected[name]).max(initial=0.0)) / max(largest[name], least)
         for name, array in gradients.items()
     }
-    # What is not a number is the worst.
+    # NaN is the worst.
     worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name])
-    return Proof(
-        reference,
-        losses[0],
-        step.loss,
-        _apart(losses[0], step.loss),
-        _apart(losses[1], step.eval_loss),
-        errors[worst],
-        worst,
-        len(errors),
-        TOLERANCE,
-        step.own_loss,
-        0.0 if step.own_loss is None else _apart(losses[1], step.own_loss),
+    return ArtifactVerification(
+        reference=reference,
+        loss=losses[0],
+        reference_loss=step.loss,
+        loss_error=_relative_error(losses[0], step.loss),
+        eval_loss_error=_relative_error(losses[1], step.eval_loss),
+        gradient_error=errors[worst],
+        worst_parameter=worst,
+        num_gradients=len(errors),
+        tolerance=TOLERANCE,
+        own_loss=step.own_loss,
+        own_loss_error=0.0 if step.own_loss is None else _relative_error(losses[1], step.own_loss),
     )
 
 
-def _apart(found: float, expected: float) -> float:
+def _relative_error(found: float, expected: float) -> float:
     return abs(found - expected) / max(abs(expected), 1e-6)
 
 
-def _describe(proof: Proof) -> str:
+def _describe(result: ArtifactVerification) -> str:
     return (
-        f"the artifacts differ from {proof.reference} in PyTorch: the loss is {proof.loss:.6g} where it is "
-        f"{proof.reference_loss:.6g}, apart by {proof.loss_error:.2g} (eval model {proof.eval_loss_error:.2g}); the "
-        f"gradient of {proof.worst_parameter} is apart by {proof.gradient_error:.2g} of its largest element; allowed "
-        f"are {proof.tolerance:g} each"
+        f"the artifacts differ from {result.reference} in PyTorch: the loss is {result.loss:.6g} instead of "
+        f"{result.reference_loss:.6g}, a relative error of {result.loss_error:.2g} (eval model "
+        f"{result.eval_loss_error:.2g}); the gradient of {result.worst_parameter} has a relative error of "
+        f"{result.gradient_error:.2g}; the tolerance is {result.tolerance:g}"
     )

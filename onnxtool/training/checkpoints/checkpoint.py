@@ -1,7 +1,7 @@
-"""The state of a training: parameters, moments, step, learning rate and properties, in one file that is never half.
+"""Save and load checkpoints: parameters, moments, step, learning rate and properties in one file.
 
 The file is safetensors: parameters under their names, moments under `optimizer/momentum0/NAME`, and the rest as JSON
-in its metadata. Files of onnxruntime-training (ODTC) are read and written as well.
+in its metadata. Files of onnxruntime-training (ODTC) are also read and written.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from onnxtool.errors import CheckpointError
 from onnxtool.training.checkpoints.contents import Array as Array
 from onnxtool.training.checkpoints.contents import Checkpoint as Checkpoint
 from onnxtool.training.checkpoints.contents import Property as Property
-
-if TYPE_CHECKING:
-    pass
 
 Format: TypeAlias = Literal["safetensors", "odtc"]
 
@@ -28,7 +25,7 @@ _MOMENT = "optimizer/"
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format = "safetensors") -> None:
-    """Write a checkpoint; whatever happens meanwhile, the file at `path` is the old one or the new one.
+    """Write a checkpoint atomically: the file at `path` is always the old one or the new one.
 
     Raises:
         OutputWriteError: it cannot be written.
@@ -41,7 +38,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format =
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format = "safetensors") -> None:
-    """Write a checkpoint to a file that nobody else reads yet."""
+    """Write a checkpoint directly to a file, such as one in a staging folder."""
     if format_name == "odtc":
         from onnxtool.training.checkpoints.odtc_writer import to_odtc
 
@@ -54,7 +51,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint of either format.
 
     Raises:
-        CheckpointError: it is missing, truncated, or none.
+        CheckpointError: it is missing, truncated, or not a checkpoint.
     """
     try:
         with path.open("rb") as file:
@@ -101,7 +98,7 @@ def _read_safetensors(path: Path) -> Checkpoint:
             document = _document(path, (file.metadata() or {}).get(_KEY, ""))
             present = set(file.keys())
             read: dict[str, Array] = {name: file.get_tensor(name) for name in present}
-    except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last for dtypes that numpy has not
+    except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last for dtypes that numpy lacks
         raise _broken(path, str(error)) from error
     try:
         return _checkpoint(document, read)
@@ -112,13 +109,13 @@ def _read_safetensors(path: Path) -> Checkpoint:
 def _document(path: Path, text: str) -> dict[str, Any]:
     if not text:
         raise CheckpointError(
-            f"{path} is a safetensors file and no checkpoint of a training",
+            f"{path} is a safetensors file, but not a training checkpoint",
             "make one with onnxtool artifacts, or read it with onnxtool export",
         )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _broken(path, "its metadata is no JSON") from error
+        raise _broken(path, "its metadata is not JSON") from error
     if not isinstance(document, dict) or document.get("version") != VERSION:
         version = document.get("version") if isinstance(document, dict) else None
         raise CheckpointError(
@@ -129,14 +126,14 @@ def _document(path: Path, text: str) -> dict[str, Any]:
 
 
 def _checkpoint(document: Mapping[str, Any], read: Mapping[str, Array]) -> Checkpoint:
-    """Put a checkpoint together; what is missing or of a wrong kind raises."""
+    """Assemble a checkpoint; raise if something is missing or has a wrong type."""
     nominal = bool(document["nominal"])
 
     def arrays(kind: str) -> dict[str, Array]:
         found = {name: _nominal(entry) if nominal else read[name] for name, entry in document[kind].items()}
         for name, entry in document[kind].items():
             if _type_of(found[name]) != entry:
-                raise ValueError(f"{name} is {_type_of(found[name])} and not {entry}")
+                raise ValueError(f"{name} is {_type_of(found[name])}, not {entry}")
         return found
 
     moments = {
@@ -145,7 +142,7 @@ def _checkpoint(document: Mapping[str, Any], read: Mapping[str, Array]) -> Check
     }
     properties = dict(document["properties"])
     if not all(isinstance(value, int | float | str) for value in properties.values()):
-        raise TypeError("a property is no number and no text")
+        raise TypeError("a property is neither a number nor a string")
     step, learning_rate = int(document["step"]), float(document["learning_rate"])
     if not (0 <= step < 2**63 and math.isfinite(learning_rate)):
         raise ValueError(f"step {step} at a learning rate of {learning_rate}")
@@ -167,7 +164,7 @@ def _type_of(array: Array) -> list[object]:
 
 
 def _nominal(entry: list[Any]) -> Array:
-    """Return zeros that take no memory, of the dtype and shape that the checkpoint names."""
+    """Return zeros that take no memory, with the dtype and shape in the checkpoint."""
     import numpy as np
 
     kind, shape = entry

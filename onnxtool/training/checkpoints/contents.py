@@ -1,4 +1,4 @@
-"""What a training checkpoint holds, whatever file it lies in."""
+"""The content of a training checkpoint, independent of its file format."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Property: TypeAlias = "int | float | str"
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         trainable: parameters with a gradient, by name, in the order of the training model's inputs.
-        frozen: parameters without one, running statistics among them.
-        moments: of the optimizer, `momentum0` and `momentum1`, each by the name of the parameter.
-        step: steps of the optimizer so far.
+        frozen: parameters without a gradient, including running statistics.
+        moments: `momentum0` and `momentum1` of the optimizer, each by the name of the parameter.
+        step: number of optimizer steps so far.
         learning_rate: of the next step.
-        properties: what the user keeps with it.
-        aliases: further names of tied parameters, each with the name that is in the file.
-        is_nominal: it knows names, dtypes and shapes, and no values; the arrays are zeros that take no memory.
+        properties: numbers and strings of the user.
+        aliases: further names of tied parameters, each with the name in the file.
+        is_nominal: it has names, dtypes and shapes, but no values; the arrays are zeros that take no memory.
     """
 
     trainable: dict[str, Array] = field(default_factory=dict)

@@ -1,14 +1,15 @@
-"""Read checkpoints of onnxruntime-training: flatbuffers of the identifier ODTC, which are not trusted.
+"""Read checkpoints of onnxruntime-training: untrusted flatbuffers with the identifier ODTC.
 
 The schema: ort_training_checkpoint.fbs and ort.fbs of onnxruntime 1.19. Every offset and length is checked against the
-file before anything is read or allocated, and arrays are views of the file. One of more than 1.8 GB has its parameters
-in a second file, NAME.data beside it.
+file before anything is read or allocated, and arrays are views of the file. Checkpoints of more than 1.8 GB have their
+parameters in a second file, NAME.data in the same folder.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,18 @@ IDENTIFIER = b"ODTC"
 VERSIONS = (1, 2)
 MAX_NAME_BYTES = 4096
 MAX_RANK = 64
+_MAX_ELEMENTS = 2**48
 
 
 class _DamageError(Exception):
-    """Something points out of the file, or is not what the schema says."""
+    """An offset points outside the file, or the content violates the schema."""
 
 
 def from_odtc(path: Path) -> Checkpoint:
     """Read the checkpoint at `path`.
 
     Raises:
-        CheckpointError: it is truncated or damaged, of another version, or the file with its data is missing.
+        CheckpointError: it is truncated, damaged or of another version, or its data file is missing.
     """
     try:
         data = path.read_bytes()
@@ -48,7 +50,7 @@ def from_odtc(path: Path) -> Checkpoint:
 
 
 class _Table:
-    """A table of a flatbuffer: fields by their number in the schema, absent ones with their default."""
+    """A flatbuffers table: fields by their number in the schema; absent ones have their default."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data
@@ -57,7 +59,7 @@ class _Table:
         self._vtable_bytes = self._number("<H", self._vtable)
 
     def number(self, field: int, form: str, default: float) -> int | float:
-        """Return the number in a field; `form` is how `struct` unpacks it."""
+        """Return the number in a field; `form` is its format for `struct`."""
         place = self._place(field)
         return default if place is None else self._number(form, place)
 
@@ -66,7 +68,7 @@ class _Table:
         return int(self.number(field, form, default))
 
     def text(self, field: int) -> str:
-        """Return a string, empty where there is none."""
+        """Return a string; an absent one is empty."""
         content = self.content(field, 1)
         if len(content) > MAX_NAME_BYTES:
             raise _DamageError(f"a name of {len(content)} bytes")
@@ -85,7 +87,7 @@ class _Table:
         return memoryview(self._data)[start + 4 : end]
 
     def table(self, field: int) -> _Table | None:
-        """Return a table inside this one."""
+        """Return a nested table."""
         place = self._place(field)
         return None if place is None else _Table(self._data, self._follow(place))
 
@@ -117,7 +119,7 @@ class _Table:
 
 def _read(data: bytes, path: Path) -> Checkpoint:
     if len(data) < 8 or data[4:8] != IDENTIFIER:
-        raise _DamageError("it does not begin as one")
+        raise _DamageError("it does not begin with the identifier of one")
     root = _Table(data, struct.unpack_from("<I", data)[0])
     version = root.integer(0, "<i", 0)
     if version not in VERSIONS:
@@ -128,7 +130,7 @@ def _read(data: bytes, path: Path) -> Checkpoint:
     checkpoint = Checkpoint()
     if (module := root.table(1)) is not None:
         checkpoint.is_nominal = bool(module.integer(2, "<B", 0))
-        outside = _outside(path) if module.integer(3, "<B", 0) else None
+        outside = _data_file(path) if module.integer(3, "<B", 0) else None
         checkpoint.trainable = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(0))
         checkpoint.frozen = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(1))
     for group in root.tables(2):
@@ -138,8 +140,8 @@ def _read(data: bytes, path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _outside(path: Path) -> NDArray[np.uint8]:
-    """Return the bytes of the file beside a checkpoint that its parameters are in; they are read when they are used."""
+def _data_file(path: Path) -> NDArray[np.uint8]:
+    """Return the bytes of the data file of a checkpoint, mapped into memory."""
     import numpy as np
 
     data = path.with_name(f"{path.name}.data")
@@ -154,7 +156,7 @@ def _outside(path: Path) -> NDArray[np.uint8]:
 
 
 def _read_group(group: _Table, checkpoint: Checkpoint) -> None:
-    """Take over the state of a group of the optimizer; the reference has one, `group0`."""
+    """Read an optimizer group; onnxruntime-training has one, `group0`."""
     checkpoint.step = group.integer(1, "<q", 0)
     checkpoint.learning_rate = float(group.number(2, "<f", 0.0))
     for state in group.tables(3):
@@ -171,12 +173,12 @@ def _properties(bag: _Table) -> dict[str, Property]:
 
 
 def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = None) -> tuple[str, NDArray[np.generic]]:
-    """Return name and array, read-only; of a nominal checkpoint zeros that take no memory.
+    """Return name and read-only array; for a nominal checkpoint zeros that take no memory.
 
     Args:
-        table: of the tensor.
-        nominal: whether it is of a nominal checkpoint.
-        outside: the bytes that its place counts in, where it has one.
+        table: the table of the tensor.
+        nominal: whether the checkpoint is nominal.
+        outside: the bytes of the data file, if there is one.
     """
     import numpy as np
 
@@ -188,36 +190,27 @@ def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = No
         raise _DamageError(f"{name} has the shape {dims[:8]}")
     content = table.content(4, 1)
     if nominal and not len(content):
-        return name, np.broadcast_to(np.zeros((), dtype), dims if _is_sane(dims) else ())
-    count = 1
-    for size in dims:
-        count *= size
+        return name, np.broadcast_to(np.zeros((), dtype), dims if prod(dims) < _MAX_ELEMENTS else ())
+    count = prod(dims)
     place = table.integer(6, "<q", -1)
     if outside is not None and place >= 0:
         end = place + count * dtype.itemsize
         if end > len(outside):
-            raise _DamageError(f"{name} ends at byte {end} of {len(outside)} in the file of parameters")
+            raise _DamageError(f"{name} ends at byte {end} of {len(outside)} of the data file")
         return name, np.frombuffer(outside[place:end], dtype).reshape(dims)
     if count * dtype.itemsize != len(content):
         raise _DamageError(f"{name} has {len(content)} bytes for the shape {dims[:8]}")
     return name, np.frombuffer(content, dtype).reshape(dims)
 
 
-def _is_sane(dims: list[int]) -> bool:
-    count = 1
-    for size in dims:
-        count *= size
-    return count < 2**48
-
-
 def _dtype(number: int, name: str) -> np.dtype[np.generic]:
     import onnx_ir as ir
 
-    # The numbers are those of ONNX.
+    # ODTC numbers dtypes as ONNX does.
     try:
         kind = ir.DataType(number)
         if kind in (ir.DataType.UNDEFINED, ir.DataType.STRING) or kind.bitwidth < 8:
-            raise _DamageError(f"{name} is of the kind {kind.name.lower()}")
+            raise _DamageError(f"{name} has the dtype {kind.name.lower()}")
         return kind.numpy()
     except (ValueError, TypeError) as error:
-        raise _DamageError(f"{name} is of the unknown kind {number}") from error
+        raise _DamageError(f"{name} has the unknown dtype {number}") from error

@@ -1,4 +1,4 @@
-"""Write checkpoints as onnxruntime-training 1.19 reads them: flatbuffers of the identifier ODTC, version 2."""
+"""Write checkpoints that onnxruntime-training 1.19 reads: flatbuffers with the identifier ODTC, version 2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_BYTES = 2**31 - 2**20  # offsets of a flatbuffer are signed 32-bit numbers
 
 
 def to_odtc(checkpoint: Checkpoint) -> bytes:
-    """Return the file for a checkpoint; aliases are not in it, as the format has none.
+    """Return the bytes of a checkpoint; the format has no aliases.
 
     Raises:
         CheckpointError: it has more than 2 GB.
@@ -103,7 +103,7 @@ def _property(build: flatbuffers.Builder, name: str, value: float, put: Callable
 
 
 def _tensor(build: flatbuffers.Builder, name: str, array: Array, nominal: bool) -> int:
-    """Add a tensor; of a nominal checkpoint its name alone, as the reference does."""
+    """Add a tensor; a nominal checkpoint has only its name, as in onnxruntime-training."""
     import numpy as np
     import onnx_ir as ir
 

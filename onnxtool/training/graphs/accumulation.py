@@ -1,7 +1,7 @@
-"""Add each gradient to its buffer, or put it there alone where `lazy_reset_grad` is true.
+"""Add each gradient to its buffer, or overwrite the buffer if `lazy_reset_grad` is true.
 
-One If a parameter chooses: of Where, onnxruntime would compute both sides. Where a product of matrices is the last step
-of a gradient, it is inside: it writes straight into the buffer, or adds to it, and no copy of the gradient is made.
+There is one If per parameter: of a Where, onnxruntime would compute both sides. If a Gemm is the last step of a
+gradient, it is inside the If: it writes directly into the buffer, or adds to it, without a copy of the gradient.
 """
 
 from __future__ import annotations
@@ -10,59 +10,60 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from onnxtool.autodiff.flow import reads
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, gradient_name
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Inputs and attributes of a Gemm.
-_Product: TypeAlias = "tuple[list[ir.Value | None], dict[str, int | float]]"
-_ENDING = "/accumulate"
+_Gemm: TypeAlias = "tuple[list[ir.Value | None], dict[str, int | float]]"
+_SUFFIX = "/accumulate"
 
 
 def accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
     """Add buffers and `lazy_reset_grad` to the inputs, and the new content of the buffers to the outputs.
 
     Args:
-        graph: whose inputs hold the parameters.
-        gradients: of each parameter that is trained.
+        graph: the training graph, with the parameters among its inputs.
+        gradients: the gradient of each trained parameter.
     """
     import onnx_ir as ir
 
     parameters = [value for value in graph.inputs if value.name in gradients]
     reset = ir.val(LAZY_RESET, ir.DataType.BOOL, [1])
-    times = Counter(gradients.values())
+    counts = Counter(gradients.values())
     for parameter in parameters:
         name = str(parameter.name)
         buffer = ir.val(buffer_name(name), parameter.dtype, parameter.shape)
-        product = _product(gradients[name]) if times[gradients[name]] == 1 else None
-        chosen = _choose(reset, buffer, product or gradients[name], name)
-        result = chosen.outputs[0]
+        gemm = _as_gemm(gradients[name]) if counts[gradients[name]] == 1 else None
+        node = _accumulation(reset, buffer, gemm or gradients[name], name)
+        result = node.outputs[0]
         result.name, result.shape, result.type = accumulated_name(name), parameter.shape, parameter.type
-        graph.append(chosen)
+        graph.append(node)
         graph.inputs.append(buffer)
         graph.outputs.append(result)
     graph.inputs.append(reset)
 
 
 def order_accumulations(graph: ir.Graph) -> None:
-    """Put the choices to the end of a sorted graph, that of the gradient which is there last first.
+    """Move the accumulations to the end of a sorted graph, the one whose gradient is ready last first.
 
-    onnxruntime runs first what the last node needs, then what the node before it needs besides, and so on. So each
-    gradient is done as soon as it can be, and what only it needs is freed; otherwise the gradients of all activations
-    would come first, and all of them would be there at once.
+    onnxruntime first runs what the last node needs, then what the node before it needs in addition, and so on. So each
+    gradient is finished as early as possible, and the memory that only it needs is freed; otherwise the gradients of
+    all activations would come first, and all of them would be in memory at once.
     """
-    places: dict[ir.Node | None, int] = {node: place for place, node in enumerate(graph)}
+    positions: dict[ir.Node | None, int] = {node: position for position, node in enumerate(graph)}
     names = {value.name for value in graph.outputs}
-    choices = [node for node in graph if node.op_type == "If" and node.outputs[0].name in names]
-    choices = [node for node in choices if str(node.name).endswith(_ENDING)]
-    for node in sorted(choices, key=lambda node: -max(places.get(maker, 0) for maker in _makers(node))):
+    nodes = [node for node in graph if node.op_type == "If" and node.outputs[0].name in names]
+    nodes = [node for node in nodes if str(node.name).endswith(_SUFFIX)]
+    for node in sorted(nodes, key=lambda node: -max(positions.get(producer, 0) for producer in _producers(node))):
         graph.remove(node)
         graph.append(node)
 
 
-def _choose(reset: ir.Value, buffer: ir.Value, gradient: ir.Value | _Product, name: str) -> ir.Node:
-    """Return the node that gives the new content of a buffer."""
+def _accumulation(reset: ir.Value, buffer: ir.Value, gradient: ir.Value | _Gemm, name: str) -> ir.Node:
+    """Return the node that computes the new content of a buffer."""
     import onnx_ir as ir
 
     if isinstance(gradient, ir.Value):
@@ -74,11 +75,11 @@ def _choose(reset: ir.Value, buffer: ir.Value, gradient: ir.Value | _Product, na
         "then_branch": _branch("replace", replaced, buffer, name),
         "else_branch": _branch("add", added, buffer, name),
     }
-    return ir.node("If", [reset], branches, name=f"{gradient_name(name)}{_ENDING}")
+    return ir.node("If", [reset], branches, name=f"{gradient_name(name)}{_SUFFIX}")
 
 
-def _product(gradient: ir.Value) -> _Product | None:
-    """Return inputs and attributes of a Gemm that gives the gradient; None where it is none, or others read it."""
+def _as_gemm(gradient: ir.Value) -> _Gemm | None:
+    """Return inputs and attributes of a Gemm that computes the gradient; None without one, or if others read it."""
     node = gradient.producer()
     is_swapped = node is not None and node.op_type == "Transpose" and _is_read_once(gradient)
     if node is not None and is_swapped and node.inputs[0] is not None:
@@ -98,7 +99,7 @@ def _is_read_once(value: ir.Value) -> bool:
 
 
 def _branch(kind: str, node: ir.Node, buffer: ir.Value, name: str) -> ir.Graph:
-    """Return a graph of one node, whose output is like the buffer."""
+    """Return a graph of one node, with an output of the buffer's type and shape."""
     import onnx_ir as ir
 
     result = node.outputs[0]
@@ -107,8 +108,6 @@ def _branch(kind: str, node: ir.Node, buffer: ir.Value, name: str) -> ir.Graph:
     return ir.Graph([], [result], nodes=[node], name=f"{gradient_name(name)}/{kind}")
 
 
-def _makers(node: ir.Node) -> list[ir.Node | None]:
-    """Return the nodes that make what a choice reads."""
-    from onnxtool.autodiff.flow import reads
-
+def _producers(node: ir.Node) -> list[ir.Node | None]:
+    """Return the producers of all values that a node reads."""
     return [value.producer() for value in reads(node) if value is not None]

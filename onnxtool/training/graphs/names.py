@@ -1,7 +1,7 @@
-"""How the inputs and outputs of training and optimizer models are called: onnxruntime-training's names.
+"""Names of the inputs and outputs of training and optimizer models: those of onnxruntime-training.
 
-Its operators change tensors in place and so have flags as outputs. Standard ones give the new tensors, under the same
-names in the training model, and with `_out` after the name of the input elsewhere.
+Its operators change tensors in place, and their outputs are flags. Standard operators return the new tensors, under the
+same names in the training model, and elsewhere with `_out` after the name of the input.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def gradient_name(parameter: str) -> str:
 
 
 def buffer_name(parameter: str) -> str:
-    """Return the input that holds the gradient so far."""
+    """Return the name of the input with the accumulated gradient."""
     return f"{gradient_name(parameter)}{_BUFFER}"
 
 
 def accumulated_name(parameter: str) -> str:
-    """Return the output with the gradient after this batch."""
+    """Return the name of the output with the accumulated gradient after this batch."""
     return f"{gradient_name(parameter)}.accumulation.out"
 
 
 def updated_name(name: str) -> str:
-    """Return the output with the new value of an input."""
+    """Return the name of the output with the new value of an input."""
     return f"{name}_out"
 
 
 def parameter_of_buffer(name: str) -> str | None:
-    """Return whose gradient an input holds; None for other inputs."""
+    """Return the name of the parameter whose gradient an input accumulates; None for other inputs."""
     ending = f"{_GRADIENT}{_BUFFER}"
     return name.removesuffix(ending) if name.endswith(ending) else None

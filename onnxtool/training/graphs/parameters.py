@@ -1,4 +1,4 @@
-"""Which initializers of a model are parameters, and which of them a list of names and patterns means."""
+"""Select the parameters of a model to train and to freeze, by names and patterns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """Which parameters are trained and which are frozen, by exact name.
 
     Attributes:
-        optional: those to train only where the loss depends on them; else they are frozen.
+        optional: trained only if the loss depends on them, otherwise frozen.
     """
 
     trained: tuple[str, ...]
@@ -27,51 +27,62 @@ class Choice:
     optional: frozenset[str] = field(default_factory=frozenset)
 
 
-def choose(
+def select_parameters(
     model: onnx.ModelProto,
     trained: Sequence[str] | None,
     frozen: Sequence[str] | None,
     parameters: Sequence[str] | None = None,
     aliases: Mapping[str, str] | None = None,
-) -> Choice:
-    """Resolve names and patterns to a choice of parameters.
+) -> Selection:
+    """Resolve names and patterns (`*.bias`, as in fnmatch) to parameters.
 
-    A pattern (`*.bias`, as fnmatch knows them) means some of `parameters`, without which these are the float
-    initializers of more than one element, but for running statistics and scales of quantization. What patterns of both
-    lists mean is frozen, and an exact name goes before any pattern.
+    A pattern matches names among `parameters`; None stands for the float initializers of more than one element, except
+    running statistics and scales of quantization. Parameters that patterns of both lists match are frozen, and an exact
+    name takes precedence over any pattern.
 
     Raises:
-        ArtifactError: a name is in both lists or in no model, or a pattern means nothing.
+        ArtifactError: a name is in both lists or not in the model, or a pattern matches nothing.
     """
     tied = aliases or {}
     trained, frozen = ([tied.get(entry, entry) for entry in _listed(entries)] for entries in (trained, frozen))
-    both = sorted(set(trained) & set(frozen))
-    if both:
-        raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
+    check_disjoint(trained, frozen)
     names = [tensor.name for tensor in model.graph.initializer]
-    measured = {name for node in model.graph.node for name in _measured(node)}
+    statistics = {name for node in model.graph.node for name in _statistics(node)}
     floats = [
         tensor.name
         for tensor in model.graph.initializer
-        if (_has_numbers(tensor) and tensor.name not in measured if parameters is None else tensor.name in parameters)
+        if (
+            _is_trainable(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters
+        )
     ]
     matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
-    wanted, kept = (
-        _Resolved(entries, names, matched, what) for entries, what in ((trained, "train"), (frozen, "freeze"))
+    to_train, to_freeze = (
+        _Resolved(entries, names, matched, verb) for entries, verb in ((trained, "train"), (frozen, "freeze"))
     )
-    loser = kept.by_pattern - wanted.exact
-    return Choice(
-        tuple(name for name in names if name in wanted.exact | (wanted.by_pattern - kept.exact - loser)),
-        tuple(name for name in names if name in kept.exact | loser),
-        frozenset(wanted.by_pattern - wanted.exact),
+    kept = to_freeze.exact | (to_freeze.by_pattern - to_train.exact)
+    return Selection(
+        tuple(name for name in names if name in to_train.exact | (to_train.by_pattern - kept)),
+        tuple(name for name in names if name in kept),
+        frozenset(to_train.by_pattern - to_train.exact),
     )
+
+
+def check_disjoint(trained: Iterable[str], frozen: Iterable[str]) -> None:
+    """Refuse parameters that are both trained and frozen.
+
+    Raises:
+        ArtifactError: with their names.
+    """
+    both = sorted(set(trained) & set(frozen))
+    if both:
+        raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
 
 
 def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable[str]) -> None:
-    """Refuse names that no parameter has, and trained parameters that are not float32.
+    """Refuse unknown names, and trained parameters that are not float32.
 
     Raises:
-        ArtifactError: with the nearest names.
+        ArtifactError: with the closest names.
     """
     from onnx import TensorProto
 
@@ -89,7 +100,7 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
 
 
 class _Resolved:
-    """What a list means: names given as they are, and names that a pattern means, which `matched` has by all names."""
+    """The parameters that a list names exactly, and those that its patterns match; `matched` maps all names to them."""
 
     def __init__(self, entries: Sequence[str], names: Sequence[str], matched: Mapping[str, str], verb: str) -> None:
         known = set(names)
@@ -100,32 +111,32 @@ class _Resolved:
                 continue
             if not any(sign in entry for sign in "*?["):
                 raise _unknown(entry, list(dict.fromkeys((*names, *matched))))
-            found = {name for known_as, name in matched.items() if fnmatchcase(known_as, entry)}
+            found = {name for alias, name in matched.items() if fnmatchcase(alias, entry)}
             if not found:
-                called = list(matched)
+                known_names = list(matched)
                 raise ArtifactError(
-                    f"the pattern {entry!r} of parameters to {verb} fits none of the {len(called)} of the model",
-                    f"they are called {', '.join(called[:5])}{', …' if len(called) > 5 else ''}",
+                    f"the pattern {entry!r} of parameters to {verb} matches none of the {len(matched)} of the model",
+                    f"they are called {', '.join(known_names[:5])}{', …' if len(matched) > 5 else ''}",
                 )
             self.by_pattern |= found
         self.by_pattern -= self.exact
 
 
-def _measured(node: onnx.NodeProto) -> Sequence[str]:
-    """Return the inputs of a node that come from statistics: running ones, and scales."""
+def _statistics(node: onnx.NodeProto) -> Sequence[str]:
+    """Return the inputs of a node that are statistics: running means and variances, and scales of quantization."""
     if node.op_type == "BatchNormalization":
         return list(node.input[3:5])
     return list(node.input[1:2]) if node.op_type in ("DequantizeLinear", "QuantizeLinear") else ()
 
 
 def _listed(entries: Sequence[str] | None) -> Sequence[str]:
-    if isinstance(entries, str):  # a string is a sequence of strings, too
+    if isinstance(entries, str):  # a string is also a sequence of strings
         raise TypeError(f"a list of names is expected, not the string {entries!r}")
     return entries or ()
 
 
-def _has_numbers(tensor: onnx.TensorProto) -> bool:
-    """Return whether it holds several floats; a single one is mostly a constant of a formula."""
+def _is_trainable(tensor: onnx.TensorProto) -> bool:
+    """Return whether a tensor has several floats; a single one is mostly a constant of a formula."""
     from onnx import TensorProto
 
     several = any(size > 1 for size in tensor.dims)

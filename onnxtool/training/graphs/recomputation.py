@@ -1,14 +1,14 @@
-"""Compute cheap activations a second time on the way back instead of keeping them, so that a step needs less memory.
+"""Compute cheap activations a second time in the backward pass instead of keeping them, to save memory.
 
-An activation that the gradients read lives from the forward pass until then. Where an elementwise operator, a softmax
-or a normalization makes it of values that are kept anyway, its nodes are there twice, and the gradients read the copy
-(Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016; here no product of matrices is computed again but
-that of attention scores).
+An activation that the gradients read lives from the forward pass until then. If elementwise operators, a softmax or a
+normalization compute it from values that are kept anyway, their nodes are duplicated, and the gradients read the copy
+(Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016; here the only matrix products that are recomputed are
+those of attention scores).
 
-A plain copy would come to nothing: onnxruntime merges equal nodes, and runs what it can run before it is needed. So a
-copy reads the kept values through a Reshape to their own shape, plus a zero that is made of the gradient that arrives
-there: the position of the largest of one element. No optimizer can know it, no element is moved for it, and the copy
-cannot run before the gradient is there.
+A plain copy would have no effect: onnxruntime merges equal nodes, and runs nodes before their results are needed. So a
+copy reads the kept values through a Reshape to their own shape plus a zero that depends on an incoming gradient: the
+ArgMax of one of its elements. No optimizer can fold it, no element is copied for it, and the copy cannot run before the
+gradient is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.autodiff.builder import Builder, Tensor
-from onnxtool.autodiff.engine import arriving_gradient
+from onnxtool.autodiff.engine import gradient_of
+from onnxtool.autodiff.flow import reads
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -29,21 +30,21 @@ _ELEMENTWISE = frozenset(
         "Where",
     )
 )
-_MOVES = frozenset(("Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"))
-_COPIES = _MOVES | {"Identity"}
+_LAYOUT = frozenset(("Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"))
+_COPIES = _LAYOUT | {"Identity"}
 _ALONG_AN_AXIS = frozenset(("LayerNormalization", "LogSoftmax", "Softmax"))
-_CHEAP = _ELEMENTWISE | _MOVES | _ALONG_AN_AXIS
+_CHEAP = _ELEMENTWISE | _LAYOUT | _ALONG_AN_AXIS
 _SHAPES = frozenset(("Shape", "Size"))
-# A longer chain back to kept values would be recomputed for the layers before as well, long before they need it.
-_LONGEST = 10
+# A longer chain back to kept values would also be recomputed for earlier layers, long before they need it.
+_MAX_NODES = 10
 
 
 def recompute_activations(graph: ir.Graph, results: Sequence[ir.Value]) -> int:
-    """Let gradients read copies of cheap activations, and return how many.
+    """Let gradients read copies of cheap activations, and return the number of copies.
 
     Args:
-        graph: with gradients, without unused nodes.
-        results: what the forward pass is for, the loss among it; all that they depend on is the forward pass.
+        graph: a graph with gradients, without unused nodes.
+        results: the results of the forward pass, the loss among them; the forward pass is all that they depend on.
     """
     plan = _Plan(graph, results)
     build = Builder(graph)
@@ -56,12 +57,12 @@ def recompute_activations(graph: ir.Graph, results: Sequence[ir.Value]) -> int:
 
 
 class _Plan:
-    """Which values are kept, and which are computed again.
+    """Which values are kept, and which are recomputed.
 
     Attributes:
         forward: the nodes of the forward pass.
-        kept: values that gradients read and that stay.
-        recomputed: those that do not, in the order of the graph.
+        kept: values that gradients read and that are kept.
+        recomputed: values that are recomputed, in the order of the graph.
     """
 
     def __init__(self, graph: ir.Graph, results: Iterable[ir.Value]) -> None:
@@ -86,21 +87,21 @@ class _Plan:
         return [node for node in nodes if node not in self.forward and node.op_type not in _SHAPES]
 
     def region(self, value: ir.Value) -> list[ir.Node] | None:
-        """Return the nodes that make a value of kept ones; None where one is not cheap, or there are too many."""
+        """Return the nodes that compute a value from kept ones; None if one is not cheap, or there are too many."""
         nodes: dict[ir.Node, None] = {}
         waiting = [value]
         while waiting:
             node = waiting.pop().producer()
             if node is None or node in nodes:
                 continue
-            if not self._is_cheap(node) or len(nodes) == _LONGEST:
+            if not self._is_cheap(node) or len(nodes) == _MAX_NODES:
                 return None
             nodes[node] = None
-            waiting.extend(made_of for made_of in sources(node) if not self.is_leaf(made_of))
+            waiting.extend(source for source in sources(node) if not self.is_leaf(source))
         return list(nodes)
 
     def is_leaf(self, value: ir.Value) -> bool:
-        """Return whether a copy reads a value as it is: kept, or the same for all layers, such as a mask."""
+        """Return whether a copy reads a value directly: it is kept, or shared by all layers, such as a mask."""
         return value in self.kept or value.producer() is None or value.producer() not in self._trained
 
     def _is_cheap(self, node: ir.Node) -> bool:
@@ -110,7 +111,7 @@ class _Plan:
 
 
 class _Copies:
-    """Adds the copies, each once, for the reader that comes first on the way back."""
+    """Adds the copies, each once, for the first reader in the backward pass."""
 
     def __init__(self, build: Builder, plan: _Plan) -> None:
         self._build = build
@@ -119,26 +120,26 @@ class _Copies:
         self.count = 0
 
     def replace(self, value: ir.Value) -> None:
-        """Let the gradients read a copy of `value`, where a gradient arrives before they need it."""
+        """Let the gradients read a copy of `value`, if some gradient is computed before they need it."""
         readers = self._plan.readers(value)
-        gradient = self._arriving(value, readers)
+        gradient = self._incoming_gradient(value, readers)
         if gradient is None:
             self._plan.kept.add(value)
             return
         copy = self._copy(value, self._zero(gradient))
         if not _ancestors([copy.value]).isdisjoint(readers):
-            return  # it is there already, for layers after the first of these readers
+            return  # the copy exists already, for readers after the first of these
         for use in list(value.uses()):
             if use.node in readers:
                 use.node.replace_input_with(use.idx, copy.value)
         self.count += 1
 
-    def _arriving(self, value: ir.Value, readers: Sequence[ir.Node]) -> ir.Value | None:
-        """Return the gradient of the last layer that reads `value`, or else its own, that needs none of the readers."""
+    def _incoming_gradient(self, value: ir.Value, readers: Sequence[ir.Node]) -> ir.Value | None:
+        """Return the gradient of the last forward reader of `value`, or its own, if it needs none of `readers`."""
         layers = [use.node for use in value.uses() if use.node in self._plan.forward]
         outputs = [output for node in reversed(layers) for output in node.outputs]
         for output in (*outputs, value):
-            gradient = arriving_gradient(output)
+            gradient = gradient_of(output)
             if gradient is None or gradient.producer() is None or not gradient.uses():
                 continue
             before = _ancestors([gradient])
@@ -147,7 +148,7 @@ class _Copies:
         return None
 
     def _zero(self, gradient: ir.Value) -> Tensor:
-        """Return int64 [1], a zero that nobody knows before the gradient is there."""
+        """Return a zero, int64 [1], that depends on the gradient."""
         import onnx_ir as ir
 
         first = self._build.tensor(gradient).reshape([-1]).slice(0, 1).cast(ir.DataType.FLOAT)
@@ -161,7 +162,7 @@ class _Copies:
         return self._made[value]
 
     def _gate(self, value: ir.Value, zero: Tensor) -> Tensor:
-        """Return a value that is there when the zero is; constants and masks need no gate."""
+        """Return `value`, available only once the zero is; constants and masks need no gate."""
         tensor = self._build.tensor(value)
         return tensor.reshape(tensor.size() + zero) if value in self._plan.kept else tensor
 
@@ -183,14 +184,14 @@ class _Copies:
         return self._made[value]
 
     def _drop(self, node: ir.Node, zero: Tensor) -> Tensor:
-        """Drop by the mask that is kept: the same elements as the first time."""
+        """Apply the kept dropout mask: it drops the same elements as the first time."""
         x, mask = (self._copy(value, zero) for value in sources(node))
         ratio = self._build.tensor(node.inputs[1]).cast(x.dtype) if node.inputs[1] is not None else 0.5
         return self._build.where(mask, x * (1.0 / (1.0 - ratio)), 0.0)
 
 
 def sources(node: ir.Node) -> list[ir.Value]:
-    """Return what a copy of a node is made of: of a dropout its mask in place of the dice."""
+    """Return what a copy of a node reads: of a dropout its mask, as the copy draws no random numbers."""
     if node.op_type == "Dropout":
         return [value for value in (node.inputs[0], node.outputs[1]) if value is not None]
     return [value for value in node.inputs if value is not None]
@@ -198,8 +199,6 @@ def sources(node: ir.Node) -> list[ir.Value]:
 
 def _ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
     """Return all nodes that values depend on."""
-    from onnxtool.autodiff.flow import reads
-
     found: set[ir.Node] = set()
     waiting = list(values)
     while waiting:
@@ -223,7 +222,7 @@ def _depending(graph: ir.Graph, values: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 def _attention_scores(forward: Iterable[ir.Node]) -> set[ir.Node]:
-    """Return the products of two activations that become the probabilities of a softmax."""
+    """Return the matrix products of two activations that a softmax reads, through elementwise operators."""
     found: set[ir.Node] = set()
     for softmax in [node for node in forward if node.op_type == "Softmax"]:
         waiting = list(softmax.inputs[:1])
@@ -244,5 +243,5 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def _is_large(value: ir.Value) -> bool:
-    """Return whether a value has more than one number a row, such as a mean."""
+    """Return whether a value has more than one element per row, unlike a mean."""
     return value.shape is None or (len(value.shape) > 0 and value.shape[-1] != 1)

@@ -1,8 +1,8 @@
-"""Take a factor of each row out of a wide gradient and multiply narrow values with it instead.
+"""Move a factor per row from a wide gradient to narrower values.
 
-The gradient of a cross entropy is the error of each sample times what the sample counts, over all classes; but all that
-becomes of it is products with matrices and a sum over the samples, before or after which the factor is a column beside
-a few hundred numbers and not beside a vocabulary.
+The gradient of a cross entropy is the error of each sample times the weight of the sample, for all classes. It is only
+read by matrix products and by a sum over the samples, and the factor can be applied to their narrow inputs or outputs:
+to a few hundred columns instead of a vocabulary.
 
 Letters: R rows, C columns of the wide gradient, H columns of a narrow value.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def take_out_row_factors(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
-    """Change the graph so wherever all readers of such a product allow it, and return what is read in place of what."""
+    """Move the factors that all readers of a product allow to move; return the replacements of the readers' outputs."""
     build = Builder(graph)
     replaced: dict[ir.Node, list[Tensor]] = {}
     for product in [found for node in graph if (found := _Product.of(node)) is not None]:
         if not product.readers or not product.readers.keys().isdisjoint(replaced):
             continue
         for reader, place in product.readers.items():
-            replaced[reader] = [product.read_apart(build, reader, place)]
+            replaced[reader] = [product.without_factor(build, reader, place)]
     build.finish(replaced)
     return {node.outputs[0]: tensors[0].value for node, tensors in replaced.items()}
 
@@ -37,9 +37,9 @@ class _Product:
 
     Attributes:
         gradient: [R, C].
-        factor: a number, or one for each row, [R, 1].
+        factor: a scalar, or one element per row, [R, 1].
         width: C.
-        readers: Gemm, and ReduceSum over the rows, with the place of their input; empty where others read as well.
+        readers: Gemm, and ReduceSum over the rows, with the index of their input; empty if others read it as well.
     """
 
     gradient: ir.Value
@@ -49,7 +49,7 @@ class _Product:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Product | None:
-        """Recognize a node of a gradient; None where it is something else."""
+        """Recognize a node of a gradient; None for any other node."""
         if node.op_type != "Mul" or not str(node.name).startswith("gradient/"):
             return None
         (gradient, factor), product = node.inputs, node.outputs[0]
@@ -60,11 +60,11 @@ class _Product:
             return None
         return cls(gradient, factor, width, _readers(product, width))
 
-    def read_apart(self, build: Builder, reader: ir.Node, place: int) -> Tensor:
-        """Return what `reader` computes of the product, without the product."""
+    def without_factor(self, build: Builder, reader: ir.Node, place: int) -> Tensor:
+        """Return the result of `reader`, computed without the wide product."""
         gradient, factor = build.tensor(self.gradient), build.tensor(self.factor)
         if reader.op_type == "ReduceSum":
-            # A product of one row with a matrix, which takes less than ReduceSum, and half of what it does transposed.
+            # A product of one row with a matrix is faster than ReduceSum, and twice as fast as its transpose.
             row = factor.reshape([1, -1])
             if factor.shape == ():
                 row = row.expand(build.concat([1], gradient.size().slice(0, 1)))
@@ -82,7 +82,7 @@ def _is_factor(value: ir.Value) -> bool:
 
 
 def _readers(value: ir.Value, width: int) -> dict[ir.Node, int]:
-    """Return who reads a value [R, C], looking through what only lays its rows out anew; nobody where one is unfit."""
+    """Return the readers of a value [R, C], also behind a Reshape of its rows; none if one of them does not fit."""
     readers: dict[ir.Node, int] = {}
     waiting = [value]
     while waiting:
@@ -101,13 +101,13 @@ def _readers(value: ir.Value, width: int) -> dict[ir.Node, int]:
 
 
 def _fits(node: ir.Node, place: int, width: int) -> bool:
-    """Return whether a factor of each row can be taken through a node, and meets fewer columns than C there."""
+    """Return whether a factor per row can be moved past a node, and applies to fewer columns than C there."""
     if node.op_type == "ReduceSum":
         return _sums_rows(node)
     if node.op_type != "Gemm" or len(node.inputs) > 2 or node.attributes.get_float("alpha", 1.0) != 1.0:
         return False
     transposed = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
-    if transposed == [1, 0]:  # a product over the rows, with a factor that has rows as well
+    if transposed == [1, 0]:  # a product over the rows, whose other factor has rows as well
         shape = node.outputs[0].shape
     elif place == 0 and not transposed[0]:
         shape = _other(node, place).shape
@@ -118,7 +118,7 @@ def _fits(node: ir.Node, place: int, width: int) -> bool:
 
 
 def _sums_rows(node: ir.Node) -> bool:
-    """Return whether a node sums over all axes but the last, and leaves that alone."""
+    """Return whether a node sums over all axes except the last."""
     import onnx_ir as ir
 
     x, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None

@@ -1,8 +1,8 @@
 """Make the training and the eval graph of a model that ends in a loss.
 
-Inputs of both: those of the user, then the parameters, in the order in which the model holds them. The training graph
-takes after them a buffer for each gradient and `lazy_reset_grad`, and gives after the outputs of the user the new
-content of each buffer and the running statistics of batch normalizations.
+Inputs of both: those of the user, then the parameters in the order of the model's initializers. The training graph has
+in addition a buffer for each gradient and `lazy_reset_grad`; its outputs are those of the user, then the new content of
+each buffer and the running statistics of batch normalizations.
 """
 
 from __future__ import annotations
@@ -12,9 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnxtool.autodiff import differentiate
 from onnxtool.errors import ArtifactError
+from onnxtool.graph.shapes import infer_types
+from onnxtool.training.graphs.accumulation import accumulate, order_accumulations
+from onnxtool.training.graphs.decomposition import decompose_batch_normalizations, decompose_losses
+from onnxtool.training.graphs.ignored_rows import prune_ignored_rows
+from onnxtool.training.graphs.lowering import lower
+from onnxtool.training.graphs.modes import (
+    running_statistics,
+    separate_statistics,
+    set_inference_mode,
+    set_training_mode,
+    update_statistics,
+)
 from onnxtool.training.graphs.names import updated_name
-from onnxtool.training.graphs.parameters import Choice, check_names
+from onnxtool.training.graphs.parameters import Selection, check_disjoint, check_names
+from onnxtool.training.graphs.recomputation import recompute_activations
+from onnxtool.training.graphs.row_factors import take_out_row_factors
 
 if TYPE_CHECKING:
     import onnx
@@ -23,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Graphs:
-    """A training and an eval model, and the parameters that are their inputs."""
+    """A training and an eval model, and the parameters that became their inputs."""
 
     training: onnx.ModelProto
     evaluation: onnx.ModelProto
@@ -32,32 +47,30 @@ class Graphs:
 
 
 def build_graphs(
-    model: onnx.ModelProto, choice: Choice, loss: str, path: Path | None = None, *, recompute: bool = False
+    model: onnx.ModelProto, selection: Selection, loss: str, path: Path | None = None, *, recompute: bool = False
 ) -> Graphs:
     """Differentiate `loss` with respect to the trained parameters.
 
     Args:
-        model: of opset 18 or later; its outputs are the loss and what else both graphs shall give.
-        choice: of parameters.
+        model: of opset 18 or later; its outputs are the loss and further outputs of both graphs.
+        selection: the parameters to train and to freeze.
         loss: name of a float output of one element.
-        path: where the model was read from, beside which its external data lies.
+        path: the file of the model, with its external data in the same folder.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them.
 
     Raises:
-        ArtifactError: a parameter is not in the model, nothing is trained, or the loss is none.
+        ArtifactError: a parameter is not in the model, nothing is trained, or `loss` is not a loss.
         GradientError: operators between parameters and loss have no gradient.
     """
     import onnx_ir as ir
 
-    from onnxtool.training.graphs.modes import untie_statistics
-
-    untie_statistics(model)
-    choice = _checked(model, choice)
+    separate_statistics(model)
+    _check_selection(model, selection)
     _check_loss(model, loss)
     training, evaluation = _read(model, path), _read(model, path)
-    statistics, trained = _train(training, choice, loss, recompute=recompute)
-    buffers = [name for name in statistics if name not in choice.frozen]
-    promoted = {*choice.trained, *choice.frozen, *buffers}
+    statistics, trained = _train(training, selection, loss, recompute=recompute)
+    buffers = [name for name in statistics if name not in selection.frozen]
+    promoted = {*selection.trained, *selection.frozen, *buffers}
     _evaluate(evaluation, promoted)
     tensors = [tensor for tensor in model.graph.initializer if tensor.name in promoted]
     return Graphs(
@@ -75,41 +88,34 @@ def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
     read: ir.Model = ir.from_proto(model)
     if path is not None:
         ir.external_data.set_base_dir(read.graph, path.parent)
-    # Dropout and its like have their settings in constants.
+    # The settings of Dropout and similar operators are constants.
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(read)
     return read
 
 
-def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tuple[Mapping[str, ir.Value], list[str]]:
-    """Make a training graph of `model`; return the running statistics' new values and who is trained."""
+def _train(
+    model: ir.Model, selection: Selection, loss: str, *, recompute: bool
+) -> tuple[Mapping[str, ir.Value], list[str]]:
+    """Turn `model` into a training graph; return the new running statistics and the trained parameters."""
     import onnx_ir.passes.common as common
 
-    from onnxtool.autodiff import differentiate
-    from onnxtool.graph.shapes import infer_types
-    from onnxtool.training.graphs.accumulation import accumulate, order_accumulations
-    from onnxtool.training.graphs.cross_entropy import decompose_losses
-    from onnxtool.training.graphs.label_rows import drop_ignored_rows
-    from onnxtool.training.graphs.lowering import lower
-    from onnxtool.training.graphs.modes import decompose, running_statistics, start_training, update_statistics
-    from onnxtool.training.graphs.recomputation import recompute_activations
-    from onnxtool.training.graphs.row_factors import take_out_row_factors
-
     graph = model.graph
-    normalizations = start_training(graph, choice.trained)
-    _promote(graph, {*choice.trained, *choice.frozen, *running_statistics(normalizations)})
+    normalizations = set_training_mode(graph, selection.trained)
+    _promote(graph, {*selection.trained, *selection.frozen, *running_statistics(normalizations)})
     infer_types(model)
     statistics = update_statistics(graph, normalizations)
-    drop_ignored_rows(graph)
-    gradients = differentiate(model, loss, choice.trained)
-    trained = _trained(choice, gradients)
+    prune_ignored_rows(graph)
+    gradients = differentiate(model, loss, selection.trained)
+    trained = _with_gradient(selection, gradients)
     decompose_losses(graph)
-    decompose(graph)
+    decompose_batch_normalizations(graph)
     forward = [*graph.outputs, *statistics.values()]
     infer_types(model)
     replaced = take_out_row_factors(graph)
     accumulate(graph, {name: replaced.get(gradients[name], gradients[name]) for name in trained})
     for name, value in statistics.items():
-        _rename_output(graph, value, updated_name(name))
+        value.name = updated_name(name)
+        graph.outputs.append(value)
     if recompute:
         common.RemoveUnusedNodesPass()(model)
         recompute_activations(graph, forward)
@@ -120,13 +126,8 @@ def _train(model: ir.Model, choice: Choice, loss: str, *, recompute: bool) -> tu
 
 
 def _evaluate(model: ir.Model, promoted: set[str]) -> None:
-    from onnxtool.graph.shapes import infer_types
-    from onnxtool.training.graphs.cross_entropy import decompose_losses
-    from onnxtool.training.graphs.lowering import lower
-    from onnxtool.training.graphs.modes import stop_training
-
     _promote(model.graph, promoted)
-    stop_training(model.graph)
+    set_inference_mode(model.graph)
     infer_types(model)
     decompose_losses(model.graph)
     _tidy(model)
@@ -134,7 +135,7 @@ def _evaluate(model: ir.Model, promoted: set[str]) -> None:
 
 
 def _promote(graph: ir.Graph, names: set[str]) -> None:
-    """Make inputs of initializers, in their order; their values go to the checkpoint."""
+    """Turn initializers into inputs, in their order; their values go to the checkpoint."""
     import onnx_ir as ir
 
     inputs = {value.name for value in graph.inputs}
@@ -148,28 +149,23 @@ def _promote(graph: ir.Graph, names: set[str]) -> None:
             graph.inputs.append(value)
 
 
-def _trained(choice: Choice, gradients: Mapping[str, ir.Value]) -> list[str]:
-    """Return who has a gradient; all of them must, but the optional ones."""
-    missing = [name for name in choice.trained if name not in gradients and name not in choice.optional]
+def _with_gradient(selection: Selection, gradients: Mapping[str, ir.Value]) -> list[str]:
+    """Return the parameters with a gradient; only optional ones may lack one."""
+    missing = [name for name in selection.trained if name not in gradients and name not in selection.optional]
     if missing:
         raise ArtifactError(
             f"the loss does not depend on {', '.join(missing[:5])}", "freeze them, or take another output for the loss"
         )
     if not gradients:
         raise ArtifactError("the loss depends on none of the parameters", "take another output for the loss")
-    return [name for name in choice.trained if name in gradients]
-
-
-def _rename_output(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    value.name = name
-    graph.outputs.append(value)
+    return [name for name in selection.trained if name in gradients]
 
 
 def _tidy(model: ir.Model) -> None:
     import onnx_ir.passes.common as common
 
     model.graph.sort()
-    common.DeduplicateInitializersPass(size_limit=1024)(model)  # several builders have made equal constants
+    common.DeduplicateInitializersPass(size_limit=1024)(model)  # several builders may have made equal constants
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
@@ -178,19 +174,16 @@ def _tidy(model: ir.Model) -> None:
     model.graph.sort()
 
 
-def _checked(model: onnx.ModelProto, choice: Choice) -> Choice:
-    """Refuse names that are no float parameters of the model."""
-    both = sorted(set(choice.trained) & set(choice.frozen))
-    if both:
-        raise ArtifactError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")
-    if not choice.trained:
+def _check_selection(model: onnx.ModelProto, selection: Selection) -> None:
+    """Refuse an empty selection, and names that are not float parameters of the model."""
+    check_disjoint(selection.trained, selection.frozen)
+    if not selection.trained:
         raise ArtifactError("no parameter is to be trained", "name them, or give a pattern such as *.weight")
-    check_names(model, choice.trained, choice.frozen)
-    return choice
+    check_names(model, selection.trained, selection.frozen)
 
 
 def _check_loss(model: onnx.ModelProto, loss: str) -> None:
-    """Refuse what is no float of one element."""
+    """Refuse an output that is not a float of one element."""
     from onnx import TensorProto
 
     value = next((value for value in model.graph.output if value.name == loss), None)

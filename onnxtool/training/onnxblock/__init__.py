@@ -1,12 +1,11 @@
-"""Blocks that a loss, a model or an optimizer is stacked from, with the names of onnxruntime-training's onnxblock."""
+"""Blocks that make up a loss, a model or an optimizer, with the names of onnxruntime-training's onnxblock."""
 
 from __future__ import annotations
 
 from onnxtool.training.onnxblock import blocks, loss, optim
-from onnxtool.training.onnxblock.block import Block
+from onnxtool.training.onnxblock.block import Block, ForwardBlock
 from onnxtool.training.onnxblock.checkpoints import load_checkpoint_to_model, save_checkpoint
 from onnxtool.training.onnxblock.context import base, custom_op_library, empty_base
-from onnxtool.training.onnxblock.forward import ForwardBlock
 from onnxtool.training.onnxblock.training import TrainingBlock
 
 __all__ = [

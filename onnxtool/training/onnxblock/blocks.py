@@ -1,4 +1,4 @@
-"""The small blocks that others are made of, each an operator or two."""
+"""Basic blocks of one or two operators each, which other blocks are made of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Binary(Block):
-    """The standard operator of the name of the class, on two values."""
+    """The standard operator with the name of the class, on two values."""
 
     def build(self, left: str, right: str) -> str:
         """Apply the operator to two values."""
@@ -22,7 +22,7 @@ class _Binary(Block):
 
 
 class _Unary(Block):
-    """The standard operator of the name of the class, on one value."""
+    """The standard operator with the name of the class, on one value."""
 
     def build(self, name: str) -> str:
         """Apply the operator to one value."""
@@ -65,7 +65,7 @@ class _Reduction(Block):
     """A reduction of a value.
 
     Args:
-        keepdims: the result has the rank of the input; without it, none.
+        keepdims: whether the result keeps the rank of the input; otherwise it is a scalar.
     """
 
     def __init__(self, keepdims: bool = True) -> None:
@@ -125,7 +125,7 @@ class ReduceAllL2(Block):
     """The Euclidean norm of all elements of several values together, float32 [1]."""
 
     def build(self, *names: str) -> str:
-        """Take the root of the sum of all squares."""
+        """Take the square root of the sum of all squares."""
         import numpy as np
 
         squares = [self.accessor.add_node("ReduceSumSquare", [name], keepdims=0) for name in names]
@@ -135,16 +135,16 @@ class ReduceAllL2(Block):
 
 
 class Clip(Block):
-    """Values kept within bounds, of which either may be left out."""
+    """Values clipped to bounds, of which either may be left out."""
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         self._bounds = (clip_min, clip_max)
 
     def build(self, name: str) -> str:
-        """Raise what is too low and lower what is too high."""
+        """Clip each element."""
         import numpy as np
 
-        # The specification wants scalars here.
+        # The specification requires scalars here.
         bounds = [
             "" if bound is None else self.accessor.add_constant(np.array(bound, np.float32)) for bound in self._bounds
         ]
@@ -152,7 +152,7 @@ class Clip(Block):
 
 
 class PassThrough(Block):
-    """Nothing: gives what it is given, one name or a tuple of several."""
+    """The identity: returns the names that it is given, one name or a tuple of several."""
 
     def build(self, *names: str) -> str | tuple[str, ...]:
         """Return the names."""
@@ -160,37 +160,37 @@ class PassThrough(Block):
 
 
 class InputLike(Block):
-    """A new input of the model with dtype and shape of another value."""
+    """A new input of the model with the dtype and shape of another value."""
 
     def __init__(self, like: str) -> None:
         self._like = like
 
     def build(self, input_name: str | None = None) -> str:
-        """Add the input, under this name or one of onnxtool's."""
+        """Add the input, with this name or a generated one."""
         from onnx import ValueInfoProto
 
         value = ValueInfoProto()
         value.CopyFrom(self.accessor.value_info(self._like))
         value.name = input_name or self.accessor.new_name("input")
         if self.accessor.has_value(value.name):
-            raise ArtifactError(f"the model has a value called {value.name!r} already", "give the input another name")
+            raise ArtifactError(f"the model already has a value called {value.name!r}", "give the input another name")
         self.base.graph.input.append(value)
         return str(value.name)
 
 
 class LabelEncoder(Block):
-    """Replaced numbers or strings by a table, an operator of the domain ai.onnx.ml.
+    """Numbers or strings replaced by means of a table, an operator of the domain ai.onnx.ml.
 
     Args:
-        default_float: what a key gives that the table does not have, where values are floats.
-        default_int64: the same where they are integers.
-        default_string: the same where they are strings.
-        keys_floats: the keys; one of the three kinds.
-        keys_int64s: the same.
-        keys_strings: the same.
-        values_floats: the values, as many; one of the three kinds.
-        values_int64s: the same.
-        values_strings: the same.
+        default_float: the value of a key that is not in the table, if values are floats.
+        default_int64: the same for integers.
+        default_string: the same for strings.
+        keys_floats: the keys, if they are floats; keys are of exactly one type.
+        keys_int64s: the same for integers.
+        keys_strings: the same for strings.
+        values_floats: one value per key, if they are floats; values are of exactly one type.
+        values_int64s: the same for integers.
+        values_strings: the same for strings.
     """
 
     def __init__(
@@ -209,10 +209,10 @@ class LabelEncoder(Block):
         values = {"values_floats": values_floats, "values_int64s": values_int64s, "values_strings": values_strings}
         given = [{name: entry for name, entry in kinds.items() if entry is not None} for kinds in (keys, values)]
         if any(len(kinds) != 1 for kinds in given):
-            raise ArtifactError("a table has keys of one kind and values of one kind", "give one list of each")
+            raise ArtifactError("a table has keys of one type and values of one type", "give one list of each")
         counts = [len(entry) for kinds in given for entry in kinds.values()]
         if counts[0] != counts[1]:
-            raise ArtifactError(f"{counts[0]} keys for {counts[1]} values", "give each key its value")
+            raise ArtifactError(f"{counts[0]} keys for {counts[1]} values", "give one value for each key")
         self._attributes: dict[str, object] = {
             "default_float": default_float,
             "default_int64": default_int64,
@@ -222,7 +222,7 @@ class LabelEncoder(Block):
         }
 
     def build(self, name: str) -> str:
-        """Look each element up."""
+        """Look up each element."""
         from onnx import helper
 
         model, output = self.base, self.accessor.new_name("LabelEncoder")
@@ -239,7 +239,7 @@ class Cast(Block):
     """Elements of another type.
 
     Args:
-        to: a number of onnx.TensorProto.DataType.
+        to: a value of onnx.TensorProto.DataType.
     """
 
     def __init__(self, to: int) -> None:
@@ -251,13 +251,13 @@ class Cast(Block):
 
 
 class Linear(Block):
-    """A layer `y = x W^T + b` with parameters of its own, drawn as PyTorch draws those of torch.nn.Linear.
+    """A layer `y = x W^T + b` with new parameters, initialized as those of torch.nn.Linear.
 
     Args:
-        in_features: width of what goes in.
-        out_features: width of what comes out.
+        in_features: width of the input.
+        out_features: width of the output.
         bias: whether there is a bias.
-        seed: of the parameters; None draws others each time.
+        seed: of the initialization; None draws other parameters each time.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, seed: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of the parameters of a block: written, and read back into a model."""
+"""Write the parameters of a block to a checkpoint, and read them back into a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def save_checkpoint(
     path_to_checkpoint: str | Path,
     nominal_checkpoint: bool = False,
 ) -> None:
-    """Write the (trained, frozen) parameters of a TrainingBlock; of a nominal checkpoint no values.
+    """Write the (trained, frozen) parameters of a TrainingBlock; a nominal checkpoint has no values.
 
     Raises:
         CheckpointError: a parameter is in both lists.
@@ -31,10 +31,10 @@ def save_checkpoint(
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | Path, model: onnx.ModelProto) -> None:
-    """Give the initializers of `model` the values that the checkpoint has under their names.
+    """Set the initializers of `model` to the values with the same names in the checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, holds no values, or a shape differs from that of the model.
+        CheckpointError: it cannot be read, has no values, or a shape differs from that of the model.
     """
     from onnx import numpy_helper
 
@@ -42,7 +42,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | Path, model: onnx.ModelPr
 
     checkpoint = load_checkpoint(Path(path_to_checkpoint))
     if checkpoint.is_nominal:
-        raise CheckpointError(f"{path_to_checkpoint} is nominal and holds no values", "load the complete checkpoint")
+        raise CheckpointError(f"{path_to_checkpoint} is nominal and has no values", "load the complete checkpoint")
     arrays = {**checkpoint.trainable, **checkpoint.frozen}
     for tensor in model.graph.initializer:
         if (array := arrays.get(tensor.name)) is None:
@@ -65,10 +65,10 @@ def checkpoint_of(
     """Return a checkpoint of these parameters.
 
     Args:
-        trainable: with a gradient.
-        frozen: without one.
-        nominal: whether to drop the values.
-        folder: that of the model where the tensors are in its external data.
+        trainable: parameters with a gradient.
+        frozen: parameters without a gradient.
+        nominal: whether to leave out the values.
+        folder: the folder of the model, if the tensors are in its external data.
     """
     import onnx_ir as ir
 

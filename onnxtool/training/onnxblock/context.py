@@ -1,4 +1,4 @@
-"""The model that blocks are stacked on: one at a time, opened by `base` or `empty_base`."""
+"""The model that blocks are added to: one at a time, opened by `base` or `empty_base`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 Attribute: TypeAlias = "int | float | str | Sequence[int]"
 
-# Of the formats that onnxruntime 1.17 reads, these are the newest; older ones than the opset needs are not written.
+# The newest IR version that onnxruntime 1.17 reads, and the opset of a new model.
 IR_VERSION = 9
 OPSET = 18
 
 
 class ModelAccessor:
-    """The model that blocks change, and how nodes, constants and inputs are added to it.
+    """The model that blocks change, with methods that add nodes, constants and inputs to it.
 
     Attributes:
-        path: where the model was read from, which its external data lies beside; None for one made in memory.
+        path: the file of the model, with its external data in the same folder; None for a model in memory.
         eval_model: the model without gradients; None before a TrainingBlock was built.
     """
 
@@ -116,7 +116,7 @@ _current: ContextVar[ModelAccessor | None] = ContextVar("onnxblock model", defau
 
 
 def current() -> ModelAccessor:
-    """Return the model that the blocks work on now.
+    """Return the model that blocks are added to now.
 
     Raises:
         ArtifactError: no block of `with onnxblock.base(...)` or `onnxblock.empty_base()` is entered.
@@ -131,14 +131,14 @@ def current() -> ModelAccessor:
 
 @contextmanager
 def base(model: ModelProto, path: str | Path | None = None) -> Iterator[ModelAccessor]:
-    """Stack blocks on a copy of `model`, converted to opset 18 where it is older.
+    """Add blocks to a copy of `model`, converted to opset 18 if it is older.
 
     Args:
-        model: the forward model; of more than 2 GB it is loaded with `load_external_data=False`.
-        path: where that one was loaded from.
+        model: the forward model; load one of more than 2 GB with `load_external_data=False`.
+        path: the file that it was loaded from.
 
     Raises:
-        ArtifactError: blocks are being stacked on another model already.
+        ArtifactError: blocks are already being added to another model.
         GradientError: the model is too old and cannot be converted.
     """
     where = None if path is None else Path(path)
@@ -148,10 +148,10 @@ def base(model: ModelProto, path: str | Path | None = None) -> Iterator[ModelAcc
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Stack blocks on a model with nothing in it, of opset 18 unless another is given.
+    """Add blocks to an empty model, of opset 18 unless another one is given.
 
     Raises:
-        ArtifactError: blocks are being stacked on another model already.
+        ArtifactError: blocks are already being added to another model.
     """
     from onnx import helper
 
@@ -178,7 +178,7 @@ def custom_op_library(path: str | Path) -> NoReturn:
 @contextmanager
 def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
     if _current.get() is not None:
-        raise ArtifactError("blocks are being stacked on another model already", "leave its `with` block first")
+        raise ArtifactError("blocks are already being added to another model", "leave its `with` block first")
     token = _current.set(accessor)
     try:
         yield accessor
@@ -198,7 +198,7 @@ def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     if path is not None:
         ir.external_data.set_base_dir(prepared.graph, path.parent)
     if model.functions or opset_of(prepared) < LOWEST_OPSET:
-        with quiet():  # the converter logs which of its two ways it takes
+        with quiet():  # the converter logs which of its two methods it uses
             prepare(prepared)
         return ir.to_proto(prepared)
     copy = type(model)()

@@ -1,4 +1,4 @@
-"""The usual losses, in forms that neither overflow nor lose their slope.
+"""The usual losses, in forms that neither overflow nor lose their gradient.
 
 Letters: N samples, C classes, D* further axes of a sample.
 """
@@ -35,7 +35,7 @@ class _Elementwise(Block):
         self._reduce = _reduction(reduction)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Add the loss; the target becomes an input of the model where it is none yet."""
+        """Add the loss; the target becomes an input of the model unless it already is one."""
         if not self.accessor.has_value(target_name):
             blocks.InputLike(loss_input_name)(target_name)
         reduced: str = self._reduce(self.elementwise(loss_input_name, target_name))
@@ -79,9 +79,9 @@ class BCEWithLogitsLoss(_Elementwise):
     It is `(1 - t) x + (1 + (p - 1) t) softplus(-x)`, which overflows for no x, with p the weight of positive targets.
 
     Args:
-        weight: of each element, of a shape that broadcasts to it.
+        weight: of each element, with a shape that broadcasts to the elements.
         reduction: mean, sum or none.
-        pos_weight: weight of positive targets, of a shape that broadcasts to an element's.
+        pos_weight: weight of positive targets, with a shape that broadcasts to the elements.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class BCEWithLogitsLoss(_Elementwise):
 
 
 class CrossEntropyLoss(Block):
-    """The negative logarithm of the probability of the labelled class.
+    """The negative logarithm of the probability of the labeled class.
 
-    Labels are an input of its own, int64 [N, D*] for scores [N, C, D*].
+    The labels are a separate input, int64 [N, D*] for logits [N, C, D*].
 
     Args:
         weight: of each class, float32 [C].
-        reduction: mean, sum or none. The mean is over the labels that count, and zero where none does.
-        ignore_index: labels of this value do not count.
-        axis: that of the classes: 1, or -1 for scores [N, D*, C] such as those of a language model. There, labels that
-            do not count are dropped before the layers that make the scores.
-        shift: the scores at a token are for the label of the next one, as in a language model whose labels are its
-            inputs; the last scores then have no label. With axis=-1 and an ignore_index.
+        reduction: mean, sum or none. The mean is over the labels that are not ignored, and zero if all are.
+        ignore_index: labels of this value are ignored.
+        axis: the axis of the classes: 1, or -1 for logits [N, D*, C] such as those of a language model. With -1, rows
+            with ignored labels are pruned before the layers that compute the logits.
+        shift: the logits at a token are for the label of the next one, as in a language model whose labels are its
+            inputs; the last logits then have no label. With axis=-1 and an ignore_index.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class CrossEntropyLoss(Block):
         if axis not in (1, -1):
             raise ArtifactError(f"the axis of the classes is {axis}", "it is 1, or -1 for the last")
         if axis == -1 and reduction == "none":
-            raise ArtifactError("reduction='none' goes with axis=1", "transpose the scores")
+            raise ArtifactError("reduction='none' goes with axis=1", "transpose the logits")
         if shift and (axis != -1 or ignore_index is None):
             raise ArtifactError("labels are shifted with axis=-1 and an ignore_index", "pass ignore_index=-100")
         self._shift = shift
@@ -142,19 +142,19 @@ class CrossEntropyLoss(Block):
         self._axis = axis
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
-        """Add the loss; the labels become an input of the model where they are none yet."""
+        """Add the loss; the labels become an input of the model unless they already are one."""
         import numpy as np
 
         scores, labels = scores_input_name, labels_name
         shape = [_size(dim) for dim in self.accessor.value_info(scores).type.tensor_type.shape.dim]
         if len(shape) < 2:
             raise ArtifactError(
-                f"the scores {scores!r} have {len(shape)} axes, and a cross entropy needs an axis of classes",
+                f"the logits {scores!r} have {len(shape)} axes, and a cross entropy needs an axis of classes",
                 "take another output, or BCEWithLogitsLoss for one score a sample",
             )
         if shape[self._axis] == 1:
             raise ArtifactError(
-                f"the scores {scores!r} are of one class, {shape}, and their cross entropy is zero whatever they are",
+                f"the logits {scores!r} are of one class, {shape}, and their cross entropy is zero whatever they are",
                 "take MSELoss for a number, or BCEWithLogitsLoss for yes or no",
             )
         if not self.accessor.has_value(labels):
@@ -171,20 +171,20 @@ class CrossEntropyLoss(Block):
         if self._weight is not None:
             inputs.append(self.accessor.add_constant(_float32(self._weight), "class_weight"))
         ignored = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
-        # The operator divides by what counts, which may be nothing.
+        # The operator divides by the sum of the weights, which may be zero.
         divided = self._reduction == "mean" and len(inputs) + len(ignored) > 2
         reduction = "sum" if divided else self._reduction
         loss = self.accessor.add_node("SoftmaxCrossEntropyLoss", inputs, reduction=reduction, **ignored)
         return self.accessor.add_node("Div", [loss, self._count(*inputs[1:])]) if divided else loss
 
     def _shifted(self, labels: str, scores: list[int | str | None]) -> str:
-        """Return the label of the next token at each, and one that does not count at the last."""
+        """Return for each token the label of the next one, and an ignored label for the last."""
         import numpy as np
 
         if len(scores) != 3:
             raise ArtifactError(
-                f"labels are shifted along the tokens, and the scores have {len(scores)} axes",
-                "the scores of a language model are [N, S, C]; pass shift=False for others",
+                f"labels are shifted along the tokens, and the logits have {len(scores)} axes",
+                "the logits of a language model are [N, S, C]; pass shift=False for others",
             )
         op, constant = self.accessor.add_node, self.accessor.add_constant
         first, beyond, axis = (constant(np.array([number], np.int64)) for number in (1, 2**62, 1))
@@ -192,19 +192,19 @@ class CrossEntropyLoss(Block):
         return op("Pad", [after, constant(np.array([0, 0, 0, 1])), constant(np.array(self._ignore_index, np.int64))])
 
     def _count(self, labels: str, weight: str | None = None) -> str:
-        """Return the sum of the weights of the labels that count, or 1 where it is zero."""
+        """Return the sum of the weights of the labels that are not ignored, or 1 if it is zero."""
         import numpy as np
         from onnx import TensorProto
 
         op, constant = self.accessor.add_node, self.accessor.add_constant
-        kept = None
+        is_valid = None
         if self._ignore_index is not None:
-            kept = op("Not", [op("Equal", [labels, constant(np.array(self._ignore_index, np.int64))])])
-            labels = op("Where", [kept, labels, constant(np.array(0, np.int64))])
-        share = op("Cast", [kept or labels], to=TensorProto.FLOAT)
+            is_valid = op("Not", [op("Equal", [labels, constant(np.array(self._ignore_index, np.int64))])])
+            labels = op("Where", [is_valid, labels, constant(np.array(0, np.int64))])
+        share = op("Cast", [is_valid or labels], to=TensorProto.FLOAT)
         if weight is not None:
             each = op("Gather", [weight, labels])
-            share = each if kept is None else op("Mul", [share, each])
+            share = each if is_valid is None else op("Mul", [share, each])
         count = op("ReduceSum", [share], keepdims=0)
         is_zero = op("Equal", [count, constant(np.array(0, np.float32))])
         return op("Where", [is_zero, constant(np.array(1, np.float32)), count])

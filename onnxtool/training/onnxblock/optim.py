@@ -1,8 +1,9 @@
-"""Optimizers: one step for all parameters, which lie in one buffer.
+"""Optimizers: one step for all parameters, which are in one buffer.
 
-The buffer is cut into blocks, float32 [K, S], the end padded with zeros; gradients and moments lie likewise. A Scan
-takes block after block through the formula. So the number of kernels does not grow with that of the parameters, and
-with 32768 numbers a block what lies between them stays in the cache of a CPU. On a GPU one block holds everything.
+The buffer is split into blocks, float32 [K, S], the end padded with zeros; gradients and moments have the same layout.
+A Scan applies the formula to one block after another. So the number of kernels does not grow with the number of
+parameters, and with 32768 elements per block all intermediate results stay in the cache of a CPU. On a GPU one block
+holds everything.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from onnxtool.training.graphs.names import (
     STEP,
     updated_name,
 )
-from onnxtool.training.onnxblock.block import Block
-from onnxtool.training.onnxblock.forward import ForwardBlock
+from onnxtool.training.onnxblock.block import Block, ForwardBlock
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto
@@ -31,7 +31,7 @@ Parameters = tuple["Sequence[TensorProto]", "Sequence[TensorProto]"]
 
 
 class ClipGradNorm(Block):
-    """Gradients scaled down together where their common Euclidean norm is above a bound.
+    """Scale all gradients down by one factor if their common Euclidean norm is above a bound.
 
     Args:
         max_norm: the bound.
@@ -48,7 +48,7 @@ class ClipGradNorm(Block):
         return [self.accessor.add_node("Mul", [name, scale]) for name in gradient_names]
 
     def scale(self, *gradient_names: str) -> str:
-        """Return what the gradients are multiplied with, float32 [1], at most 1; the formula is PyTorch's."""
+        """Return the factor of the gradients, float32 [1], at most 1; the formula is PyTorch's."""
         from onnxtool.training.onnxblock.blocks import Add, Clip, Constant, Div, ReduceAllL2
 
         norm = Add()(ReduceAllL2()(*gradient_names), Constant(1e-6)())
@@ -56,8 +56,8 @@ class ClipGradNorm(Block):
         return scale
 
 
-class _Body:
-    """The nodes that a Scan runs for each block; names of the graph around it can be read."""
+class ScanBody:
+    """The nodes that a Scan runs for each block; they may read values of the outer graph."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -72,7 +72,7 @@ class _Body:
 
 
 class Optimizer(ForwardBlock):
-    """What optimizers have in common: inputs, outputs and the Scan.
+    """The common part of optimizers: inputs, outputs and the Scan.
 
     Args:
         clip_grad: scales the gradients down before the step.
@@ -87,16 +87,16 @@ class Optimizer(ForwardBlock):
         self._clip_grad = clip_grad
 
     @abstractmethod
-    def update(self, body: _Body, parameters: str, gradients: str, moments: Sequence[str]) -> None:
-        """Add the formula to `body`, for one block of each; it sets `updated_name` of the parameters and moments."""
+    def update(self, body: ScanBody, parameters: str, gradients: str, moments: Sequence[str]) -> None:
+        """Add the formula for one block to `body`; it sets `updated_name` of the parameters and moments."""
 
     def build(self, parameters: Parameters) -> list[str]:
-        """Add the step for these (trained, frozen) parameters, and return the names of the outputs."""
+        """Add the optimizer step for these (trained, frozen) parameters, and return the names of the outputs."""
         from onnx import TensorProto, helper
 
         trained = parameters[0]
         if not trained:
-            raise ArtifactError("there is no parameter to optimize", "train one at least")
+            raise ArtifactError("there is no parameter to optimize", "train at least one")
         other = [tensor.name for tensor in trained if tensor.data_type != TensorProto.FLOAT]
         if other:
             raise ArtifactError(f"the parameters {', '.join(other[:5])} are not float32", "freeze or convert them")
@@ -119,7 +119,7 @@ class Optimizer(ForwardBlock):
         scanned = [PARAMETERS, GRADIENTS, *self.moments]
         updated = [updated_name(name) for name in (PARAMETERS, *self.moments)]
         inside = [f"block/{name}" for name in scanned]
-        body = _Body()
+        body = ScanBody()
         self.update(body, inside[0], inside[1], inside[2:])
         results = [f"block/{name}" for name in updated]
         graph = helper.make_graph(
@@ -141,21 +141,21 @@ class Optimizer(ForwardBlock):
         return name
 
     def gradient_scale(self) -> str | None:
-        """Return what clipping multiplies the gradients with; None where nothing clips."""
+        """Return the factor by which clipping scales the gradients; None without clipping."""
         return None if self._clip_grad is None else self._clip_grad.scale(GRADIENTS)
 
 
 class AdamW(Optimizer):
-    """Adam with the weight decay apart from the gradient (Loshchilov and Hutter 2019), as torch.optim.AdamW has it.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as in torch.optim.AdamW.
 
-    The reference decays after the step and adds `eps` before the bias is corrected; its results differ by less than
-    the learning rate times either.
+    onnxruntime-training decays after the step and adds `eps` before the bias correction; its results differ by less
+    than the learning rate times either.
 
     Args:
-        bias_correction: make up for moments that start at zero.
-        betas: how much of both moments is kept a step.
-        eps: added to the root of the second moment.
-        weight_decay: how much of a parameter is taken away a step, times the learning rate.
+        bias_correction: correct for moments that start at zero.
+        betas: the decay rates of both moments per step.
+        eps: added to the square root of the second moment.
+        weight_decay: the share of a parameter that is subtracted in each step, times the learning rate.
         clip_grad: scales the gradients down before the step.
     """
 
@@ -175,11 +175,11 @@ class AdamW(Optimizer):
         self._eps = eps
         self._weight_decay = weight_decay
 
-    def update(self, body: _Body, parameters: str, gradients: str, moments: Sequence[str]) -> None:
+    def update(self, body: ScanBody, parameters: str, gradients: str, moments: Sequence[str]) -> None:
         """Add the formula for one block.
 
-        With c the roots of the bias corrections it is `p (1 - lr w) - lr c2/c1^2 m / (sqrt(v) + eps c2)`, so that
-        everything but p, m and v is a scalar of the graph around the block.
+        With c the square roots of the bias corrections it is `p (1 - lr w) - lr c2/c1^2 m / (sqrt(v) + eps c2)`, so
+        that everything except p, m and v is a scalar of the outer graph.
         """
         op, (beta1, beta2) = self.accessor.add_node, self._betas
         rate, eps = LEARNING_RATE, self.number(self._eps)
@@ -231,8 +231,8 @@ class SGD(Optimizer):
 
     Args:
         clip_grad: scales the gradients down before the step.
-        momentum: how much of the last step is added; with it there are first moments.
-        weight_decay: how much of a parameter is added to its gradient.
+        momentum: the share of the last step that is added; it is the first moment.
+        weight_decay: the share of a parameter that is added to its gradient.
     """
 
     def __init__(self, clip_grad: ClipGradNorm | None = None, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
@@ -241,7 +241,7 @@ class SGD(Optimizer):
         self._weight_decay = weight_decay
         self.moments = (FIRST_MOMENTS,) if momentum else ()
 
-    def update(self, body: _Body, parameters: str, gradients: str, moments: Sequence[str]) -> None:
+    def update(self, body: ScanBody, parameters: str, gradients: str, moments: Sequence[str]) -> None:
         """Add the formula for one block."""
         rate, scale = LEARNING_RATE, self.gradient_scale()
         if scale is not None and not self.moments and not self._weight_decay:

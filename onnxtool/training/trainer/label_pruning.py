@@ -1,7 +1,7 @@
-"""Label sparsity: rows whose label is ignored are dropped before the output head, with the same loss and gradients.
+"""Ignored-label pruning: rows whose label is ignored skip the output head; loss and gradients stay the same.
 
-Most tokens of a masked language model have no label, and its head is most of the work of a small one. The rows that
-count are found before the compiled graph and are an input of it, of one dynamic size; they are gathered in it.
+Most tokens of a masked language model have no label, and the head is most of the work of a small one. The labeled rows
+are found before the compiled graph and are one of its inputs, with one dynamic size; the graph gathers them.
 
 Letters: B sequences, S positions, R = B * S rows, N rows that go through the head.
 """
@@ -17,34 +17,33 @@ from typing import Any
 import torch
 from torch._dynamo import maybe_mark_dynamic
 
-from onnxtool.training.graphs.label_rows import IGNORE_INDEX
-from onnxtool.training.trainer.kept_rows import kept_rows
+from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
 from onnxtool.training.trainer.losses import Batch, ComputeLoss, predicts_next, without_adapters
-from onnxtool.training.trainer.output_head import RowSelection, output_head, places_of
-from onnxtool.training.trainer.pruning_trial import Plan, Trial
+from onnxtool.training.trainer.pruning_check import Plan, PruningCheck
+from onnxtool.training.trainer.row_selection import RowSelection, labeled_rows, modules_around, output_head
 
 NOT_ALLOWED = "label_sparsity is off"
-NO_HEAD = "the model has no output head that is known"
+NO_HEAD = "the output head of the model is not known"
 OUTPUTS = "the outputs of all rows were asked for"
 NO_LABELS = "the inputs have no labels of one class for each position"
 INFERENCE = "inference mode has no gradients to compare"
-DENSE = "nearly all labels count"
+DENSE = "nearly all rows are labeled"
 
 _LOGGER = logging.getLogger(__name__)
-# Where more labels count, gathering their rows costs what it saves.
+# If more rows are labeled, gathering them costs what it saves.
 _DENSE_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class SparsityReport:
-    """What label sparsity did so far; as a string, a text for people.
+    """What ignored-label pruning did so far; as a string, a text for people.
 
     Attributes:
         num_batches: calls of the model with its loss.
-        num_sparse_batches: those of them that dropped rows.
+        num_sparse_batches: calls that pruned rows.
         num_rows: rows that have a label, ignored or not, in all batches.
         num_head_rows: rows that went through the output head.
-        reasons: why batches went through it whole, and how many.
+        reasons: why batches were not pruned, and how many.
     """
 
     num_batches: int
@@ -63,20 +62,19 @@ class SparsityReport:
 class LabelSparsity:
     """Decides for each batch which rows go through the output head.
 
-    Rows are dropped where the inputs have `labels` of whole numbers for each position, the model has an output head,
-    and a trial on the first batch shows that nothing else comes of it (`Trial`). Otherwise all rows go through the
-    head, and the report says why.
+    Rows are pruned if the inputs have integer `labels` for each position, the output head of the model is known, and a
+    check on the first batch shows that loss and gradients stay the same (`PruningCheck`). Otherwise all rows go through
+    the head, and the report says why.
     """
 
     def __init__(self, model: torch.nn.Module, *, allowed: bool = True) -> None:
         self._model = model
-        head = output_head(without_adapters(model)) if allowed else None
-        self._reason = NOT_ALLOWED if not allowed else NO_HEAD if head is None else ""
-        self._head = head
-        places = places_of(head, without_adapters(model)) if head is not None else []
+        self._head = output_head(without_adapters(model)) if allowed else None
+        self._reason = NOT_ALLOWED if not allowed else NO_HEAD if self._head is None else ""
+        modules = modules_around(self._head, without_adapters(model)) if self._head is not None else []
         likely = predicts_next(model)
-        self._candidates = [Plan(shifts, place) for place in places for shifts in (likely, not likely)]
-        self.selection = RowSelection(places)
+        self._candidates = [Plan(shifts, module) for module in modules for shifts in (likely, not likely)]
+        self.selection = RowSelection(modules)
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._num_sparse, self._num_rows, self._num_head_rows = 0, 0, 0
         self._reasons: Counter[str] = Counter()
@@ -91,29 +89,29 @@ class LabelSparsity:
             tuple(self._reasons.most_common()),
         )
 
-    def reduced(
+    def prune(
         self, compute_loss: ComputeLoss, inputs: Batch, return_outputs: bool, num_items: torch.Tensor | None
     ) -> tuple[Batch, torch.Tensor | None]:
-        """Return the inputs, and the rows that go through the head: int64 [N]; all rows where that is None.
+        """Return the inputs, and the rows that go through the head: int64 [N], or None for all rows.
 
         The labels among the inputs are then those of these rows, [1, N].
         """
         reason = self._reason_for_all(inputs, return_outputs)
-        plan = None if reason else self._plan(compute_loss, inputs, num_items)
-        if plan is None or plan.reason:
-            self._count_whole(inputs, plan.reason if plan else reason)
+        plan = Plan(reason=reason) if reason else self._plan(compute_loss, inputs, num_items)
+        if plan.reason:
+            self._count_all_rows(inputs, plan.reason)
             return inputs, None
-        kept, rows = kept_rows(self._model, inputs, plan.shifts)
+        selected, rows = labeled_rows(self._model, inputs, plan.shifts)
         self._num_sparse += 1
         self._num_rows += inputs["labels"].numel()
         self._num_head_rows += rows.numel()
         maybe_mark_dynamic(rows, 0)
-        maybe_mark_dynamic(kept["labels"], 1)
-        self.selection.place = plan.place
-        return kept, rows
+        maybe_mark_dynamic(selected["labels"], 1)
+        self.selection.module = plan.module
+        return selected, rows
 
     def _reason_for_all(self, inputs: Batch, return_outputs: bool) -> str:
-        """Return why all rows go through the head whatever a trial says, or an empty string."""
+        """Return why all rows go through the head whatever the check finds, or an empty string."""
         if self._reason or return_outputs:
             return self._reason or OUTPUTS
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
@@ -127,13 +125,13 @@ class LabelSparsity:
     def _plan(self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> Plan:
         key = (self._model.training, num_items is None, *sorted(inputs))
         if key not in self._plans:
-            trial = Trial(self._model, compute_loss, self._head, self.selection)
-            self._plans[key] = trial.plan(inputs, num_items, self._candidates)
+            check = PruningCheck(self._model, compute_loss, self._head, self.selection)
+            self._plans[key] = check.first_correct(inputs, num_items, self._candidates)
             if reason := self._plans[key].reason:
                 _LOGGER.warning("all rows go through the output head: %s", reason)
         return self._plans[key]
 
-    def _count_whole(self, inputs: Batch, reason: str) -> None:
+    def _count_all_rows(self, inputs: Batch, reason: str) -> None:
         self._reasons[reason] += 1
         if isinstance(inputs, Mapping) and isinstance(labels := inputs.get("labels"), torch.Tensor):
             self._num_rows += labels.numel()

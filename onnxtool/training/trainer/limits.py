@@ -1,4 +1,4 @@
-"""What an OrtTrainer refuses, each with the way out."""
+"""Arguments and models that OrtTrainer does not support, each refused with the way out."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     import torch
     from transformers import Trainer, TrainingArguments
 
-_TORCHRUN = "start the script with torchrun for DistributedDataParallel, or take transformers' Trainer"
+_TORCHRUN = "start the script with torchrun for DistributedDataParallel, or use transformers' Trainer"
 
 
 def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> None:
-    """Refuse arguments and models that another compiler or another way to distribute has a claim on.
+    """Refuse arguments and models for another compiler, or for a distribution that splits the model.
 
     Args:
         args: of the Trainer.
-        model: the model to train; None where `model_init` will make it.
+        model: the model to train; None if `model_init` will make it.
 
     Raises:
-        TrainingError: there is such a claim.
+        TrainingError: one of them is not supported.
     """
     from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
@@ -46,16 +46,16 @@ def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> Non
 
 
 def check_distribution(trainer: Trainer) -> None:
-    """Refuse ways to use several devices that need a model which is not whole on each of them.
+    """Refuse every use of several devices except DistributedDataParallel, which has the whole model on each of them.
 
     Raises:
-        TrainingError: the Trainer is set up for one of them.
+        TrainingError: the Trainer is set up for another one.
     """
     plugin = trainer.accelerator.state.dynamo_plugin
     if plugin.backend.value != "NO":
         raise TrainingError(
             f"accelerate is set to compile with {plugin.backend.value}",
-            "set the compiler of `accelerate config`, or ACCELERATE_DYNAMO_BACKEND, to no",
+            "set the compiler in `accelerate config`, or ACCELERATE_DYNAMO_BACKEND, to no",
         )
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise TrainingError("accelerate is set to split the model, and OrtTrainer compiles it whole", _TORCHRUN)
@@ -64,5 +64,5 @@ def check_distribution(trainer: Trainer) -> None:
     if trainer.args.n_gpu > 1:
         raise TrainingError(
             f"one process would train on {trainer.args.n_gpu} devices",
-            "start the script with torchrun, a process a device, or show it one by CUDA_VISIBLE_DEVICES",
+            "start the script with torchrun, one process per device, or select one device with CUDA_VISIBLE_DEVICES",
         )

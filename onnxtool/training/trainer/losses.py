@@ -1,4 +1,4 @@
-"""What a training step computes of a model and a batch: the model's own loss, or a criterion's."""
+"""The loss that a training step computes from a model and a batch: the model's own, or that of a criterion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from onnxtool.errors import InputError
 
 Batch = Any
-"""What a model is called with: a mapping of names to tensors, or what a criterion's user hands over."""
+"""The arguments of a model: a mapping of names to tensors, or `(inputs, targets)` for a criterion."""
 
 Loss: TypeAlias = torch.Tensor | tuple[torch.Tensor, Any]
 """The loss, float [], and with `return_outputs` the outputs of the model."""
@@ -27,22 +27,22 @@ class ComputeLoss(Protocol):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Loss:
-        """Return the loss of `model` for `inputs`, and its outputs where they are asked for."""
+        """Return the loss of `model` for `inputs`, and its outputs if asked for."""
 
 
 class ModelLoss:
-    """The loss that a model of transformers computes of its `labels`, or the smoothed one in its place.
+    """The loss that a transformers model computes from its `labels`, or the smoothed loss instead.
 
     It does what `transformers.Trainer.compute_loss` does, without a Trainer: `num_items_in_batch`, the number of labels
-    that count in all batches of one step of the optimizer, goes to models whose forward takes further keywords.
+    that are not ignored in all batches of one optimizer step, is passed to models whose forward takes `**kwargs`.
     """
 
     def __init__(self, model: torch.nn.Module, label_smoothing: float = 0.0) -> None:
-        """Read off `model` how its loss has to be called.
+        """Find out how the loss of `model` has to be called.
 
         Args:
-            model: a model of transformers, or with its conventions.
-            label_smoothing: what part of the loss is the mean over all classes; 0 for the model's own loss.
+            model: a transformers model, or one with the same conventions.
+            label_smoothing: the share of the mean over all classes in the loss; 0 for the model's own loss.
         """
         from transformers.trainer_pt_utils import LabelSmoother
 
@@ -57,7 +57,7 @@ class ModelLoss:
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Loss:
-        """Return the loss of `model` for `inputs`, a mapping, and its outputs where they are asked for.
+        """Return the loss of `model` for `inputs`, a mapping, and its outputs if asked for.
 
         Raises:
             InputError: the model gives no loss for these inputs.
@@ -80,10 +80,10 @@ class ModelLoss:
 
 
 class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
-    """`criterion(model(inputs), targets)` of a batch `(inputs, targets)`, for models that know nothing of labels.
+    """`criterion(model(inputs), targets)` of a batch `(inputs, targets)`, for models that take no labels.
 
-    Inputs that are a mapping are the model's keywords, those that are a tuple its positional arguments. A criterion
-    with parameters or buffers moves and trains with the `ModuleWithLoss` that it is given to.
+    A mapping is passed to the model as keywords, a tuple as positional arguments. A criterion with parameters or
+    buffers moves and trains with the `ModuleWithLoss` that it is given to.
     """
 
     def __init__(self, criterion: Callable[[Any, Any], torch.Tensor]) -> None:
@@ -97,7 +97,7 @@ class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no ty
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Loss:
-        """Return the criterion of the model's outputs; `num_items_in_batch` is for losses of labels."""
+        """Return the criterion of the model's outputs; `num_items_in_batch` is not used."""
         arguments, targets = inputs
         if isinstance(arguments, Mapping):
             outputs = model(**arguments)
@@ -117,16 +117,16 @@ def takes_num_items(model: torch.nn.Module) -> bool:
 
 
 def predicts_next(model: torch.nn.Module) -> bool:
-    """Return whether the model's scores at a position are for the label of the next one, by the rule of the Trainer."""
+    """Return whether the logits at a position are for the label of the next one, by the rule of the Trainer."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return type(without_adapters(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def settle_loss_function(model: torch.nn.Module) -> None:
-    """Let a model of transformers keep the loss function that it falls back to at each call.
+    """Fix the loss function that a transformers model would fall back to at each call.
 
-    Falling back logs, and a graph ends where something is logged.
+    Falling back logs a message, and TorchDynamo ends a graph at a log call.
     """
     from transformers.loss.loss_utils import LOSS_MAPPING
 
@@ -136,5 +136,5 @@ def settle_loss_function(model: torch.nn.Module) -> None:
 
 
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside of one of PEFT; any other model as it is."""
+    """Return the base model of a PEFT model; any other model as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._dynamo import config as dynamo_config
 
 from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
 from onnxtool.training.trainer.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
-from onnxtool.training.trainer.whole_graphs import whole_graphs
+
+
+@contextlib.contextmanager
+def _one_graph() -> Iterator[None]:
+    """Keep model and loss one graph under DistributedDataParallel, where TorchDynamo would split them.
+
+    As a result gradients are exchanged after the backward graph, not during it. The warning that is silenced is about
+    calls of `lru_cache` in transformers, which checks in this way what is installed.
+    """
+    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=False):
+        warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+        yield
 
 
 class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
@@ -30,12 +44,12 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
     the prefix `module.`, as with PyTorch's DistributedDataParallel. Save, evaluate and generate with `.module`, whose
     names are the original's; the files then load anywhere.
 
-    Graphs are compiled at the first call, anew where the model changes between training and evaluation, and anew in a
-    copy: neither `copy.deepcopy` nor pickle takes them along.
+    Graphs are compiled at the first call, again when the model switches between training and evaluation, and again in a
+    copy: neither `copy.deepcopy` nor pickle copies them.
 
     Attributes:
         module: the original model.
-        backend: what compiles it, which counts and explains.
+        backend: compiles it, counts runs and explains graphs.
     """
 
     def __init__(
@@ -48,20 +62,20 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         options: OrtBackendOptions | OrtBackend | None = None,
         dynamic: bool | None = None,
     ) -> None:
-        """Wrap `model`, whose output head gets a hook that does nothing where it is called without this module.
+        """Wrap `model`, whose output head gets a hook that does nothing unless this module calls the model.
 
         Args:
-            model: a model of transformers that computes a loss of its `labels`; any module with a `compute_loss`.
+            model: a transformers model that computes a loss from its `labels`; any module with a `compute_loss`.
             compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, or the method of
-                a Trainer; the model's own loss where none is given.
-            label_smoothing: that of transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
-            label_sparsity: whether rows whose label is ignored may be dropped before the output head, see
-                `LabelSparsity`. To find out, the first batch calls the loss a few times more.
+                a Trainer; without it, the model's own loss.
+            label_smoothing: as in transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
+            label_sparsity: whether rows whose label is ignored may be pruned before the output head, see
+                `LabelSparsity`. To check this, the first batch computes the loss a few times more.
             options: of the backend, or a backend.
             dynamic: as in `torch.compile`.
 
         Raises:
-            InputError: label smoothing with a loss of one's own, or not from 0 to 1.
+            InputError: label smoothing together with a `compute_loss`, or not from 0 to 1.
         """
         super().__init__()
         if not 0.0 <= label_smoothing <= 1.0:
@@ -83,32 +97,32 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
 
     @property
     def label_sparsity(self) -> SparsityReport:
-        """How many rows went through the output head so far, and why all of them did where they did."""
+        """How many rows went through the output head so far, and why batches were not pruned."""
         return self._sparsity.report()
 
     def explain(self) -> Explanation:
-        """Say what became of all graphs so far."""
+        """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""
         return self.backend.explain()
 
     def forward(self, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Loss:
-        """Return the loss of the model for `inputs`, float [], and the model's outputs where they are asked for.
+        """Return the loss of the model for `inputs`, float [], and the model's outputs if asked for.
 
         Args:
             inputs: what the model is called with by name, `labels` among it; `(inputs, targets)` for a criterion.
             return_outputs: whether to return `(loss, outputs)`. All rows then go through the output head.
-            num_items_in_batch: the number of labels that count in all batches of one step of the optimizer, where the
-                loss is to be a sum divided by it.
+            num_items_in_batch: the number of labels that are not ignored in all batches of one optimizer step, if the
+                loss shall be a sum divided by it.
         """
         if isinstance(inputs, Mapping):
-            inputs = dict(inputs)  # transformers' BatchEncoding and its kin
+            inputs = dict(inputs)  # transformers' BatchEncoding and similar mappings
         if num_items_in_batch is not None:
-            num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would be part of the graph
+            num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would become a constant of the graph
         if "_compiled" not in self.__dict__:
             self.__dict__["_compiled"] = torch.compile(self._loss, backend=self.backend, dynamic=self._dynamic)
-        inputs, rows = self._sparsity.reduced(self.compute_loss, inputs, return_outputs, num_items_in_batch)
-        # Labels of fewer rows go by another name: TorchDynamo would take their sizes for those of all labels.
+        inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
+        # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
         labels = None if rows is None else inputs.pop("labels")
-        with whole_graphs():
+        with _one_graph():
             return self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
 
     def _loss(
@@ -128,6 +142,6 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             self._selection.rows = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: what was compiled goes on calling this module, and sessions have no copies."""
+        """Return the state of a copy, without compiled code, which calls this module, and with a backend of its own."""
         state = {name: value for name, value in self.__dict__.items() if name != "_compiled"}
         return {**state, "backend": OrtBackend(self.backend.options)}

@@ -1,7 +1,7 @@
-"""transformers' Trainer, with the model and its loss compiled as one for its training steps.
+"""transformers' Trainer, with model and loss compiled as one graph for its training steps.
 
-Tested with transformers 5.23 and accelerate 1.15: `_wrap_model`, where a model gets what training needs around it, is
-the Trainer's own for subclasses, and may change with them.
+Tested with transformers 5.23 and accelerate 1.15: `_wrap_model`, which wraps a model for training, is a private method
+of the Trainer and may change with its releases.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
 
     What is compiled is `compute_loss`, the Trainer's own or that of a subclass, on the original model. `self.model`
     stays that model, so that evaluation, prediction, saving, resuming, callbacks and the hub are the Trainer's.
-    With DistributedDataParallel (torchrun) each process compiles one graph, whose gradients are averaged as ever.
-    To have another Trainer compiled, put this class first: `class Mine(OrtTrainer, Seq2SeqTrainer)`.
+    With DistributedDataParallel (torchrun) each process compiles one graph, whose gradients are averaged as usual.
+    To compile another Trainer, put this class first: `class Mine(OrtTrainer, Seq2SeqTrainer)`.
 
     Attributes:
-        ort_backend: what compiles the training steps.
-        model_with_loss: the module of the training steps, whose `label_sparsity` counts; None before `train()`.
+        ort_backend: compiles the training steps.
+        model_with_loss: the module of the training steps, with the report `label_sparsity`; None before `train()`.
     """
 
     compute_loss: Callable[..., Any]
 
-    # What a Trainer takes is transformers' to say, and grows with its releases.
+    # transformers defines what a Trainer takes, and it grows with its releases.
     def __init__(
         self,
         *args: Any,
@@ -46,17 +46,17 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         dynamic: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        """Make a Trainer of its own arguments, and of what the compilation is to be like.
+        """Make a Trainer from its own arguments and the options of the compilation.
 
         Args:
-            *args: of the Trainer.
-            ort_options: of the backend, or a backend.
-            label_sparsity: whether rows whose label is ignored may be dropped before the output head.
-            dynamic: as in `torch.compile`: True where sizes of batches differ from the first to the last.
-            **kwargs: of the Trainer.
+            *args: arguments of the Trainer.
+            ort_options: options of the backend, or a backend.
+            label_sparsity: whether rows whose label is ignored may be pruned before the output head.
+            dynamic: as in `torch.compile`: True if the sizes of batches differ from the start.
+            **kwargs: arguments of the Trainer.
 
         Raises:
-            TrainingError: the model, or what is asked for, cannot be compiled.
+            TrainingError: the model or the arguments rule out a compilation.
         """
         super().__init__(*args, **kwargs)
         check_distribution(self)
@@ -65,29 +65,29 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self._label_sparsity = label_sparsity
         self._dynamic = dynamic
         self._was_explained = False
-        # Stands before the method, a subclass's as well: that one is what gets compiled.
+        # Hides the method, also that of a subclass, which is the one that gets compiled.
         self._compute_loss_eagerly = self.compute_loss
         self.compute_loss = self._compute_loss
 
     def create_model_with_loss(self) -> ModuleWithLoss:
-        """Return a new module that computes this Trainer's loss of `self.model` in onnxruntime."""
+        """Return a new module that computes this Trainer's loss for `self.model` in onnxruntime."""
         return create_model_with_loss(
             self, options=self.ort_backend, label_sparsity=self._label_sparsity, dynamic=self._dynamic
         )
 
     def explain(self) -> Explanation:
-        """Say what runs in onnxruntime and what stays in PyTorch, of all graphs so far."""
+        """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""
         return self.ort_backend.explain()
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator of arguments that are checked first."""
+        """Check the arguments, then make the accelerator."""
         check_request(self.args, self.model)
         super().create_accelerator_and_postprocess()
 
     def training_step(
         self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run forward and backward of one batch; after the first, log what ran where.
+        """Run forward and backward of one batch; after the first batch, log what ran where.
 
         Returns:
             The loss, float [].
@@ -106,19 +106,19 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """Take the way into onnxruntime for the module of the training steps, and the usual one for any other."""
+        """Compute the loss in onnxruntime for the module of the training steps, otherwise as the Trainer does."""
         inside = model.module if isinstance(model, DistributedDataParallel) else model
         if isinstance(inside, ModuleWithLoss):
             return model(dict(inputs), return_outputs, num_items_in_batch)
         return self._compute_loss_eagerly(model, inputs, return_outputs, num_items_in_batch)
 
     def _wrap_model(self, model: torch.nn.Module, training: bool = True, dataloader: Any = None) -> torch.nn.Module:
-        """Put the module of the training steps around the model, and DistributedDataParallel around that."""
+        """Wrap the model in the module of the training steps, and that in DistributedDataParallel."""
         if not training:
             return super()._wrap_model(model, training, dataloader)
-        # Autocast belongs around the model's forward alone: a smoothed loss is computed outside of it.
+        # Autocast wraps the model's forward only: a smoothed loss is computed outside of it.
         self.accelerator.prepare_model(self.model, evaluation_mode=True)
-        self.model._is_accelerate_prepared = True  # noqa: SLF001 - as accelerate itself marks what it has prepared
+        self.model._is_accelerate_prepared = True  # noqa: SLF001 - as accelerate itself marks models that it has prepared
         if model is not self.model:
             return model  # a second call of train()
         self.model_with_loss = self.create_model_with_loss()
@@ -141,12 +141,12 @@ def create_model_with_loss(
     label_sparsity: bool = True,
     dynamic: bool | None = None,
 ) -> ModuleWithLoss:
-    """Return a module that computes the loss of a Trainer, of its model, in onnxruntime.
+    """Return a module that computes the loss of a Trainer for its model in onnxruntime.
 
     Args:
-        trainer: any Trainer; its class's `compute_loss` is what gets compiled, label smoothing and all.
+        trainer: any Trainer; the `compute_loss` of its class is compiled, label smoothing included.
         options: of the backend, or a backend.
-        label_sparsity: whether rows whose label is ignored may be dropped before the output head.
+        label_sparsity: whether rows whose label is ignored may be pruned before the output head.
         dynamic: as in `torch.compile`.
     """
     return ModuleWithLoss(

@@ -248,7 +248,7 @@ def test_files_in_the_wrong_place_are_told(folder: Path, tmp_path: Path) -> None
     module = Module(folder / "training_model.onnx", state)
     with pytest.raises(ArtifactError, match="no eval model"):
         module.eval()(*batch())
-    with pytest.raises(ArtifactError, match="made of the eval model"):
+    with pytest.raises(ArtifactError, match="needs the eval model"):
         module.export_model_for_inferencing(tmp_path / "model.onnx", ["y"])
     with pytest.raises(ArtifactError, match="has no input"):
         Optimizer(folder / "eval_model.onnx", module)

@@ -141,14 +141,14 @@ def _with_labels_of_float() -> onnx.ModelProto:
 
 
 UNSOUND: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
-    "nothing at all": (onnx.ModelProto, "does not say of which opset"),
-    "no opset": (_without_opset, "does not say of which opset"),
+    "nothing at all": (onnx.ModelProto, "does not say which opset"),
+    "no opset": (_without_opset, "does not say which opset"),
     "an opset of the future": (lambda: _of_opset(99), "is of opset 99, and the installed onnx knows"),
     "an opset of the past": (lambda: _of_opset(3), "is of opset 3 and cannot be converted"),
-    "a node is missing": (_without_a_node, "node relu reads 'h', which nothing makes"),
-    "a circle": (_in_a_circle, "node fc1 reads 'a', which is made after it"),
+    "a node is missing": (_without_a_node, "node relu reads 'h', which no node computes"),
+    "a circle": (_in_a_circle, "node fc1 reads 'a', which is computed after it"),
     "no outputs": (_without_outputs, "has no outputs"),
-    "an output of nothing": (_with_a_lost_output, "an output 'lost' that nothing makes"),
+    "an output of nothing": (_with_a_lost_output, "no node computes the output 'lost'"),
     "bytes are missing": (_with_few_bytes, "fc1.weight has 137 bytes, and 140 are its shape"),
     "a negative shape": (_with_a_negative_shape, r"fc1.weight has the shape \[-7, 5\]"),
     "labels that are no classes": (_with_labels_of_float, "labels of the model is float"),

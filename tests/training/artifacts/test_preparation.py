@@ -1,23 +1,28 @@
-"""Artifacts of checkpoints compute the loss and the gradients of transformers, and say by how much they miss them."""
+"""Artifacts of checkpoints compute the loss and the gradients of transformers, and report their differences."""
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import numpy_helper
 
+from onnxtool.autodiff.rules import RULES
+from onnxtool.cli.artifacts import artifact_blocks
 from onnxtool.errors import ArtifactError
-from onnxtool.training.artifacts.forward_export import ForwardOptions
-from onnxtool.training.artifacts.preparation import PreparationOptions, prepare_training
+from onnxtool.training.artifacts.forward_export import Forward, ForwardOptions, export_forward
+from onnxtool.training.artifacts.preparation import PreparationOptions, make_checkpoint_artifacts
 from onnxtool.training.artifacts.report import ArtifactReport
-from onnxtool.training.artifacts.verification import keep_everything
+from onnxtool.training.artifacts.verification import replace_dropout
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
+from tests.autodiff.gradients import run_onnxruntime
 from tests.training.small_models import load
 
 pytestmark = pytest.mark.slow
@@ -31,9 +36,26 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 24,
     "initializer_range": 0.3,
 }
+_ENCODER_DECODER = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+_NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+# Architecture and configuration of each checkpoint.
+CHECKPOINTS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "causal": ("LlamaForCausalLM", {"num_key_value_heads": 1, "attention_dropout": 0.2}),
+    "causal without dropout": (
+        "GPT2LMHeadModel",
+        {"n_positions": 24, "bos_token_id": 1, "eos_token_id": 1, **_NO_DROPOUT},
+    ),
+    "masked": ("BertForMaskedLM", {}),
+    "texts": ("BertForSequenceClassification", {"num_labels": 3}),
+    "number": ("BertForSequenceClassification", {"num_labels": 1}),
+    "tokens": ("BertForTokenClassification", {"num_labels": 4}),
+    "translation": ("T5ForConditionalGeneration", _ENCODER_DECODER),
+    "encoder": ("BertModel", {}),
+}
 
 
-def checkpoint(folder: Path, architecture: str, **config: Any) -> Path:
+def save_checkpoint(folder: Path, architecture: str, config: Mapping[str, Any]) -> Path:
     """Save a small model with a tokenizer of a few words."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -52,36 +74,48 @@ def checkpoint(folder: Path, architecture: str, **config: Any) -> Path:
     return folder
 
 
-def prepare(folder: Path, source: Path, **options: Any) -> ArtifactReport:
-    return prepare_training(PreparationOptions(forward=ForwardOptions(str(source)), output=folder, **options))
+class Exports:
+    """Forward models of the checkpoints, each exported once for all tests of this module."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.forward = functools.cache(self._export)
+
+    def _export(self, name: str) -> Forward:
+        source = save_checkpoint(self.folder / name / "source", *CHECKPOINTS[name])
+        return export_forward(ForwardOptions(str(source)), self.folder / name)
+
+    def prepare(self, name: str, output: Path, **options: Any) -> ArtifactReport:
+        """Make the artifacts of a checkpoint."""
+        chosen = PreparationOptions(forward=ForwardOptions(name), output=output, **options)
+        return make_checkpoint_artifacts(chosen, self.forward(name))
 
 
-KINDS: dict[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
-    "causal": ("LlamaForCausalLM", {"num_key_value_heads": 1, "attention_dropout": 0.2}, {}),
-    "causal of GPT-2": ("GPT2LMHeadModel", {"n_positions": 24, "bos_token_id": 1, "eos_token_id": 1}, {}),
-    "masked": ("BertForMaskedLM", {}, {}),
-    "classes of texts": ("BertForSequenceClassification", {"num_labels": 3}, {}),
-    "numbers of texts": ("BertForSequenceClassification", {"num_labels": 1}, {"loss": "MSELoss"}),
-    "labels of texts": (
-        "BertForSequenceClassification",
-        {"num_labels": 3, "problem_type": "multi_label_classification"},
-        {"loss": "BCEWithLogitsLoss"},
-    ),
-    "classes of tokens": ("BertForTokenClassification", {"num_labels": 4}, {}),
-    "translation": (
-        "T5ForConditionalGeneration",
-        {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
-        {},
-    ),
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    return Exports(tmp_path_factory.mktemp("exports"))
+
+
+# The checkpoint, the type of its labels for transformers, and options.
+KINDS: dict[str, tuple[str, str | None, Mapping[str, Any]]] = {
+    "causal": ("causal", None, {}),
+    "causal of GPT-2": ("causal without dropout", None, {}),
+    "masked": ("masked", None, {}),
+    "classes of texts": ("texts", "single_label_classification", {}),
+    "numbers of texts": ("number", "regression", {"loss": "MSELoss"}),
+    "labels of texts": ("texts", "multi_label_classification", {"loss": "BCEWithLogitsLoss"}),
+    "classes of tokens": ("tokens", None, {}),
+    "translation": ("translation", None, {}),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+def test_loss_and_gradients_are_those_of_transformers(exports: Exports, tmp_path: Path, kind: str) -> None:
     """For each kind of model, with dropout in it; the loss is that which the model computes from labels itself."""
-    architecture, config, options = KINDS[kind]
-    source = checkpoint(tmp_path / "source", architecture, **config)
-    report = prepare(tmp_path / "out", source, **options)
+    name, problem_type, options = KINDS[kind]
+    model = exports.forward(name).reference.model
+    model.config.problem_type = problem_type
+    report = exports.prepare(name, tmp_path, **options)
     proof = report.proof
     assert proof is not None
     assert proof.own_loss is not None
@@ -89,22 +123,28 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, kind: str)
     assert proof.loss_error < 1e-5
     assert proof.eval_loss_error < 1e-5
     assert 0 < proof.gradient_error < 1e-4
-    import transformers
-
-    for file in (tmp_path / "out").glob("*.onnx"):
-        assert b"pkg.torch" not in file.read_bytes()  # what the exporter notes at nodes
-    names = dict(getattr(transformers, architecture).from_pretrained(source).named_parameters(remove_duplicate=False))
-    saved = load_checkpoint(tmp_path / "out" / "checkpoint")
+    for file in tmp_path.glob("*.onnx"):
+        assert b"pkg.torch" not in file.read_bytes()  # the exporter's notes at nodes
+    names = dict(model.named_parameters(remove_duplicate=False))
+    saved = load_checkpoint(tmp_path / "checkpoint")
     assert proof.num_gradients == len(report.trained)
     assert {*report.trained, *report.frozen, *saved.aliases} == set(names)
-    for name, array in saved.trainable.items():
-        np.testing.assert_array_equal(array, names[name].detach().numpy())
+    for parameter, array in saved.trainable.items():
+        np.testing.assert_array_equal(array, names[parameter].detach().numpy())
 
 
-def test_the_loss_of_an_encoder_is_built_on_the_output_that_is_named(tmp_path: Path) -> None:
+def test_the_exported_model_is_the_checkpoint(exports: Exports) -> None:
+    """Its weights are those that transformers loads."""
+    import transformers
+
+    model = exports.forward("tokens").reference.model
+    loaded = transformers.BertForTokenClassification.from_pretrained(exports.folder / "tokens" / "source")
+    torch.testing.assert_close(model.state_dict(), loaded.state_dict(), rtol=0, atol=0)
+
+
+def test_the_loss_of_an_encoder_is_built_on_the_output_that_is_named(exports: Exports, tmp_path: Path) -> None:
     """A text encoder has no logits, and no loss of its own."""
-    source = checkpoint(tmp_path / "source", "BertModel")
-    report = prepare(tmp_path / "out", source, loss="MSELoss", loss_inputs=("last_hidden_state",))
+    report = exports.prepare("encoder", tmp_path, loss="MSELoss", loss_inputs=("last_hidden_state",))
     proof = report.proof
     assert proof is not None
     assert proof.own_loss is None
@@ -113,57 +153,50 @@ def test_the_loss_of_an_encoder_is_built_on_the_output_that_is_named(tmp_path: P
     assert any(name.startswith("pooler") for name in report.frozen)
 
 
-def test_labels_of_a_causal_model_are_shifted_unless_told_otherwise(tmp_path: Path) -> None:
+def test_labels_of_a_causal_model_are_shifted_unless_told_otherwise(exports: Exports, tmp_path: Path) -> None:
     """The loss of both graphs is transformers' for input_ids as labels, with -100 ignored; the report says so."""
-    import transformers
-
-    source = checkpoint(tmp_path / "source", "LlamaForCausalLM", num_key_value_heads=1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(source)
+    name = "causal without dropout"
+    model = exports.forward(name).reference.model.eval()
     ids = torch.randint(2, 60, (3, 7), generator=torch.Generator().manual_seed(0))
     labels = ids.clone()
     labels[0, 4:] = -100
     with torch.no_grad():
-        wanted = model(input_ids=ids, labels=labels).loss.item()
+        expected = model(input_ids=ids, labels=labels).loss.item()
         logits = model(input_ids=ids).logits
     feeds = {"input_ids": ids.numpy(), "attention_mask": np.ones((3, 7), np.int64), "labels": labels.numpy()}
-    report = prepare(tmp_path / "out", source)
+    report = exports.prepare(name, tmp_path / "out")
     assert any("shifted" in note for note in report.notes)
     _, module, _ = load(tmp_path / "out")
     values = [feeds[name] for name in module.input_names()]
-    assert float(module(*values)) == pytest.approx(wanted, rel=1e-5)
-    assert float(module.eval()(*values)) == pytest.approx(wanted, rel=1e-5)
-    report = prepare(tmp_path / "plain", source, shift_labels=False)
+    assert float(module(*values)) == pytest.approx(expected, rel=1e-5)
+    assert float(module.eval()(*values)) == pytest.approx(expected, rel=1e-5)
+    report = exports.prepare(name, tmp_path / "plain", shift_labels=False)
     assert any("itself computes another loss" in note for note in report.notes)
     plain = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
     _, module, _ = load(tmp_path / "plain")
     assert float(module(*values)) == pytest.approx(plain, rel=1e-5)
 
 
-def test_a_wrong_gradient_is_found_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_gradient_is_found_and_nothing_is_written(
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here the slope of Gelu is half of what it is; the error has the figures."""
-    from dataclasses import replace
-
-    from onnxtool.autodiff.rules import RULES
-
-    source = checkpoint(tmp_path / "source", "BertForTokenClassification", num_labels=4)
     rule = RULES["", "Erf"]
     halved = replace(rule, gradients=(lambda n: rule.gradients[0](n) * 0.5,))  # type: ignore[misc]
     monkeypatch.setitem(RULES, ("", "Erf"), halved)
     monkeypatch.delitem(RULES, ("", "Gelu"))
-    with pytest.raises(
-        ArtifactError, match=r"differ from BertForTokenClassification in PyTorch: .* apart by"
-    ) as caught:
-        prepare(tmp_path / "out", source)
+    message = r"differ from BertForTokenClassification in PyTorch: .* a relative error of"
+    with pytest.raises(ArtifactError, match=message) as caught:
+        exports.prepare("tokens", tmp_path / "out")
     assert "--no_verify" in caught.value.hint
     assert not list((tmp_path / "out").iterdir())
-    assert prepare(tmp_path / "out", source, verify=False).proof is None
+    assert exports.prepare("tokens", tmp_path / "out", verify=False).proof is None
 
 
-def test_the_row_of_padding_is_not_trained(tmp_path: Path) -> None:
+def test_the_row_of_padding_is_not_trained(exports: Exports, tmp_path: Path) -> None:
     """As in nn.Embedding with a padding_idx, where a tied head trains it all the same."""
-    source = checkpoint(tmp_path / "source", "BertForTokenClassification", num_labels=4, pad_token_id=0)
-    prepare(tmp_path / "out", source)
-    state, module, _ = load(tmp_path / "out")
+    exports.prepare("tokens", tmp_path, verify=False)
+    state, module, _ = load(tmp_path)
     ids = np.array([[0, 5, 7], [5, 0, 9]])
     feeds = {"input_ids": ids, "labels": ids % 4, "attention_mask": np.ones_like(ids), "token_type_ids": ids * 0}
     module(*(feeds[name] for name in module.input_names()))
@@ -174,37 +207,28 @@ def test_the_row_of_padding_is_not_trained(tmp_path: Path) -> None:
 
 def test_a_dropout_that_drops_nothing_scales_all_the_same() -> None:
     """What the graphs are compared with: each element times 1 / (1 - ratio), and a mask that is true."""
-    from onnx import helper
-
-    ratio = numpy_helper.from_array(np.float32(0.2), "ratio")
-    node = helper.make_node("Dropout", ["x", "ratio"], ["y", "mask"])
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [3])],
-        [helper.make_tensor_value_info("y", 1, [3]), helper.make_tensor_value_info("mask", 9, [3])],
-        [ratio],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    keep_everything(model)
-    from tests.autodiff.gradients import run_onnxruntime
-
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+        g (float[3] x) => (float[3] y, bool[3] mask) <float ratio = {0.2}> { y, mask = Dropout(x, ratio) }""")
+    assert numpy_helper.to_array(model.graph.initializer[0]) == np.float32(0.2)
+    replace_dropout(model)
     x = np.array([1.0, -2.0, 0.0], np.float32)
     y, mask = run_onnxruntime(model, {"x": x})
     np.testing.assert_allclose(y, x / 0.8, rtol=1e-6)
     assert mask.all()
 
 
-def test_the_report_has_the_figures(tmp_path: Path) -> None:
+def test_the_report_has_the_figures(exports: Exports, tmp_path: Path) -> None:
     """On the command line as on paper."""
     from tests.cli.entry_point import json_of, run_onnxtool
 
-    source = checkpoint(tmp_path / "source", "BertForTokenClassification", num_labels=4)
-    arguments = ("artifacts", "--model_name", source, "--output", tmp_path / "out", "--force", "--quiet")
-    proof = json_of(run_onnxtool(tmp_path, *arguments, "--format", "json"))["proof"]
+    exports.forward("tokens")
+    arguments = ("artifacts", "--model_name", exports.folder / "tokens" / "source", "--output", tmp_path / "out")
+    done = run_onnxtool(tmp_path, *arguments, "--quiet", "--format", "json")
+    proof = json_of(done)["proof"]
     assert proof["gradient_error"] < 1e-4
     assert proof["num_gradients"] > 10
-    text = run_onnxtool(tmp_path, *arguments).stdout
-    assert "Verified against: BertForTokenClassification in PyTorch" in text
+    report = exports.prepare("tokens", tmp_path / "again")
+    text = "\n".join(map(str, artifact_blocks(report)))
+    assert "BertForTokenClassification in PyTorch" in text
     assert "largest relative difference" in text
-    assert json.dumps(proof["worst_parameter"])[1:-1] in text
+    assert proof["worst_parameter"] in text

@@ -16,7 +16,7 @@ import pytest
 from onnx import defs, helper, numpy_helper
 
 from onnxtool.training import artifacts, onnxblock
-from tests.training.graphs.test_label_rows import language_model
+from tests.training.graphs.test_ignored_rows import language_model
 from tests.training.graphs.test_recomputation import deep_model
 from tests.training.small_models import make, perceptron
 

@@ -81,7 +81,7 @@ def test_a_checkpoint_of_two_files_needs_both(tmp_path: Path) -> None:
     for size in (1_920_059_999, 0):
         with data.open("r+b") as file:
             file.truncate(size)
-        with pytest.raises(CheckpointError, match="in the file of parameters"):
+        with pytest.raises(CheckpointError, match="of the data file"):
             load_checkpoint(path)
     data.unlink()
     with pytest.raises(CheckpointError, match=r"in checkpoint\.data, which cannot be read") as caught:

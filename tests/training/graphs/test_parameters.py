@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxtool.errors import ArtifactError
-from onnxtool.training.graphs.parameters import choose
+from onnxtool.training.graphs.parameters import select_parameters
 
 ALIASES = {"embeddings.weight": "decoder.weight"}
 
@@ -22,18 +22,18 @@ def tied() -> onnx.ModelProto:
 @pytest.mark.parametrize("entry", ["embeddings.weight", "embeddings.*", "decoder.weight"])
 def test_a_tied_parameter_goes_by_each_of_its_names(entry: str) -> None:
     """As it is, or by a pattern."""
-    choice = choose(tied(), ["*.bias"], [entry], aliases=ALIASES)
+    choice = select_parameters(tied(), ["*.bias"], [entry], aliases=ALIASES)
     assert (choice.trained, choice.frozen) == (("decoder.bias",), ("decoder.weight",))
 
 
 def test_two_names_of_one_parameter_are_not_two_parameters() -> None:
     """To train it by one and freeze it by the other is to do both to one."""
     with pytest.raises(ArtifactError, match=r"decoder\.weight cannot be trained and frozen at once"):
-        choose(tied(), ["decoder.weight"], ["embeddings.weight"], aliases=ALIASES)
+        select_parameters(tied(), ["decoder.weight"], ["embeddings.weight"], aliases=ALIASES)
 
 
 def test_a_name_that_is_nearly_an_alias_is_answered_with_it() -> None:
     """What the checkpoint calls it is what one looks for."""
     with pytest.raises(ArtifactError) as raised:
-        choose(tied(), ["embedings.weight"], None, aliases=ALIASES)
+        select_parameters(tied(), ["embedings.weight"], None, aliases=ALIASES)
     assert "did you mean embeddings.weight" in str(raised.value.hint)

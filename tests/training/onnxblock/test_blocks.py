@@ -78,7 +78,7 @@ def test_an_input_is_like_an_output_that_is_there() -> None:
     with onnxblock.base(perceptron()) as accessor:
         assert blocks.InputLike("y")("target") == "target"
         assert accessor.value_info("target").type == accessor.value_info("y").type
-        with pytest.raises(ArtifactError, match="has a value called 'target' already"):
+        with pytest.raises(ArtifactError, match="already has a value called 'target'"):
             blocks.InputLike("y")("target")
 
 

@@ -45,7 +45,7 @@ def sparse_loss(
 ) -> torch.Tensor:
     """The loss that ModuleWithLoss would compile, by eager PyTorch."""
     compute_loss = compute_loss or ModelLoss(model)
-    inputs, rows = sparsity.reduced(compute_loss, batch, False, num_items)
+    inputs, rows = sparsity.prune(compute_loss, batch, False, num_items)
     sparsity.selection.rows = rows
     try:
         return compute_loss(model, inputs, False, num_items)
@@ -104,7 +104,7 @@ def test_where_nearly_all_labels_count_all_rows_go_through_the_head() -> None:
     """Gathering them would cost what it saves."""
     model, batch = MODELS["bert"](), batch_of(1.0)
     sparsity = LabelSparsity(model)
-    inputs, rows = sparsity.reduced(ModelLoss(model), batch, False, None)
+    inputs, rows = sparsity.prune(ModelLoss(model), batch, False, None)
     assert rows is None
     assert inputs is batch
     assert sparsity.report().reasons == ((label_sparsity.DENSE, 1),)
@@ -134,7 +134,7 @@ def test_a_first_batch_without_labels_hides_nothing_from_the_trial() -> None:
     sparsity = LabelSparsity(model)
     loss: Any = all_scores
     for share in (0.0, 0.5):
-        assert sparsity.reduced(loss, batch_of(share), False, None)[1] is None
+        assert sparsity.prune(loss, batch_of(share), False, None)[1] is None
     assert "differs by" in str(sparsity.report())
 
 
@@ -144,7 +144,7 @@ def test_the_trial_leaves_no_trace() -> None:
     model.register_buffer("num_calls", torch.tensor(0))
     model.cls.register_forward_hook(lambda _m, _i, _o: model.num_calls.add_(1))
     before = torch.get_rng_state()
-    LabelSparsity(model).reduced(ModelLoss(model), batch_of(0.15), False, None)
+    LabelSparsity(model).prune(ModelLoss(model), batch_of(0.15), False, None)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.num_calls == 0
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -188,7 +188,7 @@ def test_a_loss_that_needs_all_rows_gets_them(compute_loss: Any, reason: str, ca
     model, batch = MODELS["bert"](), batch_of(0.15)
     sparsity = LabelSparsity(model)
     for _ in range(2):
-        inputs, rows = sparsity.reduced(compute_loss, batch, False, None)
+        inputs, rows = sparsity.prune(compute_loss, batch, False, None)
         assert rows is None
         assert inputs is batch
     assert [count for _, count in sparsity.report().reasons] == [2]
@@ -205,7 +205,7 @@ def test_dropout_in_front_of_the_head_gets_all_rows() -> None:
     )
     batch, sparsity = batch_of(0.15), LabelSparsity(model)
     require_same_step(step(lambda: sparse_loss(model, sparsity, batch), model), eager_step(model, batch))
-    assert sparsity.selection.place is model.cls.predictions.decoder
+    assert sparsity.selection.module is model.cls.predictions.decoder
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_labels_of_another_kind_leave_the_batch_as_it_is(change: Callable[[Batch
     """One class for a whole text, or numbers."""
     model = MODELS["bert"]()
     sparsity, batch = LabelSparsity(model), change(batch_of(0.15))
-    assert sparsity.reduced(ModelLoss(model), batch, False, None) == (batch, None)
+    assert sparsity.prune(ModelLoss(model), batch, False, None) == (batch, None)
     assert sparsity.report().reasons == ((reason, 1),)
 
 
@@ -228,7 +228,7 @@ def test_it_can_be_switched_off_and_says_so() -> None:
     """Then no hook is left in the model."""
     model = MODELS["bert"]()
     sparsity = LabelSparsity(model, allowed=False)
-    assert sparsity.reduced(ModelLoss(model), batch_of(0.15), False, None)[1] is None
+    assert sparsity.prune(ModelLoss(model), batch_of(0.15), False, None)[1] is None
     assert label_sparsity.NOT_ALLOWED in str(sparsity.report())
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -237,7 +237,7 @@ def test_outputs_that_are_asked_for_are_those_of_all_rows() -> None:
     """Scores of some rows, as if they were all, would be wrong."""
     model = MODELS["bert"]()
     sparsity = LabelSparsity(model)
-    assert sparsity.reduced(ModelLoss(model), batch_of(0.15), True, None)[1] is None
+    assert sparsity.prune(ModelLoss(model), batch_of(0.15), True, None)[1] is None
     assert label_sparsity.OUTPUTS in str(sparsity.report())
 
 

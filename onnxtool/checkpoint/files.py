@@ -1,0 +1,112 @@
+"""The small files of a checkpoint: each one is found and parsed once, whoever asks for it."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.errors import OnnxtoolError
+from onnxtool.reports import Json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MODULE_WEIGHTS = "model.safetensors"
+_MODULE_PICKLE = "pytorch_model.bin"
+
+
+class CheckpointFiles(ABC):
+    """A checkpoint as the files that it has. Subclasses say where these are, and which error a bad one is."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """How errors call the checkpoint: its folder, or its id on the hub."""
+
+    @abstractmethod
+    def locate(self, name: str) -> Path | None:
+        """Return the path of the file called `name`, relative to the checkpoint; None where there is none."""
+
+    @abstractmethod
+    def malformed(self, name: str, reason: str) -> OnnxtoolError:
+        """Make the error for a file that is not what it should be."""
+
+    @abstractmethod
+    def refuse(self, message: str, hint: str = "") -> OnnxtoolError:
+        """Make the error for a checkpoint that asks for what onnxtool does not compute."""
+
+    def read_json(self, name: str) -> Json:
+        """Return the content of the JSON file called `name`; None where there is none.
+
+        Raises:
+            OnnxtoolError: it is not JSON, or cannot be read.
+        """
+        if name not in self._parsed:
+            path = self.locate(name)
+            try:
+                self._parsed[name] = None if path is None else json.loads(path.read_bytes())
+            except OSError as error:
+                raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+            except ValueError as error:
+                raise self.malformed(name, f"not JSON: {error}") from None
+        return self._parsed[name]
+
+    def read(self, name: str) -> dict[str, Json]:
+        """Return the JSON object in the file called `name`, or an empty one where there is no such file.
+
+        Raises:
+            OnnxtoolError: it is not a JSON object, or cannot be read.
+        """
+        content = self.read_json(name)
+        if content is None:
+            return {}
+        if not isinstance(content, dict):
+            raise self.malformed(name, "not a JSON object")
+        return content
+
+    def read_tensors(self, folder: str) -> dict[str, NDArray[np.float32]]:
+        """Return the weights of the module in `folder` as float32, from safetensors only: a pickle can run code.
+
+        Raises:
+            OnnxtoolError: there are none, or they cannot be read.
+        """
+        from safetensors import SafetensorError, deserialize
+
+        path = self.locate(f"{folder}/{MODULE_WEIGHTS}")
+        if path is None:
+            if self.locate(f"{folder}/{_MODULE_PICKLE}") is not None:
+                raise self.refuse(
+                    f"{folder} of {self.label} has its weights in a pickle only ({_MODULE_PICKLE}), which can run code",
+                    "load it where you trust it; save_pretrained(...) of sentence-transformers writes safetensors",
+                )
+            raise self.refuse(
+                f"{folder} of {self.label} has no weights ({MODULE_WEIGHTS}); without them vectors are others than the "
+                "checkpoint's",
+                "the folder may be incomplete; fetch the whole checkpoint, or pass --model_name with it",
+            )
+        entries: list[tuple[str, Any]]
+        try:
+            entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # a Rust extension without types
+            return {name: _to_float32(entry) for name, entry in entries}
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise self.refuse(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
+
+    @cached_property
+    def _parsed(self) -> dict[str, Json]:
+        return {}
+
+
+def _to_float32(entry: dict[str, Any]) -> NDArray[np.float32]:
+    """Return a tensor of a safetensors file. NumPy has no bfloat16, which is the upper half of a float32."""
+    import numpy as np
+
+    data, dtype = entry["data"], entry["dtype"]
+    if dtype == "BF16":
+        array: NDArray[Any] = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        array = np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype])
+    return array.astype(np.float32).reshape(entry["shape"])

@@ -1,0 +1,619 @@
+"""The modules of sentence-transformers that follow a transformer: from states of tokens to one vector for each text.
+
+Each module is written in three forms. `apply` computes it in NumPy, for graphs that end before it. `build` appends it
+to a graph. `reference` is a few lines of PyTorch from the module's definition, by which exports are verified; the
+caller passes PyTorch in, because this package does not load it. The definitions are those of sentence-transformers 6.2.
+
+A further module is a further class here, and an entry in POOLING_MODULES.
+
+Letters of shapes: B batch, S sequence, H hidden, V vocabulary, W width of a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.sentence_modules import SentenceModules, StoredModule
+from onnxtool.reports import Json
+
+Floats = NDArray[np.floating[Any]]
+Mask = NDArray[np.bool_]
+# What `build` is called with: a Builder of the graph and values of onnx_ir, whose packages are siblings of this one.
+Builder = Any
+Value = Any
+
+_SMALLEST_SUM = 1e-9  # what sums of weights are divided by at least
+_SMALLEST_NORM = 1e-12  # the same for the lengths of vectors: torch.nn.functional.normalize's default
+_LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
+_VECTOR = "sentence_embedding"
+
+
+class PoolingModule(ABC):
+    """One module with its settings and weights.
+
+    Attributes:
+        pools_tokens: whether it takes [B, S, N] and gives one vector for each text; others take and give vectors.
+    """
+
+    pools_tokens: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def read(cls, stored: StoredModule) -> PoolingModule:
+        """Read settings and weights.
+
+        Raises:
+            OnnxtoolError: they ask for what is not computed here, or do not fit each other.
+        """
+
+    @abstractmethod
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Compute the module in NumPy; `mask`: bool [B, S], which a module that pools tokens takes alone."""
+
+    @abstractmethod
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append the module to a graph: `value` is what came before, `mask` int64 [B, S]."""
+
+    @abstractmethod
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Compute the module in PyTorch, on tensors of the same shapes."""
+
+    def width(self, before: int) -> int:
+        """Return the width of a vector after the module, of one that had `before`.
+
+        Raises:
+            ValueError: the module takes vectors of another width.
+        """
+        return before
+
+    @property
+    def description(self) -> str:
+        """What it does, in a few words."""
+        return type(self).__name__
+
+
+@dataclass(frozen=True)
+class PoolingMode:
+    """One mode of Pooling, [B, S, H] to [B, H], over real tokens only.
+
+    Attributes:
+        flag: its name in configurations from before 5.4.
+        apply: in NumPy, with a mask bool [B, S].
+        build: as operators, with a mask float [B, S].
+        reference: in PyTorch (torch, states, mask int64 [B, S]).
+    """
+
+    flag: str
+    apply: Callable[[Floats, Mask], Floats]
+    build: Callable[[Builder, Value, Value], Value]
+    reference: Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Pooling(PoolingModule):
+    """Make one vector of the states of real tokens: float [B, S, H] to [B, M * H] for M modes."""
+
+    pools_tokens = True
+
+    modes: tuple[str, ...] = ("mean",)
+    includes_prompt: bool = True
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> Pooling:
+        """Read the modes, in the notation of any version; the mean where none is named."""
+        modes = _stated_modes(stored.settings)
+        unknown = [mode for mode in modes if mode not in POOLING_MODES]
+        if unknown:
+            raise stored.files.refuse(
+                f"{stored.files.label} pools with {', '.join(unknown)}, which is an unknown pooling mode; "
+                f"onnxtool knows {', '.join(POOLING_MODES)}"
+            )
+        return cls(modes, stored.settings.get("include_prompt") is not False)
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, M * H]."""
+        mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
+        states = values.astype(np.float32, copy=False)
+        pooled = [POOLING_MODES[mode].apply(states, mask) for mode in self.modes]
+        return np.concatenate(pooled, axis=1).astype(np.float32)
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append each mode, and their concatenation."""
+        real = build.cast(mask)
+        states = build.cast(value)
+        pooled = [POOLING_MODES[mode].build(build, states, real) for mode in self.modes]
+        return pooled[0] if len(pooled) == 1 else build.op("Concat", *pooled, axis=1)
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Compute each mode, and concatenate."""
+        return torch.cat([POOLING_MODES[mode].reference(torch, value, mask) for mode in self.modes], dim=1)
+
+    def width(self, before: int) -> int:
+        """Multiply by the number of modes."""
+        return len(self.modes) * before
+
+    @property
+    def description(self) -> str:
+        """Name the modes."""
+        return f"pooling by {' and '.join(self.modes)}"
+
+
+@dataclass(frozen=True)
+class SpladePooling(PoolingModule):
+    """Weigh the terms of a vocabulary: float [B, S, V] to [B, V].
+
+    Attributes:
+        strategy: `max` over tokens (Formal et al., 2021, arXiv:2109.10086), or the older `sum` (arXiv:2107.05720).
+        activation: `relu` for log(1 + relu(x)), `log1p_relu` for the logarithm of that once more (arXiv:2504.14839).
+    """
+
+    pools_tokens = True
+
+    strategy: str = "max"
+    activation: str = "relu"
+
+    STRATEGIES: ClassVar[tuple[str, ...]] = ("max", "sum")
+    ACTIVATIONS: ClassVar[tuple[str, ...]] = ("relu", "log1p_relu")
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> SpladePooling:
+        """Read strategy and activation."""
+        strategy = str(stored.settings.get("pooling_strategy", "max"))
+        activation = str(stored.settings.get("activation_function", "relu"))
+        if strategy not in cls.STRATEGIES or activation not in cls.ACTIVATIONS:
+            raise stored.files.refuse(
+                f"{stored.files.label} weighs terms by {strategy} of {activation}, which onnxtool does not compute; it "
+                f"knows {' and '.join(cls.STRATEGIES)} of {' and '.join(cls.ACTIVATIONS)}"
+            )
+        return cls(strategy, activation)
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, V].
+
+        Logarithm and relu are monotonic: with `max`, the largest is taken first, and the logarithm of V values instead
+        of S times V. Row by row, so that one text's values are copied, and not the whole batch's hundreds of megabytes.
+        """
+        mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
+        if self.strategy == "max":
+            return self._activated(_largest(values, mask))
+        rows = zip(values, mask, strict=True)
+        return np.stack([self._activated(row[valid]).sum(axis=0) for row, valid in rows])
+
+    def _activated(self, logits: Floats) -> Floats:
+        weights = np.log1p(np.maximum(logits.astype(np.float32), 0.0))
+        return np.log1p(weights) if self.activation == "log1p_relu" else weights
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it; with `max`, logarithms are taken once a term, not once a token and term."""
+        real = build.as_weights(build.cast(mask, value.dtype))
+        masked = build.op("Mul", value, real)  # padding counts as 0, which relu would give it anyway
+        if self.strategy == "max":
+            return self._build_activation(build, build.reduce("ReduceMax", masked))
+        return build.reduce("ReduceSum", self._build_activation(build, masked))
+
+    def _build_activation(self, build: Builder, value: Value) -> Value:
+        weights = build.cast(build.op("Relu", value))
+        for _ in range(2 if self.activation == "log1p_relu" else 1):
+            weights = build.op("Log", build.op("Add", weights, build.number(1.0)))
+        return weights
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Apply the definition: every token's logits are activated, and then pooled."""
+        weights = torch.log1p(torch.relu(value * mask.unsqueeze(-1)))
+        if self.activation == "log1p_relu":
+            weights = torch.log1p(weights)
+        return weights.max(dim=1).values if self.strategy == "max" else weights.sum(dim=1)
+
+    @property
+    def description(self) -> str:
+        """Write out the formula."""
+        return (
+            f"the {self.strategy} of {'log(1 + log(1 + relu))' if self.activation == 'log1p_relu' else 'log(1 + relu)'}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(PoolingModule):
+    """Project: float [B, W] to [B, W'], with an activation.
+
+    Attributes:
+        name: of the module's folder, after which the weights are called.
+        weight: float32 [W', W].
+        bias: float32 [W'], or None.
+        activation: one of ACTIVATIONS.
+        residual: float32 [W', W], what the input is multiplied with to be added to the result; None for no such sum.
+    """
+
+    name: str
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
+    activation: str
+    residual: NDArray[np.float32] | None = None
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> Dense:
+        """Read the projection; without an activation it is Tanh."""
+        _require_vectors(stored)
+        settings = stored.settings
+        path = settings.get("activation_function", "torch.nn.Tanh")
+        activation = activation_name(path)
+        if activation is None:
+            raise stored.files.refuse(
+                f"{stored.folder} of {stored.files.label} is activated by {path}, which onnxtool does not compute; it "
+                f"knows {', '.join(ACTIVATIONS)} of torch.nn"
+            )
+        tensors = stored.files.read_tensors(stored.folder)
+        columns, rows = settings.get("in_features"), settings.get("out_features")
+        weight = _tensor(stored, tensors, "linear.weight", (rows, columns))
+        bias = _tensor(stored, tensors, "linear.bias", (rows,)) if settings.get("bias", True) else None
+        residual = None
+        if settings.get("use_residual") is True:
+            is_square = rows == columns  # then the input is added as it is
+            residual = (
+                np.eye(len(weight), dtype=np.float32)
+                if is_square
+                else _tensor(stored, tensors, "residual.weight", (rows, columns))
+            )
+        return cls(stored.folder, weight, bias, activation, residual)
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, W']."""
+        linear = values @ self.weight.T
+        if self.bias is not None:
+            linear += self.bias
+        result = ACTIVATIONS[self.activation].apply(linear)
+        if self.residual is not None:
+            result = result + values @ self.residual.T
+        return np.asarray(result, np.float32)
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        weights = [build.weight(self.weight, f"{self.name}.linear.weight")]
+        if self.bias is not None:
+            weights.append(build.weight(self.bias, f"{self.name}.linear.bias"))
+        result = ACTIVATIONS[self.activation].build(build, build.op("Gemm", value, *weights, transB=1))
+        if self.residual is None:
+            return result
+        residual = build.op("Gemm", value, build.weight(self.residual, f"{self.name}.residual.weight"), transB=1)
+        return build.op("Add", result, residual)
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Apply torch's own linear layer and activation."""
+
+        def tensor(array: NDArray[np.float32]) -> Any:
+            return torch.from_numpy(array).to(value)
+
+        bias = None if self.bias is None else tensor(self.bias)
+        linear = torch.nn.functional.linear(value, tensor(self.weight), bias)
+        result = getattr(torch.nn, self.activation)()(linear)
+        return result if self.residual is None else result + value @ tensor(self.residual).T
+
+    def width(self, before: int) -> int:
+        """Take vectors of its weight's columns."""
+        rows, columns = self.weight.shape
+        if columns != before:
+            raise ValueError(f"{self.name} takes vectors of {columns} numbers, and is given {before}")
+        return int(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm(PoolingModule):
+    """Normalize mean and variance: float [B, W].
+
+    Attributes:
+        name: of the module's folder.
+        weight: float32 [W].
+        bias: float32 [W].
+    """
+
+    name: str
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> LayerNorm:
+        """Read scale and shift."""
+        tensors, shape = stored.files.read_tensors(stored.folder), (stored.settings.get("dimension"),)
+        scale, shift = (_tensor(stored, tensors, name, shape) for name in ("norm.weight", "norm.bias"))
+        return cls(stored.folder, scale, shift)
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, W]."""
+        centred = values - values.mean(axis=1, keepdims=True)
+        deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + _LAYER_NORM_EPSILON)
+        return np.asarray(centred / deviation * self.weight + self.bias, np.float32)
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it as plain operators; LayerNormalization is younger than the opsets that are exported."""
+        centred = build.op("Sub", value, build.reduce("ReduceMean", value, keepdims=1))
+        variance = build.reduce("ReduceMean", build.op("Mul", centred, centred), keepdims=1)
+        deviation = build.op("Sqrt", build.op("Add", variance, build.number(_LAYER_NORM_EPSILON)))
+        scaled = build.op(
+            "Mul", build.op("Div", centred, deviation), build.weight(self.weight, f"{self.name}.norm.weight")
+        )
+        return build.op("Add", scaled, build.weight(self.bias, f"{self.name}.norm.bias"))
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Apply torch's own."""
+        weight, bias = torch.from_numpy(self.weight).to(value), torch.from_numpy(self.bias).to(value)
+        return torch.nn.functional.layer_norm(value, value.shape[-1:], weight, bias, _LAYER_NORM_EPSILON)
+
+    def width(self, before: int) -> int:
+        """Take vectors of its weight's size."""
+        if self.weight.shape != (before,):
+            raise ValueError(f"{self.name} takes vectors of {self.weight.size} numbers, and is given {before}")
+        return before
+
+
+@dataclass(frozen=True)
+class Normalize(PoolingModule):
+    """Scale to length 1: float [B, W]. A vector of zeros stays."""
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> Normalize:
+        """It has no settings of its own."""
+        _require_vectors(stored)
+        return cls()
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, W]."""
+        return np.asarray(normalize(values), np.float32)
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        norm = build.reduce("ReduceL2", value, keepdims=1)
+        return build.op("Div", value, build.op("Max", norm, build.number(_SMALLEST_NORM)))
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Apply torch's own."""
+        return torch.nn.functional.normalize(value, p=2, dim=-1, eps=_SMALLEST_NORM)
+
+
+POOLING_MODULES: tuple[type[PoolingModule], ...] = (Pooling, SpladePooling, Dense, LayerNorm, Normalize)
+_CLASSES = {cls.__name__: cls for cls in POOLING_MODULES}
+# Modules that come before any pooling, and one that only training computes.
+_NOT_COMPUTED = ("Transformer", "MLMTransformer", "Dropout")
+
+
+def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -> tuple[PoolingModule, ...]:
+    """Read what follows the transformer, in the order of modules.json; empty for a checkpoint without such modules.
+
+    Args:
+        modules: of the checkpoint.
+        first: the kind that has to pool the tokens, before all others.
+
+    Raises:
+        OnnxtoolError: it has modules or settings that are not computed here, or does not pool the tokens first and
+            once.
+    """
+    stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
+    if not stored:
+        return ()
+    files = stored[0].files
+    unknown = sorted({module.kind for module in stored} - set(_CLASSES))
+    if unknown:
+        raise files.refuse(
+            f"{files.label} has the modules {', '.join(unknown)}, which onnxtool does not compute; it computes "
+            f"{', '.join(_CLASSES)}"
+        )
+    if stored[0].kind != first.__name__:
+        raise files.refuse(
+            f"{files.label} does not say how it pools: it has no modules.json with a {first.__name__} before "
+            f"{stored[0].kind}"
+        )
+    if sum(_CLASSES[module.kind].pools_tokens for module in stored) > 1:
+        raise files.refuse(f"{files.label} pools twice, and tokens can be pooled once")
+    return tuple(_CLASSES[module.kind].read(module) for module in stored)
+
+
+def apply_all(modules: Iterable[PoolingModule], values: Floats, mask: Mask | None = None) -> NDArray[np.float32]:
+    """Compute modules one after the other: float [B, S, N], or [B, W] behind the pooling, to float32 [B, W']."""
+    for module in modules:
+        values = module.apply(values, mask)
+    return np.asarray(values, np.float32)
+
+
+def _stated_modes(settings: Mapping[str, Json]) -> tuple[str, ...]:
+    """Return the modes as they are written, known or not; flags are concatenated in the order of POOLING_MODES."""
+    stated = settings.get("pooling_mode")
+    if stated is None:
+        known = [name for name, mode in POOLING_MODES.items() if settings.get(mode.flag) is True]
+        flags = {key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True}
+        modes: list[Json] = [*known, *sorted(flags - {mode.flag for mode in POOLING_MODES.values()})]
+    else:
+        modes = stated if isinstance(stated, list) else [stated]
+    return tuple(map(str, modes)) or ("mean",)
+
+
+def _require_vectors(stored: StoredModule) -> None:
+    """Refuse a module of a multi-vector encoder, which works on tokens."""
+    names = {stored.settings.get(f"module_{way}_name") or _VECTOR for way in ("input", "output")}
+    if names != {_VECTOR}:
+        raise stored.files.refuse(
+            f"{stored.kind} of {stored.files.label} works on {', '.join(map(str, sorted(names, key=str)))}, "
+            "and onnxtool computes one vector for each text"
+        )
+
+
+def _tensor(
+    stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], name: str, shape: tuple[Json, ...]
+) -> NDArray[np.float32]:
+    tensor = tensors.get(name)
+    if tensor is None or tensor.shape != shape:
+        found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+        raise stored.files.refuse(
+            f"{name} in {stored.folder} of {stored.files.label} is {found}, and its config.json says {list(shape)}",
+            "the folder mixes two models; take both from one",
+        )
+    return tensor
+
+
+def normalize(vectors: Floats) -> Floats:
+    """Scale each vector, float [B, W], to length 1; a vector of zeros stays."""
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SMALLEST_NORM))
+
+
+def sigmoid(logits: Floats) -> NDArray[np.float64]:
+    """Turn each logit into a probability of its own, in float64."""
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64))))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation of torch.nn with its defaults, in NumPy and as operators."""
+
+    apply: Callable[[Floats], Floats]
+    build: Callable[[Builder, Value], Value]
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _build_gelu(build: Builder, value: Value) -> Value:
+    """Append x / 2 * (1 + erf(x / sqrt(2))); the operator Gelu came with opset 20."""
+    erf = build.op("Erf", build.op("Mul", value, build.number(0.5**0.5)))
+    return build.op("Mul", build.op("Mul", value, build.number(0.5)), build.op("Add", erf, build.number(1.0)))
+
+
+# By their class in torch.nn.
+ACTIVATIONS: dict[str, Activation] = {
+    "Identity": Activation(lambda values: values, lambda _build, value: value),
+    "Tanh": Activation(np.tanh, lambda build, value: build.op("Tanh", value)),
+    "ReLU": Activation(lambda values: np.maximum(values, 0.0), lambda build, value: build.op("Relu", value)),
+    "GELU": Activation(lambda values: np.asarray(values * 0.5 * (1.0 + _erf(values / math.sqrt(2.0)))), _build_gelu),
+    "SiLU": Activation(
+        lambda values: np.asarray(values * sigmoid(values)),
+        lambda build, value: build.op("Mul", value, build.op("Sigmoid", value)),
+    ),
+    "Sigmoid": Activation(sigmoid, lambda build, value: build.op("Sigmoid", value)),
+}
+
+
+def activation_name(path: Json) -> str | None:
+    """Return the entry of ACTIVATIONS that a checkpoint names by its class in torch.nn; None where it is another."""
+    package, _, name = str(path).rpartition(".")
+    return name if name in ACTIVATIONS and (package == "torch.nn" or package.startswith("torch.nn.")) else None
+
+
+def _largest(values: Floats, mask: Mask) -> Floats:
+    return np.stack([row[valid].max(axis=0) for row, valid in zip(values, mask, strict=True)])
+
+
+def _sum(states: Floats, mask: Mask) -> Floats:
+    return np.asarray(np.einsum("bsh,bs->bh", states, mask.astype(states.dtype)))
+
+
+def _mean(states: Floats, mask: Mask) -> Floats:
+    return np.asarray(_sum(states, mask) / np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM))
+
+
+def _mean_by_root(states: Floats, mask: Mask) -> Floats:
+    return np.asarray(_sum(states, mask) / np.sqrt(np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM)))
+
+
+def _weighted_mean(states: Floats, mask: Mask) -> Floats:
+    """Weigh the first real token with 1, the next with 2, and so on (Muennighoff, 2022, arXiv:2202.08904)."""
+    weights = np.cumsum(mask, axis=1) * mask
+    total = np.einsum("bsh,bs->bh", states, weights)
+    return np.asarray(total / np.maximum(weights.sum(axis=1, keepdims=True), _SMALLEST_SUM))
+
+
+def _first(states: Floats, mask: Mask) -> Floats:
+    return np.asarray(states[np.arange(len(states)), mask.argmax(axis=1)])
+
+
+def _last(states: Floats, mask: Mask) -> Floats:
+    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
+    return np.asarray(states[np.arange(len(states)), last])
+
+
+def _build_sum(build: Builder, states: Value, real: Value) -> Value:
+    return build.reduce("ReduceSum", build.op("Mul", states, build.as_weights(real)))
+
+
+def _build_division(build: Builder, total: Value, weights: Value, *, root: bool = False) -> Value:
+    """Divide [B, H] by the sum of weights [B, S], or by the root of that."""
+    count = build.op("Max", build.reduce("ReduceSum", weights, keepdims=1), build.number(_SMALLEST_SUM))
+    return build.op("Div", total, build.op("Sqrt", count) if root else count)
+
+
+def _build_mean(build: Builder, states: Value, real: Value) -> Value:
+    return _build_division(build, _build_sum(build, states, real), real)
+
+
+def _build_mean_by_root(build: Builder, states: Value, real: Value) -> Value:
+    return _build_division(build, _build_sum(build, states, real), real, root=True)
+
+
+def _build_weighted_mean(build: Builder, states: Value, real: Value) -> Value:
+    ones = build.op("Add", build.op("Sub", real, real), build.number(1.0))
+    positions = build.op("CumSum", ones, build.constant(np.array(1, dtype=np.int64)))
+    padding = build.cast(build.op("ArgMax", real, axis=1, keepdims=1))
+    weights = build.op("Mul", build.op("Sub", positions, padding), real)
+    return _build_division(build, _build_sum(build, states, weights), weights)
+
+
+def _build_largest(build: Builder, states: Value, real: Value) -> Value:
+    is_real = build.op("Greater", build.as_weights(real), build.number(0.0))
+    return build.reduce("ReduceMax", build.op("Where", is_real, states, build.number(float("-inf"))))
+
+
+def _build_first(build: Builder, states: Value, real: Value) -> Value:
+    return build.pick(states, real)
+
+
+def _build_last(build: Builder, states: Value, real: Value) -> Value:
+    """Take the token at which the count of real tokens is first complete, wherever the padding is."""
+    return build.pick(states, build.op("CumSum", real, build.constant(np.array(1, dtype=np.int64))))
+
+
+def _mean_in_torch(torch: Any, states: Any, mask: Any, *, root: bool = False) -> Any:
+    """Reimers and Gurevych, Sentence-BERT, 2019, section 3."""
+    real = mask.unsqueeze(-1).to(states.dtype)
+    count = real.sum(dim=1).clamp(min=_SMALLEST_SUM)
+    return (states * real).sum(dim=1) / (count.sqrt() if root else count)
+
+
+def _mean_by_root_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    return _mean_in_torch(torch, states, mask, root=True)
+
+
+def _weighted_mean_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    positions = torch.arange(1, states.shape[1] + 1, device=states.device) - mask.argmax(dim=1, keepdim=True)
+    weights = (positions * mask).unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=_SMALLEST_SUM)
+
+
+def _largest_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    return states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values
+
+
+def _first_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    return states[torch.arange(len(states), device=states.device), mask.argmax(dim=1)]
+
+
+def _last_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
+    return states[torch.arange(len(states), device=states.device), last]
+
+
+# By the names that sentence-transformers gives them; several flags concatenate in this order.
+POOLING_MODES: dict[str, PoolingMode] = {
+    "cls": PoolingMode("pooling_mode_cls_token", _first, _build_first, _first_in_torch),
+    "max": PoolingMode("pooling_mode_max_tokens", _largest, _build_largest, _largest_in_torch),
+    "mean": PoolingMode("pooling_mode_mean_tokens", _mean, _build_mean, _mean_in_torch),
+    "mean_sqrt_len_tokens": PoolingMode(
+        "pooling_mode_mean_sqrt_len_tokens", _mean_by_root, _build_mean_by_root, _mean_by_root_in_torch
+    ),
+    "weightedmean": PoolingMode(
+        "pooling_mode_weightedmean_tokens", _weighted_mean, _build_weighted_mean, _weighted_mean_in_torch
+    ),
+    "lasttoken": PoolingMode("pooling_mode_lasttoken", _last, _build_last, _last_in_torch),
+}

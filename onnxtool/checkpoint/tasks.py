@@ -1,0 +1,76 @@
+"""What checkpoints are for: a table of tasks, and how a checkpoint tells its own.
+
+Task names are the pipeline tags of the hub, which has none for SPLADE and similar models: `sparse-encoding` is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+TASK_WITH_CACHE = "text-generation-with-past"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task.
+
+    Attributes:
+        name: as users type it.
+        auto_classes: the transformers classes that pick an architecture for it, in order.
+        suffixes: how the names of its architectures end, for those that no auto class knows.
+    """
+
+    name: str
+    auto_classes: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
+
+
+# The first row that has an architecture in its auto classes wins, then the first whose suffix fits its name; so
+# translation stands before fill-mask, which has BART as well, and the general `Model` last.
+TASKS: tuple[Task, ...] = (
+    Task("text2text-generation", ("AutoModelForSeq2SeqLM",)),
+    Task("fill-mask", ("AutoModelForMaskedLM",), ("ForMaskedLM",)),
+    Task("sparse-encoding", ("AutoModelForMaskedLM",)),
+    Task("text-classification", ("AutoModelForSequenceClassification",), ("ForSequenceClassification",)),
+    Task("token-classification", ("AutoModelForTokenClassification",), ("ForTokenClassification",)),
+    Task("question-answering", ("AutoModelForQuestionAnswering",), ("ForQuestionAnswering",)),
+    Task("text-generation", ("AutoModelForCausalLM",), ("ForCausalLM", "LMHeadModel")),
+    Task(TASK_WITH_CACHE, ("AutoModelForCausalLM",)),
+    Task("image-classification", ("AutoModelForImageClassification",), ("ForImageClassification",)),
+    Task("object-detection", ("AutoModelForObjectDetection",), ("ForObjectDetection",)),
+    Task("image-segmentation", ("AutoModelForSemanticSegmentation",), ("ForSemanticSegmentation",)),
+    Task("depth-estimation", ("AutoModelForDepthEstimation",), ("ForDepthEstimation",)),
+    Task("zero-shot-image-classification", ("AutoModelForZeroShotImageClassification",)),
+    Task("automatic-speech-recognition", ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq"), ("ForCTC",)),
+    Task("audio-classification", ("AutoModelForAudioClassification",)),
+    Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
+    Task("sentence-similarity", ("AutoModel",)),
+)
+TASK_NAMES = tuple(task.name for task in TASKS)
+
+# The tags by which model cards of sparse encoders are found.
+SPARSE_TAGS = ("splade", "sparse-encoder")
+
+
+def find_task(name: str) -> Task:
+    """Return the row of the task called `name`, which must be one of TASK_NAMES."""
+    return next(task for task in TASKS if task.name == name)
+
+
+def recognize_task(general: str, *, kinds: Collection[str], tags: Collection[str]) -> str:
+    """Tell what a checkpoint is for.
+
+    Args:
+        general: the task of its architecture.
+        kinds: those of sentence-transformers' modules; empty where there are none.
+        tags: those of the model card; empty where there is none.
+
+    Returns:
+        One of TASK_NAMES, or `other` for an architecture of no known task.
+    """
+    if general == "fill-mask" and ("SpladePooling" in kinds or set(SPARSE_TAGS).intersection(tags)):
+        return "sparse-encoding"
+    if general == "feature-extraction" and "Pooling" in kinds:
+        return "sentence-similarity"
+    return general

@@ -1,0 +1,269 @@
+"""Verify a graph with a cache against PyTorch: what it generates, token by token, against what `generate` does.
+
+Letters of shapes: B batch, S tokens of a prompt, N generated tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.errors import ExportError
+from onnxtool.export.decoding.step import (
+    IDS,
+    LOGITS,
+    MASK,
+    PAST,
+    WITHOUT_CACHE,
+    count_positions,
+    embedding_rows,
+    plain_generation,
+    present_name,
+    takes_positions,
+)
+from onnxtool.export.modalities.sizes import BATCH
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.quiet import quiet
+from onnxtool.runtime.session import Session, open_session
+from onnxtool.verification import Verification
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# One from the prompt, eight from the cache.
+NEW_TOKENS = 9
+# What `generate` chose, by which the candidate breaks its ties; see `_choose`.
+GENERATED = "generated"
+# How many tokens of the prompt each call takes, where it is more than one call.
+PIECES = "pieces"
+
+# Logits of a long prompt would fill the memory; those of its end depend on all of it.
+_COMPARED_PROMPT = 64
+_LONGEST = 1024
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window_size", "window_size")
+_TEXTS = ("what is AI?", "The capital of France is", "Once upon a time, in 1999, there was a naïve café")
+
+
+@dataclass(frozen=True)
+class GenerationReference:
+    """The PyTorch model that a graph with a cache has to agree with.
+
+    Attributes:
+        tokenizer: for a prompt of real text; None for a model that has none.
+        longest: the most tokens that prompt and answer may have together; None for no limit.
+    """
+
+    model: Any
+    tokenizer: Any
+    longest: int | None
+
+    def reference_outputs(self) -> ReferenceOutputs:
+        """Let the model generate from prompts of many lengths, alone and together."""
+        return run_reference(self.run, list(self._cases()), name="PyTorch")
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] of the prompt and each step."""
+        import torch
+
+        ids, mask = (torch.from_numpy(feeds[name]).to(self.model.device) for name in (IDS, MASK))
+        length = ids.shape[1]
+        positions = {"position_ids": count_positions(mask, length)} if takes_positions(self.model) else {}
+        with torch.inference_mode(), quiet(), plain_generation(self.model):
+            try:
+                answer = self.model.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    max_new_tokens=NEW_TOKENS,
+                    output_logits=True,
+                    return_dict_in_generate=True,
+                )
+                prompt = self.model(**{IDS: ids, MASK: mask}, **positions, use_cache=True).logits
+            except (ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
+                raise ExportError(
+                    f"{type(self.model).__name__} does not generate from {IDS} {list(ids.shape)}: "
+                    f"{(str(error).splitlines() or [''])[0]}",
+                    WITHOUT_CACHE,
+                ) from error
+        logits = [prompt[:, max(0, length - _COMPARED_PROMPT) : -1], torch.stack(answer.logits, dim=1)]
+        return {LOGITS: torch.cat(logits, dim=1).float().cpu().numpy()}
+
+    def _cases(self) -> Iterator[Case]:
+        longest = min(self.longest or _LONGEST, _LONGEST) - NEW_TOKENS
+        if longest < 1:
+            raise ExportError(
+                f"{type(self.model).__name__} takes {self.longest} tokens, too few to generate {NEW_TOKENS}",
+                "pass --no_verify to export it as it is",
+            )
+        config = self.model.config.get_text_config()
+        windows = (getattr(config, name, None) for name in _WINDOWS)
+        window = next((size for size in windows if isinstance(size, int) and 4 < size < longest - 3), None)
+        generator = np.random.default_rng(0)
+        words = self._words()
+        # The longest comes first: BigBird takes a short text as the reason to compute otherwise from then on.
+        for description, lengths in _prompts(longest, window):
+            mask = _left_padded([min(length, longest) for length in lengths])
+            # Under the padding are words as well, so that a mask which is not applied shows.
+            yield _case(description, generator.choice(words, mask.shape), mask)
+        if self.tokenizer is not None:
+            padded = self.tokenizer.pad_token is not None
+            encoded = self.tokenizer(
+                list(_TEXTS if padded else _TEXTS[:1]),
+                padding=padded,
+                padding_side="left",
+                truncation=True,
+                max_length=min(longest, 128),
+                return_tensors="np",
+            )
+            ids = np.asarray(encoded[IDS], dtype=np.int64)
+            mask = np.asarray(encoded.get(MASK, np.ones_like(ids)), dtype=np.int64)
+            yield _case("real text", ids, mask)
+
+    def _words(self) -> NDArray[np.int64]:
+        """Return the ids that stand for text: a picture's or a sound's would ask for one."""
+        special: set[int] = set()
+        for config in (self.model.config, self.model.config.get_text_config()):
+            for name, value in config.to_dict().items():
+                if name.endswith(("_token_id", "_token_index")) and value is not None:
+                    special.update(value if isinstance(value, list) else [value])
+        return np.array([token for token in range(embedding_rows(self.model)) if token not in special])
+
+
+def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+    """Let the file at `path` generate from the same prompts, from its own choices and its own cache, and compare.
+
+    Prompts with padding are given once as a whole and once in two pieces, the second onto the cache of the first, as
+    a chat goes on; the model's answer to the whole prompt holds for both.
+
+    Raises:
+        VerificationError: logits differ by more than `tolerance` at any step, which they do after another token.
+    """
+    session = open_session(path, provider="cpu")
+    cases: list[Case] = []
+    wanted: list[Mapping[str, NDArray[Any]]] = []
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+        generated = outputs[LOGITS][:, -NEW_TOKENS:].argmax(-1)
+        given = [replace(case, feeds={**case.feeds, GENERATED: generated}), *_in_pieces(case, generated)]
+        cases += given
+        wanted += [outputs] * len(given)
+
+    def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        logits, _ = generate(
+            session,
+            feeds[IDS],
+            feeds[MASK],
+            pieces=feeds.get(PIECES, ()),
+            expected=feeds[GENERATED],
+            tolerance=tolerance,
+        )
+        return {LOGITS: logits[:, -(min(feeds[IDS].shape[1], _COMPARED_PROMPT) + NEW_TOKENS - 1) :]}
+
+    verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
+    require_passed(verification, "--no_verify keeps the file, wrong as it is")
+    return verification
+
+
+def generate(
+    session: Session,
+    ids: NDArray[np.int64],
+    mask: NDArray[np.int64],
+    *,
+    new_tokens: int = NEW_TOKENS,
+    pieces: Iterable[int] = (),
+    expected: NDArray[np.int64] | None = None,
+    tolerance: Tolerance | None = None,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Generate greedily with an exported graph, the cache of each step fed to the next.
+
+    Args:
+        session: a graph of `trace_with_cache`.
+        ids: int64 [B, S], padded on the left.
+        mask: int64 [B, S].
+        new_tokens: N.
+        pieces: how many tokens of the prompt each call takes, S together; empty for a single call.
+        expected: int64 [B, N], taken in place of another token whose logit is the same within `tolerance`.
+        tolerance: what counts as a tie.
+
+    Returns:
+        Logits float [B, S + N - 1, V] and the tokens chosen, int64 [B, N].
+    """
+    cache = empty_cache(session, len(ids))
+    logits: list[NDArray[Any]] = []
+    chosen: list[NDArray[np.int64]] = []
+    mask = np.concatenate([mask, np.ones((len(ids), new_tokens), dtype=np.int64)], axis=1)
+    ends = np.cumsum([*pieces] or [ids.shape[1]])
+    start = 0
+    for end in (*ends, *(ends[-1] + np.arange(1, new_tokens))):
+        given = ids[:, start:end] if start < ids.shape[1] else chosen[-1][:, None]
+        outputs = session.run({IDS: given, MASK: mask[:, :end], **cache})
+        logits.append(outputs[LOGITS])
+        cache = {name: outputs[present_name(name)] for name in cache}
+        if end >= ids.shape[1]:
+            wanted = None if expected is None else expected[:, len(chosen)]
+            chosen.append(_choose(outputs[LOGITS][:, -1], wanted, tolerance))
+        start = end
+    return np.concatenate(logits, axis=1), np.stack(chosen, axis=1)
+
+
+def empty_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
+    """Return the cache to start `batch` prompts with: keys and values of no token, states of zeros."""
+    sizes = {BATCH: batch, PAST: 0}
+    return {
+        info.name: np.zeros([size if isinstance(size, int) else sizes[str(size)] for size in info.shape], info.dtype)
+        for info in session.model.structure.inputs
+        if info.name not in (IDS, MASK)
+    }
+
+
+def _choose(logits: NDArray[Any], expected: NDArray[np.int64] | None, tolerance: Tolerance | None) -> NDArray[np.int64]:
+    """Return the best token of each row of logits [B, V]; the expected one where it is as good within the tolerance.
+
+    Of two tokens that are equal but for rounding, either is right, and all that follows depends on which.
+    """
+    best: NDArray[np.int64] = logits.argmax(-1)
+    if expected is None or tolerance is None:
+        return best
+    rows = np.arange(len(logits))
+    slack = 2 * (tolerance.atol + tolerance.rtol * float(np.abs(logits).max()))
+    return np.where(logits[rows, expected] >= logits[rows, best] - slack, expected, best)
+
+
+def _prompts(longest: int, window: int | None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"a long prompt, {longest} tokens", (longest,)
+    yield "one prompt", (8,)
+    yield "a prompt of one token", (1,)
+    yield "several prompts of one token", (1, 1, 1)
+    yield "several prompts", (16, 16, 16)
+    yield "ragged, padded left", (23, 14, 1)
+    # Each half, and all that is generated, past 64 tokens.
+    yield "ragged, four long rows", (5, 144, 61, 110)
+    if window is not None:
+        yield f"up to the window of {window}", (window - 4,)
+        yield f"past the window of {window}", (window + 3, window - 2, 2)
+
+
+def _in_pieces(case: Case, generated: NDArray[np.int64]) -> Iterator[Case]:
+    """Yield a case with padding once more, in two calls: onto the cache of the first, several tokens at once.
+
+    For some rows the first half is nothing but padding.
+    """
+    length = case.feeds[MASK].shape[1]
+    if length < 3 or case.feeds[MASK].all():
+        return
+    pieces = np.array([length // 2, length - length // 2])
+    feeds = {**case.feeds, GENERATED: generated, PIECES: pieces}
+    yield replace(case, description=f"{case.description}, in two pieces", feeds=feeds)
+
+
+def _left_padded(lengths: list[int]) -> NDArray[np.int64]:
+    longest = max(lengths)
+    return (np.arange(longest)[None, :] >= longest - np.array(lengths)[:, None]).astype(np.int64)
+
+
+def _case(description: str, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> Case:
+    steps = np.ones((len(mask), NEW_TOKENS - 1), dtype=np.int64)
+    valid = np.concatenate([mask[:, -_COMPARED_PROMPT:], steps], axis=1).astype(bool)
+    return Case(description, {IDS: ids, MASK: mask}, valid)

@@ -1,0 +1,179 @@
+"""How a file is traced and verified, by what it computes: one call of the model, or generation with a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
+from onnxtool.export.decoding.verification import GenerationReference, verify_generation
+from onnxtool.export.graph import tidy
+from onnxtool.export.heads.choice import Head, append_head
+from onnxtool.export.modalities.finding import text_of
+from onnxtool.export.modalities.sizes import Modality
+from onnxtool.export.signature import Signature, detect_signature, to_tensors
+from onnxtool.export.strategies import ExportStrategy, attention_of, strategies_for
+from onnxtool.export.target_specification import TargetSpecification
+from onnxtool.export.tracing import EXPORTERS, trace
+from onnxtool.export.verification import TorchReference, verify_file
+from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance
+from onnxtool.verification import Verification
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class ExportPipeline(Protocol):
+    """How one kind of file is made."""
+
+    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
+        """List how to trace it with `exporter`, the most useful file first; `verified` where the file will be."""
+        ...
+
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> ir.Model:
+        """Trace `model`, which is loaded as the strategy wants it, into a graph that is ready to be saved.
+
+        Raises:
+            ExportError: it cannot be traced so.
+        """
+        ...
+
+    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
+        """Run a model that was loaded anew on what a file traced by the strategy is compared on."""
+        ...
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Compare the file at `path` with the reference outputs.
+
+        Raises:
+            VerificationError: it differs by more than `tolerance`.
+        """
+        ...
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Say what a user has to know of a file traced so."""
+        ...
+
+
+@dataclass(frozen=True)
+class SingleCallPipeline:
+    """The model as it is called once: inputs to outputs, with a head on top.
+
+    Attributes:
+        default_attention: what transformers chooses for this model.
+        signature: with every axis dynamic that the model leaves open.
+        keep_raw: whether the output that the head reads stays beside it.
+        specification: what the target makes of the graph; None where it takes any.
+        left_out: inputs of the model beside text, which the file does not take.
+    """
+
+    modality: Modality
+    signature: Signature
+    head: Head | None
+    keep_raw: bool
+    specification: TargetSpecification | None
+    default_attention: str | None
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, model: Any, modality: Modality, signature: Signature, head: Head | None,
+        specification: TargetSpecification | None, *, keep_raw: bool,
+    ) -> SingleCallPipeline:  # fmt: skip
+        """Find out about a loaded model what no strategy changes."""
+        text = text_of(modality)
+        left_out = () if text is None else text.left_out
+        return cls(modality, signature, head, keep_raw, specification, attention_of(model), left_out)
+
+    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
+        """List the strategies; those that fix axes stand last."""
+        return strategies_for(exporter, self.signature.axes, self.default_attention, verified=verified)
+
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> ir.Model:
+        """Trace the model on a sample of its modality, name everything, and put the head on."""
+        signature = self.signature
+        if strategy.fixed:
+            signature = detect_signature(model, self.modality, strategy.fixed)
+            signature = signature if self.specification is None else self.specification.narrow(signature)
+        sample = to_tensors(model, self.modality.sample(signature.sizes))
+        graph = trace(strategy.exporter, model, sample, signature, opset, patience_s=strategy.patience_s)
+        tidy(graph, signature)
+        if self.head is not None:
+            append_head(graph, self.head, keep_raw=self.keep_raw)
+        return graph
+
+    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
+        """Run the model on all cases of its modality that fit the fixed axes."""
+        sizes = {**self.signature.given, **strategy.fixed}
+        return TorchReference(
+            model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw
+        ).reference_outputs()
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Compare all outputs."""
+        return verify_file(path, reference, tolerance, self.specification)
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Say which axes are fixed, and by whom, and which inputs are not there."""
+        given, fixed = (
+            ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+            for sizes in (self.signature.given, strategy.fixed)
+        )
+        notes = [f"{architecture} itself takes one size only: {given}"] if given else []
+        notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
+        return (*notes, *_left_out_notes(architecture, self.left_out))
+
+
+@dataclass(frozen=True)
+class GenerationPipeline:
+    """A decoder with its cache as inputs and outputs: one graph for prompts and for the tokens after them.
+
+    Attributes:
+        longest: the most tokens that a text may have; None where the model does not bound it.
+        left_out: inputs of the model beside text, which the file does not take.
+    """
+
+    tokenizer: Any
+    longest: int | None
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, modality: Modality) -> GenerationPipeline:
+        """Take of what goes into the model its text."""
+        text = text_of(modality)
+        return cls(None, None, ()) if text is None else cls(text.tokenizer, text.longest, text.left_out)
+
+    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
+        """List the strategies; TorchScript traces no caches."""
+        dynamo = next(row for row in EXPORTERS if row.name == "dynamo")
+        for prompts in PROMPTS if exporter in ("auto", dynamo.name) else ():
+            for attention in dynamo.attentions:
+                yield ExportStrategy(dynamo, attention, prompts=prompts)
+
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> ir.Model:
+        """Trace the step that `generate` takes."""
+        return trace_with_cache(model, prompts=strategy.prompts, opset=opset)
+
+    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
+        """Let the model generate."""
+        return GenerationReference(model, self.tokenizer, self.longest).reference_outputs()
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Let the file generate, token by token."""
+        return verify_generation(path, reference, tolerance)
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Say where prompts are slow, and which inputs are not there."""
+        slow = (
+            f"prompts run {strategy.prompts}: {architecture} carries states, and its prompts cannot be traced at once"
+        )
+        return (*((slow,) if strategy.prompts != PROMPTS[0] else ()), *_left_out_notes(architecture, self.left_out))
+
+
+def _left_out_notes(architecture: str, left_out: tuple[str, ...]) -> tuple[str, ...]:
+    """Say which of the model's modalities a file of text does not take; empty where it takes all."""
+    if not left_out:
+        return ()
+    return (f"takes text alone, though {architecture} takes {' and '.join(left_out)} as well",)

@@ -1,0 +1,110 @@
+"""The files that lie beside an exported graph: tokenizer, configuration, pooling.
+
+They are the checkpoint's own, byte for byte; what a consumer needs and the checkpoint lacks is written anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MODULES_NAME, TRANSFORMER_NAMES
+from onnxtool.export.source import Source
+from onnxtool.export.vocabularies import all_files, files_of, own_files
+
+# What a consumer may need beside the graph and beside the files that the tokenizer's class names. Only those that a
+# checkpoint has are copied.
+SIDECAR_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "generation_config.json",
+    MODULES_NAME,
+    ENCODER_NAME,
+    *TRANSFORMER_NAMES,
+)
+
+
+def write_sidecar_files(
+    source: Source, tokenizer: Any, folder: Path, existing: Path, *, module_weights: bool = False
+) -> None:
+    """Write the sidecar files of `source` to `folder`, which is staged to become `existing`.
+
+    With `module_weights`, those of modules such as Dense too, for a consumer that computes them itself.
+
+    A tokenizer.json, which the tokenizers library reads, and a vocab.txt for WordPiece are written where the
+    checkpoint has none. A checkpoint that is exported beside itself (`existing` is its own folder) keeps its files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (*SIDECAR_FILES, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
+    for name in dict.fromkeys(names):
+        found = source.locate(name)
+        if found is not None and not _is_same_file(found, existing / name):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found, target)
+    if source.locate("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
+        # A copy without the settings of the last call, which every consumer of the file would follow.
+        backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        backend.save(str(folder / "tokenizer.json"))
+    if source.locate("vocab.txt") is None and is_wordpiece(tokenizer):
+        (folder / "vocab.txt").write_text(wordpiece_vocabulary(tokenizer), encoding="utf-8")
+
+
+def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list[Path]:
+    """Return the sidecar files in `existing` that a replaced model left and that `folder` does not replace.
+
+    Empty where `existing` is the checkpoint itself.
+    """
+    if not existing.is_dir() or (source.is_local and existing.samefile(source.model_name)):
+        return []
+    before = Source(str(existing), None, trust_remote_code=False, local_only=True)
+    names = dict.fromkeys((*SIDECAR_FILES, *all_files(), *module_files(before, weights=True)))
+    return [existing / name for name in names if (existing / name).is_file() and not (folder / name).exists()]
+
+
+def _tokenizer_files(source: Source, tokenizer: Any) -> tuple[str, ...]:
+    """Return what the loaded tokenizer is read from, and the class that the checkpoint names for it."""
+    if tokenizer is None:
+        return ()
+    return (*files_of(tokenizer), *own_files(source, str(source.read("config.json").get("model_type"))))
+
+
+def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
+    """Return the configurations of the modules in folders of their own, e.g. `1_Pooling`, and their weights.
+
+    Raises:
+        CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
+    """
+    folders = [module for module in source.sentence_modules.modules if module.folder]
+    names = ("config.json", MODULE_WEIGHTS) if weights else ("config.json",)
+    return tuple(module.file(name) for module in folders for name in names)
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    return second.exists() and first.samefile(second)
+
+
+def is_wordpiece(tokenizer: Any) -> bool:
+    """Whether the tokenizer is BERT's, whose vocabulary is a list of words and pieces."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and type(backend.model).__name__ == "WordPiece"
+
+
+def wordpiece_vocabulary(tokenizer: Any, size: int = 0) -> str:
+    """Return the content of vocab.txt: a token a line, in the order of their ids, `size` lines at least.
+
+    An id without a token, which many models have, gets a line of its own: the place of a line is the id.
+    """
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    size = max(size, max(tokens) + 1)
+    return "".join(f"{tokens.get(token_id, f'[unused-{token_id}]')}\n" for token_id in range(size))

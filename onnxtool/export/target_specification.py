@@ -1,0 +1,341 @@
+"""What the graph and the files of one model must be for one target: made before tracing, checked on what was written.
+
+Letters of shapes: B batch, S sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtool.errors import OnnxtoolError, TargetError
+from onnxtool.export.heads.builder import Builder
+from onnxtool.export.heads.choice import Head, read_head
+from onnxtool.export.signature import BATCH, SEQUENCE, Signature
+from onnxtool.export.source import Source
+from onnxtool.export.target import DENSE, KINDS, OTHER, SPARSE, Target, TargetModel, write_object
+from onnxtool.model_file import ModelFile
+from onnxtool.reports import TensorInfo
+from onnxtool.runtime.session import open_session
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+    from onnxtool.export.checkpoint import Checkpoint
+
+    Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TargetSpecification:
+    """What the export of one model must be for one target.
+
+    Attributes:
+        model: what the target has to know of the model.
+        inputs: what the graph declares, in order.
+        ignored: those of them that the model does not take.
+    """
+
+    target: Target
+    model: TargetModel
+    inputs: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+    @property
+    def head(self) -> Head | None:
+        """What the graph computes; None for the model's own outputs."""
+        return self.model.head
+
+    @property
+    def head_name(self) -> str:
+        """The head as users call it."""
+        return "none" if self.head is None else self.head.name
+
+    @property
+    def needs_module_weights(self) -> bool:
+        """Whether the target computes modules with weights, such as Dense, itself."""
+        return self.model.use.after is None
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """What the target's users must tell it about this model; empty where it reads all of it from the folder."""
+        said = self.target.instruction(self.model)
+        return (said,) if said else ()
+
+    def narrow(self, signature: Signature) -> Signature:
+        """Return the signature with those outputs only that the target reads, where it reads the model's own."""
+        if self.head is not None:
+            return signature
+        wanted = [info.name for info in self.model.use.outputs]
+        return replace(signature, outputs={name: signature.outputs[name] for name in wanted})
+
+    def adapt(self, model: ir.Model) -> None:
+        """Bring a graph with the head on it into the form of the target, in place.
+
+        Raises:
+            TargetError: it lacks an output, or is of an opset that the target cannot read.
+        """
+        self.target.adapt_outputs(model, self.head)
+        self._select_outputs(model)
+        self._declare_inputs(model)
+        if self.target.batch is not None:
+            _fix_batch(model, self.target.batch)
+        self._check_versions(model)
+
+    def second_graph(self, model: ir.Model) -> ir.Model | None:
+        """Return the graph that the target wants beside the first, None for none; to call before `adapt`.
+
+        It shares the weights of `model` in memory.
+        """
+        twin = self.target.second_graph(model, self.head)
+        if twin is not None:
+            self._declare_inputs(twin)
+            self._check_versions(twin)
+        return twin
+
+    def second_path(self, graph: Path) -> Path:
+        """Return where the second graph goes, beside the first."""
+        return self.target.second_path(graph, self.model.name)
+
+    def runner(self, path: Path) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
+        """Return a function that runs the file as the target does, and gives the outputs of the head or the model.
+
+        So the file is verified as it is delivered: inputs that only the target has are zeros, a graph of one text is
+        called text by text, and terms are put back into a vector.
+        """
+        session = open_session(path, provider="cpu", frugal=True)
+        batch = next(info.shape[0] for info in session.model.structure.inputs)
+
+        def run(feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+            filled = {**{name: np.zeros_like(feeds["input_ids"]) for name in self.ignored}, **feeds}
+            if not isinstance(batch, int):
+                return self.target.restore(session.run(filled), self.model, len(filled["input_ids"]))
+            rows = [
+                self.target.restore(
+                    session.run({name: array[i : i + batch] for name, array in filled.items()}), self.model, batch
+                )
+                for i in range(0, len(filled["input_ids"]), batch)
+            ]
+            return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+        return run
+
+    def check(self, root: Path, graph: Path) -> None:
+        """Check the written files, and run the graph as the target does.
+
+        Args:
+            root: the folder of tokenizer and configuration.
+            graph: the graph file.
+
+        Raises:
+            TargetError: something is missing or otherwise than the target expects.
+        """
+        file = ModelFile.open(graph)
+        title = self.target.title
+        structure = file.structure
+        found = tuple(info.name for info in structure.inputs)
+        self._require(found == self.inputs, f"the graph takes {', '.join(found)}", f"{', '.join(self.inputs)}")
+        batch = self.target.batch or BATCH
+        for info in structure.inputs:
+            self._require(
+                info.dtype == "int64" and info.shape == (batch, SEQUENCE),
+                f"{info.name} is {info.dtype} {list(info.shape)}",
+                f"int64 [{batch}, {SEQUENCE}]",
+            )
+        names = ", ".join(info.name for info in self.model.use.outputs)
+        outputs = structure.outputs
+        self._require(
+            len(outputs) == len(self.model.use.outputs), f"the graph gives {', '.join(o.name for o in outputs)}", names
+        )
+        for output, wanted in zip(outputs, self.model.use.outputs, strict=True):
+            self._require(_fits(output, wanted), f"an output is {_format(output)}", _format(wanted))
+        missing = [name for name in self.files if not (root / name).is_file()]
+        self._require(not missing, f"the folder lacks {', '.join(missing)}", ", ".join(self.files))
+        session = open_session(graph, provider="cpu")
+        for length in (2, 7):  # numbers are compared by `runner`; here it is about names, types and shapes
+            array = np.ones((1, length), dtype=np.int64)
+            try:
+                answers = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
+            except OnnxtoolError as error:
+                raise TargetError(f"the graph does not run as {title} runs it: {error.message}", error.hint) from error
+            for output in self.model.use.outputs:
+                self._check_answer(output, answers[output.name])
+
+    def write_files(self, config: Any, tokenizer: Any, folder: Path, max_length: int | None) -> None:
+        """Write what the target reads into `folder`, in which the checkpoint's own files lie already.
+
+        Args:
+            config: the PretrainedConfig.
+            tokenizer: the checkpoint's.
+            folder: where the files are.
+            max_length: the most tokens that a text may have; None where the model does not bound it.
+
+        Raises:
+            TargetError: a setting that the target needs is not there.
+        """
+        self._complete_tokenizer(tokenizer, folder)
+        bounds = [limit for limit in (self.model.max_tokens, max_length) if limit]
+        self.target.write_files(self.model, config, tokenizer, folder, min(bounds, default=None))
+
+    def _complete_tokenizer(self, tokenizer: Any, folder: Path) -> None:
+        """Write the tokenizer's files that the target needs and the checkpoint lacks."""
+        names = [name for name in self.files if "token" in name and not (folder / name).is_file()]
+        if not names:
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            tokenizer.save_pretrained(scratch)
+            for name in names:
+                written = Path(scratch) / name
+                if written.is_file():
+                    shutil.copyfile(written, folder / name)
+                elif name == "special_tokens_map.json":  # transformers 5 keeps them in tokenizer_config.json
+                    write_object(folder / name, dict(tokenizer.special_tokens_map))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What must lie in the folder beside the graph."""
+        return tuple(name.format(name=self.model.name) for name in self.target.files)
+
+    def _check_answer(self, wanted: TensorInfo, answer: NDArray[Any]) -> None:
+        fits = answer.dtype == wanted.dtype and answer.ndim == len(wanted.shape)
+        self._require(fits, f"{wanted.name} is {answer.dtype} {list(answer.shape)}", _format(wanted))
+        self._require(bool(np.isfinite(answer).all()), f"{wanted.name} is not finite", "finite numbers")
+
+    def _require(self, holds: bool, found: str, wanted: str) -> None:
+        if not holds:
+            raise TargetError(
+                f"{found}, and {self.target.title} needs {wanted}",
+                "try another --exporter; --target plain writes the graph as it is",
+            )
+
+    def _select_outputs(self, model: ir.Model) -> None:
+        import onnx_ir as ir
+        import onnx_ir.passes.common as common
+
+        found = {str(value.name): value for value in model.graph.outputs}
+        outputs = []
+        for wanted in self.model.use.outputs:
+            if wanted.name not in found:
+                raise TargetError(
+                    f"{self.target.title} reads the output {wanted.name}; this model gives {', '.join(found)}",
+                    "pass a --task whose architecture has it, or --target plain",
+                )
+            value = found[wanted.name]
+            dtype = ir.DataType.from_numpy(np.dtype(wanted.dtype))
+            if value.dtype != dtype:
+                shape = value.shape
+                value.name = f"{wanted.name}.{value.dtype}"
+                value = Builder(model.graph, dtype).cast(value, dtype)
+                value.name, value.dtype, value.shape = wanted.name, dtype, shape
+            outputs.append(value)
+        model.graph.outputs[:] = outputs
+        common.RemoveUnusedNodesPass()(model)
+
+    def _declare_inputs(self, model: ir.Model) -> None:
+        """Order the inputs, and declare those that the model ignores: a consumer may feed them all the same."""
+        import onnx_ir as ir
+
+        found = {str(value.name): value for value in model.graph.inputs}
+        for name in self.inputs:
+            if name not in found:
+                found[name] = ir.val(name, dtype=ir.DataType.INT64, shape=[BATCH, SEQUENCE])
+        model.graph.inputs[:] = [found[name] for name in self.inputs]
+
+    def _check_versions(self, model: ir.Model) -> None:
+        opset, highest = model.opset_imports[""], self.target.max_opset
+        if highest is not None and opset > highest:
+            raise TargetError(
+                f"the graph is of opset {opset}, and {self.target.title} reads up to {highest}",
+                f"pass --opset {highest} or lower",
+            )
+        # Newer versions of the format add types and devices, none of which an opset up to the highest has.
+        if self.target.max_ir is not None:
+            model.ir_version = min(model.ir_version, self.target.max_ir)
+
+
+def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any) -> TargetSpecification | None:
+    """Work out what the export of a checkpoint must be for a target; None for one that takes any graph.
+
+    Raises:
+        CheckpointError: the checkpoint pools as onnxtool cannot.
+        TargetError: the target takes no such model, or needs something of it that it does not have.
+    """
+    if target.takes_any_graph:
+        return None
+    source, architecture = checkpoint.source, checkpoint.architecture
+    kind, inputs, outputs = KINDS.get(checkpoint.task, OTHER), tuple(signature.inputs), signature.outputs
+    trained = None if target.computes_all(kind) else _trained_head(source, kind)
+    modules = () if trained is None else trained.modules
+    use = target.use_for(checkpoint.task, modules, pads_left=getattr(tokenizer, "padding_side", "right") == "left")
+    head = None if use.head == "none" else trained or read_head(use.head, source)
+    for name in [head.source] if head else [info.name for info in use.outputs]:
+        if name not in outputs:
+            raise TargetError(
+                f"{target.title} takes {use.kind} by their {name}; {architecture} gives {', '.join(outputs)}",
+                "the weights must be of the model with that head; a base model's hidden states are no term weights"
+                if kind == SPARSE
+                else "pass a --task whose architecture has it, or --target plain",
+            )
+    for name in ("input_ids", "attention_mask"):
+        if name not in inputs:
+            raise TargetError(
+                f"{target.title} feeds {name}, which {architecture} does not take; it takes {', '.join(inputs)}",
+                "pass --target plain",
+            )
+    target.check_tokenizer(tokenizer)
+    declared = use.inputs(inputs)
+    width = outputs["logits"][-1] if "logits" in outputs else 0
+    model = TargetModel(
+        source.name,
+        use,
+        head,
+        modules,
+        vocabulary_size=width if isinstance(width, int) else 0,
+        max_tokens=source.sentence_modules.max_sequence_length,
+    )
+    return TargetSpecification(target, model, declared, tuple(name for name in declared if name not in inputs))
+
+
+def _trained_head(source: Source, kind: str) -> Head | None:
+    """Return what a checkpoint computes after the model; a text encoder that does not say it is not pooled.
+
+    Raises:
+        CheckpointError: it has modules that onnxtool does not know.
+    """
+    if kind == SPARSE:
+        return read_head("splade", source)
+    if kind == DENSE and source.sentence_modules.find("Pooling") is not None:
+        return read_head("embedding", source)
+    return None
+
+
+def _fix_batch(model: ir.Model, batch: int) -> None:
+    """Set the batch axis to one size, wherever it is named."""
+    import onnx_ir as ir
+
+    def fixed(shape: ir.Shape) -> ir.Shape:
+        sizes = [size if isinstance(size, int) else size.value for size in shape]
+        # An expression of the batch, such as its product with the sequence, is left for onnxruntime to work out.
+        return ir.Shape([batch if s == BATCH else None if isinstance(s, str) and BATCH in s else s for s in sizes])
+
+    values = [output for graph in model.graphs() for node in graph for output in node.outputs]
+    for value in [*model.graph.inputs, *values]:
+        if value.shape is not None:
+            value.shape = fixed(value.shape)
+
+
+def _fits(output: TensorInfo, wanted: TensorInfo) -> bool:
+    same = (output.name, output.dtype, len(output.shape)) == (wanted.name, wanted.dtype, len(wanted.shape))
+    return same and all(w is None or f == w for f, w in zip(output.shape, wanted.shape, strict=True))
+
+
+def _format(info: TensorInfo) -> str:
+    sizes = ", ".join("…" if size is None else str(size) for size in info.shape)
+    return f"{info.name} {info.dtype} [{sizes}]"

@@ -1,0 +1,94 @@
+"""text-embeddings-inference, whose router runs graphs by onnxruntime (backends/ort/src/lib.rs)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.pooling_modules import POOLING_MODES, Pooling
+from onnxtool.errors import TargetError
+from onnxtool.export.target import (
+    DENSE,
+    HIDDEN_STATES,
+    SCORE_LOGITS,
+    SCORES,
+    SPARSE,
+    TOKENIZER_FILES,
+    USUAL_POOLING,
+    VECTORS,
+    Target,
+    TargetModel,
+    Use,
+    read_object,
+    write_object,
+)
+
+# What it reads of config.json, and the names that it knows for each.
+_CONFIG_KEYS = {
+    "architectures": ("architectures",),
+    "model_type": ("model_type",),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer"),
+}
+_MODES = ("cls", "mean", "lasttoken")
+
+
+class TextEmbeddingsInference(Target):
+    """Reads the size of the model from config.json, and the flags of old from 1_Pooling/config.json."""
+
+    name = "tei"
+    title = "text-embeddings-inference"
+    uses = (
+        Use(DENSE, (HIDDEN_STATES,), after=USUAL_POOLING),
+        Use(DENSE, (VECTORS,), head="embedding"),
+        Use(SCORES, (SCORE_LOGITS,)),
+    )
+    graph = "model.onnx"
+    files = ("config.json", *TOKENIZER_FILES)
+    max_ir = 10
+    max_opset = 21
+    refused = ((SPARSE, "its onnxruntime backend has no SPLADE pooling; serve the safetensors with --pooling splade"),)
+
+    def write_files(
+        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
+    ) -> None:
+        """Add what it reads under names that the checkpoint does not use."""
+        _complete_config(folder / "config.json", config)
+        modes = next((module.modes for module in model.modules if isinstance(module, Pooling)), ())
+        if model.head is None and len(modes) == 1:
+            _write_flags(folder / "1_Pooling" / "config.json", modes[0])
+
+    def instruction(self, model: TargetModel) -> str:
+        """Name the option of its router, where the files do not say how to pool."""
+        if model.use.kind != DENSE or model.pooling_mode in _MODES:
+            return ""
+        in_graph = model.head is not None
+        why = "it asks for one, and the graph has pooled already" if in_graph else "the checkpoint names no pooling"
+        return f"start text-embeddings-router with --pooling mean: {why}"
+
+
+def _complete_config(path: Path, config: Any) -> None:
+    content = read_object(path)
+    missing = [key for key, names in _CONFIG_KEYS.items() if not any(name in content for name in names)]
+    changes = {key: getattr(config, key, None) for key in missing}
+    unknown = [key for key, value in changes.items() if value is None]
+    if unknown:
+        raise TargetError(
+            f"text-embeddings-inference needs {', '.join(unknown)} in config.json, which this model does not have",
+            "serve it from Python, or pass --target plain",
+        )
+    if changes:
+        write_object(path, {**content, **changes})
+
+
+def _write_flags(path: Path, mode: str) -> None:
+    """Write the flags of old for a mode of pooling, which are all that text-embeddings-inference reads."""
+    content = read_object(path) if path.is_file() else {}
+    flags = {row.flag: name == mode for name, row in POOLING_MODES.items()}
+    if any(content.get(flag) is not value for flag, value in flags.items()):
+        path.parent.mkdir(exist_ok=True)
+        write_object(path, {**content, **flags})
+
+
+TARGET = TextEmbeddingsInference()

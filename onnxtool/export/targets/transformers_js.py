@@ -1,0 +1,55 @@
+"""Transformers.js: it computes the usual pooling itself, as its caller asks it to.
+
+From the sources of Transformers.js 4.3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onnxtool.export.target import (
+    DENSE,
+    HIDDEN_STATES,
+    LOGITS,
+    OTHER,
+    SCORE_LOGITS,
+    SCORES,
+    SPARSE,
+    TAGS,
+    TOKENIZER_FILES,
+    USUAL_POOLING,
+    VECTORS,
+    Target,
+    TargetModel,
+    Use,
+    bound_texts,
+)
+
+
+class TransformersJs(Target):
+    """Reads the length of texts from tokenizer_config.json."""
+
+    name = "transformers.js"
+    title = "Transformers.js"
+    uses = (
+        Use(DENSE, (HIDDEN_STATES,), after=USUAL_POOLING),
+        Use(DENSE, (VECTORS,), head="embedding"),
+        Use(SPARSE, (LOGITS,), after=None),
+        Use(SCORES, (SCORE_LOGITS,)),
+        Use(TAGS, (LOGITS,)),
+    )
+    graph = "onnx/model.onnx"
+    files = ("config.json", *TOKENIZER_FILES)
+    max_ir = 10
+    max_opset = 21
+    refused = ((OTHER, "decoders need their cache as inputs there; pass --target plain for a graph without one"),)
+
+    def write_files(
+        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
+    ) -> None:
+        """State the length of texts."""
+        bound_texts(folder, max_length)
+
+
+TARGET = TransformersJs()

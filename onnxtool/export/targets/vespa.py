@@ -1,0 +1,73 @@
+"""Vespa's embedders: SpladeEmbedder, and HuggingFaceEmbedder, which pools by mean or first token.
+
+From the sources of Vespa 8: SpladeEmbedder.java, HuggingFaceEmbedder.java.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
+from onnxtool.export.target import (
+    DENSE,
+    HIDDEN_STATES,
+    LOGITS,
+    PLAIN_SPLADE,
+    SCORES,
+    SPARSE,
+    TEXT_INPUTS,
+    VECTORS,
+    Target,
+    TargetModel,
+    Use,
+    read_object,
+    write_object,
+)
+from onnxtool.reports import Json
+
+
+class Vespa(Target):
+    """Reads tokenizer.json alone; all else stands in services.xml."""
+
+    name = "vespa"
+    title = "Vespa"
+    uses = (
+        # SpladeEmbedder feeds all three, and fails on one that the graph does not have; HuggingFaceEmbedder asks first.
+        Use(SPARSE, (LOGITS,), after=PLAIN_SPLADE, declares=TEXT_INPUTS),
+        Use(DENSE, (HIDDEN_STATES,), after=(Pooling(("mean",)), Pooling(("cls",)), Normalize())),
+        Use(DENSE, (VECTORS,), head="embedding"),
+    )
+    graph = "model.onnx"
+    files = ("tokenizer.json",)
+    max_ir = 10
+    max_opset = 21
+    refused = ((SCORES, "a ranking model of Vespa names its inputs itself (onnx-model): pass --target plain"),)
+
+    def write_files(
+        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
+    ) -> None:
+        """State in tokenizer.json how long a text may be: Vespa follows what the last training left there.
+
+        all-MiniLM-L6-v2, for one, says 128 there and takes 256.
+        """
+        path = folder / "tokenizer.json"
+        content = read_object(path)
+        if max_length is None or not isinstance(content.get("truncation"), dict):
+            return  # Vespa's own setting, transformer-max-tokens, decides then
+        truncation: Json = {"direction": "Right", "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
+        if content["truncation"] != truncation:
+            write_object(path, {**content, "truncation": truncation})
+
+    def instruction(self, model: TargetModel) -> str:
+        """Write the component of services.xml."""
+        if model.use.kind == SPARSE:
+            return "services.xml: a component of type splade-embedder"
+        in_graph = model.head is not None
+        settings = [f"<pooling-strategy>{'none' if in_graph else model.pooling_mode or 'mean'}</pooling-strategy>"]
+        settings += ["<transformer-output>sentence_embedding</transformer-output>"] if in_graph else []
+        settings += ["<normalize>true</normalize>"] if model.is_normalized_outside else []
+        return f"services.xml: a component of type hugging-face-embedder with {''.join(settings)}"
+
+
+TARGET = Vespa()

@@ -1,0 +1,231 @@
+"""A model with all that it takes to run texts through it: session, tokenizer, limit, prompts and head.
+
+Letters of shapes: B batch, N texts, S sequence, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.cutting import EncodedText, Text, Way
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.errors import InputError
+from onnxtool.infer.batches import Batch, BatchRules
+from onnxtool.infer.heads import AnyHead
+from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.runtime.session import Session
+from onnxtool.runtime.text_feeds import text_feeds
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model that texts can be run through. Nothing of it changes after loading: threads may share it.
+
+    Attributes:
+        session: runs the graph.
+        tokenizer: turns texts into tokens.
+        folder: the checkpoint's small files.
+        task: what the model is for, as its metadata says, else as deduced from its outputs.
+        limit: the most tokens of a text; None where there is no limit.
+        head: how the outputs are read.
+        batch_rules: what the graph takes at once.
+        num_ids: how many tokens the graph knows; None where that does not show.
+        prompts: what the checkpoint has written before texts.
+    """
+
+    session: Session
+    tokenizer: TextTokenizer
+    folder: CheckpointFolder
+    task: str
+    limit: Limit | None
+    head: AnyHead
+    batch_rules: BatchRules
+    num_ids: int | None
+    prompts: Prompts = field(default_factory=lambda: Prompts({}))
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether texts are encoded as weights of terms."""
+        return self.head.kind == "terms"
+
+    @property
+    def gives_vectors(self) -> bool:
+        """Whether texts can be encoded: the model is a sentence encoder or a sparse one."""
+        return isinstance(self.head, VectorHead)
+
+    def tokenize(self, texts: Sequence[Text], *, prompt: str | None = None) -> list[EncodedText]:
+        """Read N texts, or pairs of texts, each cut to the model's limit.
+
+        Args:
+            texts: texts, and pairs of texts.
+            prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
+                None for the checkpoint's default.
+
+        Raises:
+            InputError: a text is no Unicode text, or there is no such prompt.
+        """
+        return [window for (window,) in self.windows(texts, prompt=prompt)]
+
+    def windows(
+        self, texts: Sequence[Text], *, prompt: str | None = None, long: LongTexts | str = CUT, first: int = 1
+    ) -> list[list[EncodedText]]:
+        """Read N texts, or pairs of texts, each as one or more windows that the model takes.
+
+        Args:
+            texts: texts, and pairs of texts.
+            prompt: as in `tokenize`.
+            long: what becomes of texts that are longer than the limit: `truncate`, `window` or `fail`, or with an
+                overlap as LongTexts.
+            first: the number of the first text, for errors.
+
+        Raises:
+            InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
+        """
+        before = self.prompts.find(prompt)
+        way = Way(placed=self.head.places_tokens, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs)
+        num_left_out = 0
+        if before:
+            texts = [_with_prompt(before, text) for text in texts]
+            num_tokens, num_special = self.tokenizer.count(before)
+            way = replace(way, num_leading=num_tokens)
+            num_left_out = 0 if self.head.includes_prompt else num_special + num_tokens
+        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit, way, first=first)
+        if num_left_out:
+            read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
+        return read
+
+    def feeds(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
+        """Pad B texts and return the inputs of the graph; a graph of a fixed batch gets the last text again.
+
+        Raises:
+            InputError: the graph takes other inputs, or knows fewer tokens than the tokenizer.
+        """
+        return self._inputs(self._padded(texts))
+
+    def run(self, texts: Sequence[EncodedText]) -> Batch:
+        """Run B texts as one batch, in the order given. Texts that must not run together are the caller's to part.
+
+        Raises:
+            InputError: the graph takes other inputs, or knows fewer tokens than the tokenizer.
+            SessionError: onnxruntime fails on them.
+        """
+        arrays = self._padded(texts)
+        return _batch(texts, arrays, self.session.run(self._inputs(arrays)))
+
+    def batch(self, texts: Sequence[EncodedText], outputs: Mapping[str, NDArray[Any]]) -> Batch:
+        """Put `outputs` of a run on `feeds(texts)` together with its B texts, without what filled the batch up."""
+        return _batch(texts, self._padded(texts), outputs)
+
+    def _padded(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[np.int64]]:
+        filled = [*texts, *[texts[-1]] * ((self.batch_rules.batch_size or 0) - len(texts))]
+        return self.tokenizer.pad(filled, self.batch_rules.sequence_length)
+
+    def _inputs(self, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
+        largest = arrays["input_ids"].max()
+        if self.num_ids is not None and largest >= self.num_ids:
+            raise InputError(
+                f"the tokenizer gives token {largest}, and {self.session.model.path} knows {self.num_ids} tokens",
+                "the tokenizer belongs to another model; pass --model_name with the right one",
+            )
+        return text_feeds(self.session.model, arrays)
+
+    def pool(self, batch: Batch, *, keep_special: bool = False) -> DenseVectors | SparseVectors:
+        """Return one vector for each text of a batch: float32 [B, H] of an embedder, terms of a sparse encoder.
+
+        Args:
+            batch: what a run gave.
+            keep_special: whether tokens that frame a text, such as [CLS], may be terms.
+
+        Raises:
+            InputError: the model gives no vectors.
+            SessionError: a value is not a finite number.
+        """
+        head = self._vector_head()
+        return self._finished(head.finish(head.pool(batch)), keep_special=keep_special)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str | None = None,
+        long: LongTexts | str = CUT,
+        keep_special: bool = False,
+    ) -> DenseVectors | SparseVectors:
+        """Return the vectors of N texts, in their order: float32 [N, H] of an embedder, terms of a sparse encoder.
+
+        Args:
+            texts: N texts.
+            prompt: as in `tokenize`.
+            long: as in `windows`.
+            keep_special: whether tokens that frame a text, such as [CLS], may be terms.
+
+        Raises:
+            InputError: there are no texts, one cannot be read, or the model gives no vectors.
+            SessionError: onnxruntime fails, or gives what is not a finite number.
+        """
+        if not texts:
+            raise InputError("no texts to encode", "pass at least one")
+        self._vector_head()
+        return self.encode_windows(self.windows(texts, prompt=prompt, long=long), keep_special=keep_special)
+
+    def encode_windows(
+        self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False
+    ) -> DenseVectors | SparseVectors:
+        """Return the vectors of N texts from what `windows` gives of them; see `encode`."""
+        head = self._vector_head()
+        flat = [window for group in windows for window in group]
+        places: list[int] = []
+        parts: list[Any] = []
+        for together in self.batch_rules.batches([len(text) for text in flat]):
+            places += together
+            parts.append(head.pool(self.run([flat[place] for place in together])))
+        order: list[int] = np.argsort(places).tolist()
+        pooled: Any
+        if isinstance(parts[0], SparseVectors):
+            pooled = SparseVectors.concatenate(parts).take(order)
+        else:
+            pooled = np.concatenate(parts)[order]
+        if len(flat) > len(windows):
+            head.require_windows()
+            pooled = head.join(pooled, windows)
+        return self._finished(head.finish(pooled), keep_special=keep_special)
+
+    def _vector_head(self) -> VectorHead[Any]:
+        if isinstance(self.head, VectorHead):
+            return self.head
+        raise InputError(
+            f"{self.session.model.path} is for {self.task}, and gives no vector for a text",
+            "encode with a model for sentence-similarity or sparse-encoding; answer() gives what this one is for",
+        )
+
+    def _finished(self, vectors: Any, *, keep_special: bool) -> DenseVectors | SparseVectors:
+        if isinstance(vectors, SparseVectors):
+            return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
+        return np.asarray(vectors, np.float32)
+
+
+def _with_prompt(prompt: str, text: Text) -> Text:
+    """Write `prompt` before a text, of a pair before the first, as sentence-transformers does."""
+    return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
+
+
+def _batch(
+    texts: Sequence[EncodedText], arrays: Mapping[str, NDArray[np.int64]], outputs: Mapping[str, NDArray[Any]]
+) -> Batch:
+    """Leave out what filled the batch up."""
+    count, num_rows = len(texts), len(arrays["input_ids"])
+    kept = {
+        name: array[:count] if count < num_rows and array.shape[:1] == (num_rows,) else array
+        for name, array in outputs.items()
+    }
+    return Batch(texts, arrays["input_ids"][:count], arrays["attention_mask"][:count].astype(bool), kept)

@@ -1,0 +1,307 @@
+"""Each module of sentence-transformers gives what its definition says: in NumPy, as operators, and in PyTorch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+import onnx_ir as ir
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modules import (
+    ACTIVATIONS,
+    POOLING_MODES,
+    Dense,
+    LayerNorm,
+    Normalize,
+    Pooling,
+    PoolingModule,
+    SpladePooling,
+    activation_name,
+    apply_all,
+    read_pooling_modules,
+    sigmoid,
+)
+from onnxtool.errors import InputError
+from onnxtool.export.heads.choice import Head, append_head
+
+# Rows without padding, padded on the right, on the left, and of a single token.
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=np.int64)
+OPSETS = (13, 17, 18, 20)
+# float32, a handful of operations on numbers around 1.
+CLOSE = 2e-6
+
+
+def head_of(*modules: PoolingModule) -> Head:
+    """Make a head of `modules` over an output `raw`."""
+    return Head("test", "raw", "vector", "sentence-similarity", modules)
+
+
+def run_head(
+    head: Head, values: NDArray[Any], opset: int = 17, *, keep_raw: bool = False
+) -> tuple[list[str], list[NDArray[Any]]]:
+    """Put the head on a graph that hands `values` [B, S, N] through, and run it in ONNX's reference implementation."""
+    dtype = ir.DataType.from_numpy(values.dtype)
+    mask = ir.val("attention_mask", dtype=ir.DataType.INT64, shape=["batch_size", "sequence"])
+    fed = ir.val("fed", dtype=dtype, shape=["batch_size", "sequence", values.shape[-1]])
+    through = ir.node("Identity", [fed])
+    through.outputs[0].name = head.source
+    through.outputs[0].type, through.outputs[0].shape = fed.type, fed.shape
+    graph = ir.Graph([fed, mask], through.outputs, nodes=[through], opset_imports={"": opset}, name="g")
+    model = ir.Model(graph, ir_version=8)
+    append_head(model, head, keep_raw=keep_raw)
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    found = onnx.reference.ReferenceEvaluator(proto).run(None, {"fed": values, "attention_mask": MASK})
+    return [output.name for output in proto.graph.output], [np.asarray(array) for array in found]
+
+
+def vectors(head: Head, values: NDArray[Any], opset: int = 17) -> NDArray[Any]:
+    """Return what the graph gives."""
+    _, (output,) = run_head(head, values, opset)
+    return output
+
+
+def in_torch(head: Head, values: NDArray[Any]) -> NDArray[Any]:
+    """Return what the head gives in PyTorch."""
+    return np.asarray(head.reference(torch.from_numpy(values), torch.from_numpy(MASK)))
+
+
+@pytest.fixture
+def values() -> NDArray[np.float32]:
+    """[4, 5, 7], with padding larger than anything real."""
+    values = np.random.default_rng(0).standard_normal((4, 5, 7)).astype(np.float32)
+    values[MASK == 0] += 100
+    return values
+
+
+def pooled_by_hand(tokens: NDArray[Any], mode: str) -> NDArray[np.float64]:
+    """Pool the real tokens of one text, [S, H], by the definition of `mode`."""
+    tokens, count = tokens.astype(np.float64), len(tokens)
+    weights = np.arange(1, count + 1)[:, None]
+    by_definition = {
+        "cls": tokens[0],
+        "lasttoken": tokens[-1],
+        "max": tokens.max(axis=0),
+        "mean": tokens.mean(axis=0),
+        "mean_sqrt_len_tokens": tokens.sum(axis=0) / math.sqrt(count),
+        "weightedmean": (tokens * weights).sum(axis=0) / weights.sum(),
+    }
+    return np.asarray(by_definition[mode])
+
+
+def require_all_forms(modules: tuple[PoolingModule, ...], values: NDArray[Any], expected: Any, opset: int) -> None:
+    """Compare graph, PyTorch and NumPy with what the definition gives."""
+    head = head_of(*modules)
+    np.testing.assert_allclose(vectors(head, values, opset), expected, atol=CLOSE, rtol=CLOSE)
+    np.testing.assert_allclose(in_torch(head, values), expected, atol=CLOSE, rtol=CLOSE)
+    np.testing.assert_allclose(apply_all(modules, values, MASK.astype(bool)), expected, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("mode", POOLING_MODES)
+def test_each_pooling_reads_real_tokens_only(values: NDArray[np.float32], mode: str, opset: int) -> None:
+    """On either side of padding, as its definition by hand."""
+    expected = np.stack([pooled_by_hand(row[mask == 1], mode) for row, mask in zip(values, MASK, strict=True)])
+    require_all_forms((Pooling((mode,)),), values, expected, opset)
+
+
+def test_several_poolings_are_concatenated(values: NDArray[np.float32]) -> None:
+    """In the order in which they are named."""
+    both = vectors(head_of(Pooling(("max", "cls"))), values)
+    np.testing.assert_array_equal(both[:, :7], vectors(head_of(Pooling(("max",))), values))
+    np.testing.assert_array_equal(both[:, 7:], vectors(head_of(Pooling(("cls",))), values))
+    in_numpy = Pooling(("max", "cls")).apply(values.astype(np.float16), MASK.astype(bool))
+    assert in_numpy.dtype == np.float32
+    np.testing.assert_array_equal(in_numpy, both.astype(np.float16))
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("activation", SpladePooling.ACTIVATIONS)
+@pytest.mark.parametrize("strategy", SpladePooling.STRATEGIES)
+def test_splade_activates_every_real_token_and_pools(
+    values: NDArray[np.float32], strategy: str, activation: str, opset: int
+) -> None:
+    """Computed a row, a term and a token at a time."""
+
+    def activate(value: float) -> float:
+        weight = math.log1p(max(0.0, value))
+        return math.log1p(weight) if activation == "log1p_relu" else weight
+
+    pool = max if strategy == "max" else sum
+    expected = [
+        [pool([activate(float(row[s, v])) for s in range(5) if mask[s]]) for v in range(7)]
+        for row, mask in zip(values, MASK, strict=True)
+    ]
+    require_all_forms((SpladePooling(strategy, activation),), values, expected, opset)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_chain_of_modules_is_computed_in_order(values: NDArray[np.float32], activation: str, opset: int) -> None:
+    """Mean, two projections, layer norm, length 1: the graph and NumPy as PyTorch."""
+    source = np.random.default_rng(1)
+    first = source.standard_normal((6, 7)).astype(np.float32)
+    second = source.standard_normal((3, 6)).astype(np.float32)
+    modules = (
+        Pooling(("mean",)),
+        Dense("2_Dense", first, source.standard_normal(6).astype(np.float32), activation),
+        Dense("3_Dense", second, None, activation, residual=second * 2),
+        LayerNorm("4_LayerNorm", np.array([1, 2, 3], np.float32), np.array([0.5, 0, 1], np.float32)),
+        Normalize(),
+    )
+    output = vectors(head_of(*modules), values, opset)
+    assert output.shape == (4, 3)
+    np.testing.assert_allclose(np.linalg.norm(output, axis=1), 1.0, atol=CLOSE, rtol=CLOSE)
+    np.testing.assert_allclose(output, in_torch(head_of(*modules), values), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(apply_all(modules, values, MASK.astype(bool)), output, atol=1e-5, rtol=1e-5)
+    swapped = vectors(head_of(modules[0], Normalize(), *modules[1:4]), values, opset)
+    assert np.abs(swapped - output).max() > 0.1  # order is meaning
+
+
+def test_half_precision_is_pooled_in_single() -> None:
+    """Sums over tokens overflow float16; the result is of the model's dtype all the same."""
+    large = np.full((4, 5, 7), 30000, dtype=np.float16)
+    output = vectors(head_of(Pooling(("mean",))), large)
+    assert output.dtype == np.float16
+    np.testing.assert_array_equal(output, np.full((4, 7), 30000, dtype=np.float16))
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-10, 1e-15])
+def test_only_vectors_shorter_than_pytorch_s_epsilon_are_left_short(length: float) -> None:
+    """1e-12 in all three forms: a vector of length 1e-10 is scaled to 1, one of zeros stays."""
+    values = np.full((4, 5, 4), length / 2, np.float32)
+    expected = np.full((4, 4), length / 2 / max(length, 1e-12))
+    require_all_forms((Pooling(), Normalize()), values, expected, 17)
+
+
+def test_probabilities_do_not_overflow() -> None:
+    """Logits of fp16's range are fine."""
+    np.testing.assert_allclose(sigmoid(np.array([-6e4, 0.0, math.log(3.0), 6e4])), [0.0, 0.5, 0.75, 1.0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_those_of_torch(name: str) -> None:
+    """By their class, with its defaults."""
+    values = np.linspace(-6, 6, 101, dtype=np.float32)
+    wanted = getattr(torch.nn, name)()(torch.from_numpy(values)).numpy()
+    assert activation_name(f"torch.nn.modules.activation.{name}") == name
+    np.testing.assert_allclose(ACTIVATIONS[name].apply(values), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["torch.nnx.Tanh", "torch.nn.Hardtanh", "mine.Tanh", "Tanh", None])
+def test_other_activations_are_none_of_ours(path: str | None) -> None:
+    """A package whose name only begins like torch.nn is another one."""
+    assert activation_name(path) is None
+
+
+def written(folder: Path, *modules: tuple[str, dict[str, Any]]) -> CheckpointFolder:
+    """Write the files of modules after a transformer."""
+    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    for place, (kind, settings) in enumerate(modules, start=1):
+        (folder / f"{place}_{kind}").mkdir()
+        (folder / f"{place}_{kind}" / "config.json").write_text(json.dumps(settings))
+        listed.append({"path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    return CheckpointFolder(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "modes"),
+    [
+        ({}, ("mean",)),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ("cls",)),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max")),
+        ({"pooling_mode": "lasttoken"}, ("lasttoken",)),
+        ({"pooling_mode": ["max", "mean"], "pooling_mode_cls_token": True}, ("max", "mean")),
+    ],
+)
+def test_pooling_of_any_age_is_read(tmp_path: Path, settings: dict[str, Any], modes: tuple[str, ...]) -> None:
+    """Flags of old versions concatenate in the table's order; the name of new ones wins."""
+    modules = written(tmp_path, ("Pooling", settings)).sentence_modules
+    assert read_pooling_modules(modules, Pooling) == (Pooling(modes),)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([("Pooling", {"pooling_mode": "attention"})], "unknown pooling mode; onnxtool knows cls"),
+        ([("Pooling", {"pooling_mode_attention": True})], "pools with pooling_mode_attention"),
+        ([("Pooling", {}), ("WordWeights", {}), ("LSTM", {})], "modules LSTM, WordWeights, which onnxtool does not"),
+        ([("Normalize", {}), ("Pooling", {})], "no modules.json with a Pooling before Normalize"),
+        ([("Pooling", {}), ("Pooling", {})], "pools twice"),
+        ([("SpladePooling", {})], "with a Pooling before SpladePooling"),
+        ([("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})], "works on sentence_embedding, t"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    tmp_path: Path, modules: list[tuple[str, dict[str, Any]]], message: str
+) -> None:
+    """Leaving a module out, or taking it at another place, would give other vectors."""
+    with pytest.raises(InputError, match=message):
+        read_pooling_modules(written(tmp_path, *modules).sentence_modules, Pooling)
+
+
+@pytest.mark.parametrize("settings", [{"pooling_strategy": "mean"}, {"activation_function": "gelu"}])
+def test_an_unknown_splade_pooling_is_refused(tmp_path: Path, settings: dict[str, str]) -> None:
+    """Rather than taken for the usual one."""
+    with pytest.raises(InputError, match="weighs terms by .*(mean|gelu)"):
+        read_pooling_modules(written(tmp_path, ("SpladePooling", settings)).sentence_modules, SpladePooling)
+
+
+def test_modules_for_training_and_of_transformers_of_any_kind_are_passed_over(tmp_path: Path) -> None:
+    """MLMTransformer is the Transformer of older sparse encoders."""
+    folder = written(tmp_path, ("SpladePooling", {}), ("Dropout", {}), ("Normalize", {}))
+    path = tmp_path / "modules.json"
+    path.write_text(path.read_text().replace("Transformer", "MLMTransformer"))
+    modules = read_pooling_modules(folder.sentence_modules, SpladePooling)
+    assert modules == (SpladePooling(), Normalize())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_any_float_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    """NumPy knows no bfloat16; sentence-transformers computes all of them in float32."""
+    folder = written(tmp_path, ("Pooling", {}), ("Dense", {"in_features": 3, "out_features": 2}))
+    tensors = {"linear.weight": torch.randn(2, 3).to(dtype), "linear.bias": torch.randn(2).to(dtype)}
+    save_file(tensors, tmp_path / "2_Dense" / "model.safetensors")
+    _, dense = read_pooling_modules(folder.sentence_modules, Pooling)
+    assert isinstance(dense, Dense)
+    np.testing.assert_array_equal(dense.weight, tensors["linear.weight"].float().numpy())
+    assert dense.bias is not None
+    np.testing.assert_array_equal(dense.bias, tensors["linear.bias"].float().numpy())
+
+
+def test_modules_are_those_of_sentence_transformers(tmp_path: Path, values: NDArray[np.float32]) -> None:
+    """What its own classes save is read, and gives what they give."""
+    base = pytest.importorskip("sentence_transformers.base.modules")
+    own = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    torch.manual_seed(0)
+    saved = [
+        own.Pooling(7, pooling_mode=("weightedmean", "mean_sqrt_len_tokens", "cls")),
+        base.Dense(21, 6, activation_function=torch.nn.GELU()),
+        own.LayerNorm(6),
+        base.Dense(6, 3, bias=False, use_residual=True, activation_function=torch.nn.SiLU()),
+        base.Normalize(),
+    ]
+    listed = [{"path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]
+    for place, module in enumerate(saved, start=1):
+        path = tmp_path / f"{place}_{type(module).__name__}"
+        path.mkdir()
+        module.save(str(path))
+        listed.append({"path": path.name, "type": f"{type(module).__module__}.{type(module).__name__}"})
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    modules = read_pooling_modules(CheckpointFolder(tmp_path).sentence_modules, Pooling)
+    features = {"token_embeddings": torch.from_numpy(values), "attention_mask": torch.from_numpy(MASK)}
+    with torch.inference_mode():
+        for module in saved:
+            features = module.eval()(features)
+    require_all_forms(modules, values, features["sentence_embedding"].numpy(), 17)

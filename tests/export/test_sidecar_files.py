@@ -1,0 +1,118 @@
+"""The files that a tokenizer is read from are found by the names that its class gives them, and copied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxtool.errors import CheckpointError
+from onnxtool.export import vocabularies
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
+from onnxtool.export.source import Source
+from onnxtool.export.vocabularies import files_of, has_vocabulary, missing_packages
+
+
+def checkpoint(folder: Path, model_type: str, *names: str) -> Source:
+    """Write a configuration and files of these names, which hold nothing of use."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for name in names:
+        (folder / name).write_text(f"content of {name}")
+    return Source.find(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("bert", "vocab.txt"),
+        ("deberta-v2", "spm.model"),
+        ("rembert", "sentencepiece.model"),
+        ("fsmt", "vocab-src.json"),
+        ("marian", "source.spm"),
+        ("prophetnet", "prophetnet.tokenizer"),
+        ("luke", "entity_vocab.json"),
+        ("xlm-roberta", "sentencepiece.bpe.model"),
+        ("t5", "tokenizer.json"),
+    ],
+)
+def test_a_vocabulary_is_known_by_the_name_that_its_class_gives_it(tmp_path: Path, model_type: str, name: str) -> None:
+    """With the file there is a tokenizer, and without it there is none."""
+    source = checkpoint(tmp_path, model_type, name)
+    assert has_vocabulary(source, model_type)
+    (tmp_path / name).unlink()
+    assert not has_vocabulary(Source.find(str(tmp_path)), model_type)
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "normalizer.json", "tokenizer_config.json", "emoji.json"])
+def test_what_lies_beside_a_vocabulary_is_none(tmp_path: Path, name: str) -> None:
+    """Transformers would make up a vocabulary."""
+    source = checkpoint(tmp_path, "whisper")
+    (tmp_path / name).write_text("{}")
+    assert not has_vocabulary(source, "whisper")
+
+
+def test_characters_need_no_vocabulary(tmp_path: Path) -> None:
+    """CANINE hashes them."""
+    assert has_vocabulary(checkpoint(tmp_path, "canine"), "canine")
+
+
+def test_a_file_outside_the_checkpoint_is_refused() -> None:
+    """A tokenizer class may be the checkpoint's own code."""
+    hostile = type("Tokenizer", (), {"vocab_files_names": {"vocab_file": "../elsewhere.txt"}})
+    with pytest.raises(CheckpointError, match="outside its folder"):
+        files_of(hostile())
+
+
+def test_the_files_of_the_tokenizers_class_are_copied(tmp_path: Path) -> None:
+    """DeBERTa calls its vocabulary spm.model; a chat template lies beside any tokenizer; other files stay."""
+    names = ("spm.model", "chat_template.jinja", "tokenizer.json")
+    source = checkpoint(tmp_path / "model", "deberta-v2", *names, "notes.txt")
+    write_sidecar_files(source, object(), tmp_path / "staged", tmp_path / "output")
+    copied = {path.name: path.read_text() for path in (tmp_path / "staged").iterdir()}
+    assert copied.keys() == {"config.json", *names}
+    assert all(copied[name] == f"content of {name}" for name in names)
+
+
+def test_the_class_that_the_checkpoint_names_comes_before_that_of_its_kind(tmp_path: Path) -> None:
+    """A BERT with the tokenizer of another model."""
+    source = checkpoint(tmp_path / "model", "bert", "spm.model", "tokenizer.json")
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "DebertaV2Tokenizer"}))
+    write_sidecar_files(source, object(), tmp_path / "staged", tmp_path / "output")
+    assert (tmp_path / "staged" / "spm.model").exists()
+
+
+def test_what_a_replaced_model_left_is_found_whatever_its_tokenizer_was(tmp_path: Path) -> None:
+    """Else the files of two tokenizers would lie side by side."""
+    source = checkpoint(tmp_path / "model", "bert", "vocab.txt")
+    existing = tmp_path / "existing"
+    checkpoint(existing, "deberta-v2", "spm.model", "vocab.txt", "notes.txt")
+    write_sidecar_files(source, object(), tmp_path / "staged", existing)
+    assert obsolete_sidecar_files(source, tmp_path / "staged", existing) == [existing / "spm.model"]
+    assert obsolete_sidecar_files(source, tmp_path / "staged", tmp_path / "model") == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "hint"),
+    [({"sentencepiece"}, "sentencepiece"), ({"sentencepiece", "google.protobuf"}, "sentencepiece protobuf")],
+)
+def test_a_sentencepiece_model_says_which_package_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: set[str], hint: str
+) -> None:
+    """Transformers asks for tiktoken instead."""
+    monkeypatch.setattr(vocabularies, "_is_installed", lambda module: module not in missing)
+    source = checkpoint(tmp_path, "deberta-v2", "spm.model")
+    opened: Any = Checkpoint.open(source, task="fill-mask")
+    with pytest.raises(CheckpointError, match="is a SentencePiece model") as error:
+        opened.load_tokenizer()
+    assert error.value.hint.startswith(f"pip install {hint};")
+
+
+def test_no_package_is_missing_for_a_tokenizer_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is damaged, another package would not help."""
+    monkeypatch.setattr(vocabularies, "_is_installed", lambda _module: False)
+    source = checkpoint(tmp_path, "deberta-v2", "spm.model", "tokenizer.json")
+    assert missing_packages(source, "deberta-v2") == ()
