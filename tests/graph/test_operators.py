@@ -51,10 +51,6 @@ def test_dtypes_are_those_of_the_schema(op_type: str) -> None:
             assert types[dtype.inputs[0]] == output.typeStr
 
 
-def constants(**arrays: Any) -> dict[str, NDArray[Any]]:
-    return {name: np.asarray(array) for name, array in arrays.items()}
-
-
 def ones(*shape: int, dtype: Any = np.float32) -> NDArray[Any]:
     return np.ones(shape, dtype)
 
@@ -62,7 +58,7 @@ def ones(*shape: int, dtype: Any = np.float32) -> NDArray[Any]:
 class Case(NamedTuple):
     """A node of one operator; `-` stands for an input or output that is left out."""
 
-    inputs: dict[str, NDArray[Any]]
+    inputs: Mapping[str, Any]
     macs: int = 0
     outputs: str = "y"
     attributes: Mapping[str, Any] = MappingProxyType({})
@@ -74,7 +70,15 @@ BYTES = ones(B, S, D, dtype=np.uint8)
 SCALE, ZERO = np.float32(0.5), np.uint8(1)
 IDS = np.zeros((B, S), np.int32)
 TABLE = ones(30, D)
-PAIR = {"a": BYTES, "as": SCALE, "az": ZERO, "b": ones(S, D, dtype=np.uint8), "bs": SCALE, "bz": ZERO, "cs": SCALE}
+PAIR: Mapping[str, Any] = {
+    "a": BYTES,
+    "as": SCALE,
+    "az": ZERO,
+    "b": ones(S, D, dtype=np.uint8),
+    "bs": SCALE,
+    "bz": ZERO,
+    "cs": SCALE,
+}
 GROUPS = {"num_heads": 4, "kv_num_heads": 2}
 CASES: dict[str, Case] = {
     "Attention": Case(
@@ -344,7 +348,7 @@ TABLES = {
     "optimize/quantization/float16.py": "what stays in float32",
     "optimize/quantization/linear_layers.py": "which attribute transposes",
     "summary/kinds.py": "kinds of fusions",
-    "training/graphs/lowering.py": "what is written in place of what",
+    "training/graphs/decomposition.py": "what is written in place of what",
 }
 
 
