@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.graph.bodies import collected, common, slices, times_of
 from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, move, reads_of
 from onnxtool.graph.operator_rules import Call, Value
-from onnxtool.graph.operators import OPERATORS, WRONG
+from onnxtool.graph.operators import OPERATORS, WRONG, Operator
 from onnxtool.model_file.wire import ELEMENT_BITS
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Inference:
         if row is None or row.macs is None:
             return
         try:
-            if macs := row.macs(self._call(node, scope), outputs):
+            if macs := row.macs(_call(row, node, scope, outputs)):
                 totals.macs[name] += macs
         except WRONG:
             totals.unknown[name] += 1
@@ -202,8 +202,8 @@ class Inference:
             scope.keep(node.output[0], number)
             return [scope.values[node.output[0]]]
         row = OPERATORS.get((_domain(node), node.op_type))
-        if row is not None and row.shapes is not None:
-            return row.infer(self._call(node, scope))
+        if row is not None and row.outputs:
+            return row.infer(_call(row, node, scope))
         sizes = move(node, scope, self._version)
         if sizes is not None and is_small(sizes.shape, self._max_elements):
             return [self._keep_sizes(node, sizes, scope)]
@@ -225,10 +225,6 @@ class Inference:
         else:
             scope.sizes[node.output[0]] = sizes
         return value
-
-    def _call(self, node: onnx.NodeProto, scope: Scope) -> Call:
-        inputs = [scope.values.get(name, Value(None, 0)) if name else None for name in node.input]
-        return OPERATORS[_domain(node), node.op_type].call(inputs, attributes_of(node))
 
     def _infer_by_onnx(self, node: onnx.NodeProto, scope: Scope, onnx_name: str) -> Mapping[str, onnx.TypeProto]:
         """Return what onnx infers of the outputs of `node`, as it is or as the operator `onnx_name` of ONNX."""
@@ -341,6 +337,11 @@ class Inference:
             if name:
                 scope.take(name, inner, formal)
         return cost.peak_bytes
+
+
+def _call(row: Operator, node: onnx.NodeProto, scope: Scope, outputs: Sequence[Value | None] = ()) -> Call:
+    inputs = [scope.values.get(name, Value(None, 0)) if name else None for name in node.input]
+    return Call(row.named(inputs), attributes_of(node), outputs)
 
 
 def _domain(node: onnx.NodeProto) -> str:

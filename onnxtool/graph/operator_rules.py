@@ -56,10 +56,14 @@ class Value(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A node with what is known of its inputs, by the names that the operator gives them; None for one left out."""
+    """A node with what is known of its inputs, by the names that the operator gives them; None for one left out.
+
+    `outputs` are what it computes, where that is known already.
+    """
 
     inputs: Mapping[str, Value | None]
     attributes: Mapping[str, Any]
+    outputs: Sequence[Value | None] = ()
 
     def at(self, name: str) -> Value | None:
         """Return an input; None where it is left out."""
@@ -79,7 +83,7 @@ class Call(NamedTuple):
 
 Shapes = Sequence[Shape | None]
 ShapeRule = Callable[[Call], Shapes]
-MacRule = Callable[[Call, Sequence[Value | None]], int]
+MacRule = Callable[[Call], int]
 
 
 def plus(*sizes: Size) -> Size:
@@ -221,33 +225,34 @@ def group_query_shapes(call: Call) -> Shapes:
     return [found.result, kept, kept]
 
 
-def attention_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def attention_macs(call: Call) -> int:
     """Attention and QAttention: with the projection by weights [inputs, outputs]."""
     return _projecting(call).macs + prod(call.need("input").sizes) * _projection(call).sizes[1]
 
 
-def multi_head_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def multi_head_macs(call: Call) -> int:
     """MultiHeadAttention."""
     return _multi_head(call).macs
 
 
-def group_query_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def group_query_macs(call: Call) -> int:
     """GroupQueryAttention."""
     return _grouped(call).macs
 
 
-def onnx_attention_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def onnx_attention_macs(call: Call) -> int:
     """Attention of ONNX."""
     return _onnx_attention(call).macs
 
 
-def like(*names: str) -> ShapeRule:
-    """Return the rule of an operator each output of which has the shape of the input of this name; "" is not known."""
+def like(name: str) -> ShapeRule:
+    """Return the rule of an operator whose output has the shape of this input."""
+    return lambda call: [call.need(name).shape]
 
-    def rule(call: Call) -> Shapes:
-        return [call.need(name).shape if name else None for name in names]
 
-    return rule
+def both_like(name: str) -> ShapeRule:
+    """Return the rule of an operator of two outputs, a result and its mask, of the shape of this input."""
+    return lambda call: [call.need(name).shape] * 2
 
 
 def both(first: str, second: str) -> ShapeRule:
@@ -282,7 +287,7 @@ def _product_shape(call: Call, first: str, second: str) -> Shape:
 def product_macs(first: str = "A", second: str = "B") -> MacRule:
     """Return the rule of a matrix product of two inputs."""
 
-    def rule(call: Call, _outputs: Sequence[Value | None]) -> int:
+    def rule(call: Call) -> int:
         sizes = call.need(first).sizes
         inner = sizes[-2] if call.attributes.get("transA") and len(sizes) > 1 else sizes[-1]
         return prod(Value(_product_shape(call, first, second), 0).sizes) * inner
@@ -295,7 +300,7 @@ def block_product_shapes(call: Call) -> Shapes:
     return [(*call.need("A").dims[:-1], int(call.attributes["N"]))]
 
 
-def block_product_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def block_product_macs(call: Call) -> int:
     """MatMulNBits."""
     return prod(call.need("A").sizes) * int(call.attributes["N"])
 
@@ -311,25 +316,25 @@ def block_lookup_shapes(call: Call) -> Shapes:
 
 def convolution_macs(weights: str) -> MacRule:
     """Return the rule of a convolution by weights [M, C / groups, …]."""
-    return lambda call, outputs: _num_elements(outputs) * prod(call.need(weights).sizes[1:])
+    return lambda call: _num_elements(call) * prod(call.need(weights).sizes[1:])
 
 
-def transposed_convolution_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def transposed_convolution_macs(call: Call) -> int:
     """ConvTranspose: each element of the input meets the weights [C, M / groups, …]."""
     return prod(call.need("X").sizes) * prod(call.need("W").sizes[1:])
 
 
-def recurrent_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def recurrent_macs(call: Call) -> int:
     """RNN, GRU, LSTM: X [S, B, inputs], with R [directions, gates x hidden, hidden] for what is carried on."""
     tokens, batch_size, width = call.need("X").sizes
     directions, gates, hidden = call.need("R").sizes
     return tokens * batch_size * directions * gates * (width + hidden)
 
 
-def _num_elements(outputs: Sequence[Value | None]) -> int:
-    if not outputs or outputs[0] is None:
+def _num_elements(call: Call) -> int:
+    if not call.outputs or call.outputs[0] is None:
         raise LookupError("output")
-    return prod(outputs[0].sizes)
+    return prod(call.outputs[0].sizes)
 
 
 def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
@@ -367,7 +372,7 @@ def einsum_shapes(call: Call) -> Shapes:
     return [(*(sizes[label] for label in before), *(front if dots else ()), *(sizes[label] for label in after))]
 
 
-def einsum_macs(call: Call, _outputs: Sequence[Value | None]) -> int:
+def einsum_macs(call: Call) -> int:
     """Einsum of two inputs or more."""
     sizes, front, _ = _einsum_sizes(call)
     return prod(Value((*front, *sizes.values()), 0).sizes) if len(call.inputs) > 1 else 0

@@ -146,11 +146,11 @@ def _probe(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> Scope:
     """Infer shape and dtype of each value, and compute those that are numbers, with the dynamic axes at `sizes`."""
     scope = Scope()
     for name, value in _declared(proto.graph.input).items():
-        shape = (
-            sizes[size or axis_name(name, axis)] if size is None or isinstance(size, str) else size
+        shape = [
+            size if isinstance(size, int) else sizes[size or axis_name(name, axis)]
             for axis, size in enumerate(value.shape or ())
-        )
-        scope.values[name] = Value(tuple(shape), value.dtype)
+        ]
+        scope.values[name] = Value(None if value.shape is None else tuple(shape), value.dtype)
     Inference(proto).follow(proto.graph, scope)
     return scope
 

@@ -30,11 +30,6 @@ FUSED_OPERATORS: dict[str, frozenset[str]] = {
 """Kind to operators, named as in `Stats.ops`; an operator of ONNX has no domain in its name."""
 
 
-def kind_of(operator: str) -> str:
-    """Return the kind of fusion that ends in `operator`; an empty string where none does."""
-    return next((kind for kind, operators in FUSED_OPERATORS.items() if operator in operators), "")
-
-
 def is_attention(operator: str) -> bool:
     """Whether an operator computes a whole attention; that of ONNX, and of any domain with the same name, does."""
     return f"com.microsoft::{operator.rpartition(':')[2]}" in FUSED_OPERATORS["attention"]
