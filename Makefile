@@ -29,8 +29,8 @@ test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[demo,dev]'
 	.venv-lowest/bin/python -m pytest -m 'not slow'
 
-fuzz: $(READY) ## Read a hundred times as many damaged models as the tests do; takes an hour.
-	ONNXTOOL_FUZZ=100 $(BIN)/python -m pytest tests/test_wire_fuzz.py
+fuzz: $(READY) ## Read four hundred times as many damaged models as the tests do; takes an hour.
+	ONNXTOOL_FUZZ=400 $(BIN)/python -m pytest tests/model_file/test_wire_fuzz.py
 
 lint: $(READY) ## Check style and types.
 	$(BIN)/ruff check .

@@ -28,8 +28,8 @@ from make_models import ROOT, trained_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtool
-from onnxtool.benchmarking.contenders import SessionContender
-from onnxtool.benchmarking.rounds import Limits, Turns
+from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
+from onnxtool.benchmarking.runners import SessionRunner
 from onnxtool.benchmarking.samples import interval_of_median
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
@@ -127,8 +127,8 @@ def compare_with_loop(path: Path, options: argparse.Namespace) -> bool:
         session = onnxtool.open_session(path, provider="cpu", threads=options.threads)
         # The very same one: of two sessions one may lie better in memory, by up to a tenth.
         by_hand = session._inference  # noqa: SLF001
-        contender = SessionContender(session)
-        turns = Turns([[contender.prepare(feeds)]], ReferenceKernel())
+        contender = SessionRunner(session)
+        turns = InterleavedRuns([[contender.prepare(feeds)]], ReferenceKernel())
         turns.warm_up(WARMUP)
         turns.take(Limits(options.runs, float("inf")))  # the first block of a session has no run to settle
         pairs = []

@@ -14,38 +14,14 @@ from pathlib import Path
 from statistics import median
 
 from onnxtool.benchmarking.description import sha256_of
-from onnxtool.benchmarking.report import BenchmarkEnvironment, BenchmarkResult, ModelIdentity
-from onnxtool.benchmarking.samples import Block, latencies
+from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult
+from onnxtool.benchmarking.samples import Block, TimedShape, latencies
 from onnxtool.errors import GateError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json, to_json
 
 _REMAKE = "make it anew: onnxtool infer --benchmark … --format json --output baseline.json"
 _HERE = "measure a baseline of the same kind here, or write the gate without a sign"
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What two reports must share for their figures to compare."""
-
-    provider: str
-    threads: int
-    inputs: str
-    environment: BenchmarkEnvironment
-    identity: ModelIdentity
-
-
-@dataclass(frozen=True)
-class BaseShape:
-    """A shape of the baseline.
-
-    Attributes:
-        figures: the result as it is in the report.
-    """
-
-    figures: dict[str, Json]
-    blocks: tuple[Block, ...]
-    waited_share: float | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +36,7 @@ class Baseline:
 
     path: Path
     figures: dict[str, Json]
-    shapes: Mapping[str, BaseShape]
+    shapes: Mapping[str, TimedShape]
     versions: Mapping[str, Json]
 
     @classmethod
@@ -83,7 +59,7 @@ class Baseline:
             raise GateError(f"the baseline {path} is no report of a benchmark: {error}", _REMAKE) from error
         return cls(path, {name: value for name, value in document.items() if name != "results"}, shapes, versions)
 
-    def check(self, now: Conditions) -> None:
+    def check(self, now: BenchmarkReport) -> None:
         """Refuse to compare with what was measured under other conditions.
 
         Raises:
@@ -96,7 +72,7 @@ class Baseline:
                     _HERE,
                 )
 
-    def _conditions(self, now: Conditions) -> Iterator[tuple[str, Json, Json]]:
+    def _conditions(self, now: BenchmarkReport) -> Iterator[tuple[str, Json, Json]]:
         environment, identity = self.figures.get("environment"), self.figures.get("identity")
         if not isinstance(environment, dict) or not isinstance(identity, dict):
             raise GateError(f"the baseline {self.path} does not say what it was measured on", _REMAKE)
@@ -118,7 +94,7 @@ class Baseline:
         if identity.get("task") and model.task:
             yield "model, by its task", identity.get("task"), model.task
 
-    def shape(self, name: str) -> BaseShape:
+    def shape(self, name: str) -> TimedShape:
         """Return the shape of that name.
 
         Raises:
@@ -131,7 +107,7 @@ class Baseline:
             )
         return self.shapes[name]
 
-    def model_again(self, now: Conditions) -> Path | None:
+    def model_again(self, now: BenchmarkReport) -> Path | None:
         """Return the file that was measured, where it is still there and would be run as it was.
 
         Then it can be timed again, in turns with the model, and no drift of the machine is in the comparison. Not so
@@ -145,7 +121,7 @@ class Baseline:
         path = Path(name)
         return path if path.suffix == ".onnx" and path.is_file() and _hash_of(path) == sha256 else None
 
-    def notes(self, now: Conditions, results: Sequence[BenchmarkResult]) -> Iterator[str]:
+    def notes(self, now: BenchmarkReport, results: Sequence[BenchmarkResult]) -> Iterator[str]:
         """Say how the medians as they were measured compare, and what changed since that a gate may be about."""
         for result in results:
             p50, base = result.latency_ms.p50, median(latencies(self.shape(result.name).blocks))
@@ -168,7 +144,7 @@ def _hash_of(path: Path) -> str:
         return ""
 
 
-def _shape(value: Json) -> tuple[str, BaseShape]:
+def _shape(value: Json) -> tuple[str, TimedShape]:
     if not isinstance(value, dict):
         raise TypeError("a result is no object")
     latencies = _numbers(value, "latencies_ms")
@@ -186,7 +162,7 @@ def _shape(value: Json) -> tuple[str, BaseShape]:
         start += size
     waited = value.get("waited_share")
     name = f"{value['batch_size']}x{'texts' if value.get('tokens') else value['sequence_length']}"
-    return name, BaseShape(value, tuple(blocks), waited if isinstance(waited, float) else None)
+    return name, TimedShape(value, tuple(blocks), waited if isinstance(waited, float) else None)
 
 
 def _list(value: Json, key: str) -> list[Json]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking.contenders import Contender, SessionContender, require_same_inputs
 from onnxtool.benchmarking.eager import load_eager
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import ComparedShape
+from onnxtool.benchmarking.runners import Runner, SessionRunner, require_same_inputs
 from onnxtool.benchmarking.samples import Block, interval_of_median, latencies, own_latencies
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
@@ -33,8 +33,8 @@ _EMBEDDING, _TERMS, _STATES, _LOGITS = "sentence_embedding", "sparse", "last_hid
 
 
 @dataclass(frozen=True)
-class Other:
-    """What the model is timed against.
+class ComparedModel:
+    """What the model is compared with.
 
     Attributes:
         kind: `onnx`, `pytorch`, `provider` or `baseline`.
@@ -44,12 +44,12 @@ class Other:
     name: str
     kind: str
     provider: str
-    contender: Contender
+    runner: Runner
     notes: tuple[str, ...] = ()
     folder: CheckpointFolder | None = None
 
 
-def open_other(options: BenchmarkOptions, session: Session) -> Other:
+def open_compared(options: BenchmarkOptions, session: Session) -> ComparedModel:
     """Load what `options.compare` names: a provider, an ONNX file, else a checkpoint.
 
     Raises:
@@ -62,11 +62,13 @@ def open_other(options: BenchmarkOptions, session: Session) -> Other:
         if name == session.provider:
             raise InputError(f"the model runs on {name} already", "compare it with another provider")
         other = _open(session.model.path, options, name)
-        return Other(f"{session.model.path} on {name}", "provider", name, SessionContender(other, options.io_binding))
+        return ComparedModel(
+            f"{session.model.path} on {name}", "provider", name, SessionRunner(other, options.io_binding)
+        )
     if path.suffix == ".onnx" or path.is_file():
         require_same_inputs(session.model, ModelFile.open(path))
         other = _open(path, options, session.provider)
-        return Other(name, "onnx", other.provider, SessionContender(other, options.io_binding))
+        return ComparedModel(name, "onnx", other.provider, SessionRunner(other, options.io_binding))
     eager = load_eager(name, provider=session.provider, threads=session.threads)
     required = {info.name for info in session.model.structure.inputs} & eager.accepted
     if not required:
@@ -74,16 +76,16 @@ def open_other(options: BenchmarkOptions, session: Session) -> Other:
     heads = {info.name for info in session.model.structure.outputs} & {_EMBEDDING, _TERMS}
     notes = [f"PyTorch runs {eager.architecture} eagerly, in float32"]
     if heads:
-        notes.append(f"what turns its outputs into {' and '.join(sorted(heads))} is not in PyTorch's time")
+        notes.append(f"what turns its outputs into {' and '.join(sorted(heads))} is not included in PyTorch's time")
     folder = CheckpointFolder(path) if path.is_dir() else None
-    return Other(name, "pytorch", eager.device, eager, tuple(notes), folder)
+    return ComparedModel(name, "pytorch", eager.device, eager, tuple(notes), folder)
 
 
-def open_again(path: Path, options: BenchmarkOptions, session: Session) -> Other:
+def open_again(path: Path, options: BenchmarkOptions, session: Session) -> ComparedModel:
     """Load the model of a baseline, to time it in turns with the model."""
-    contender = SessionContender(_open(path, options, session.provider), options.io_binding)
-    note = "the baseline's own model is still there: it is timed again, in turns, and gates refer to what it takes now"
-    return Other(str(path), "baseline", session.provider, contender, (note,))
+    runner = SessionRunner(_open(path, options, session.provider), options.io_binding)
+    note = "the model of the baseline is still there: it is timed again, in turns, and gates refer to that"
+    return ComparedModel(str(path), "baseline", session.provider, runner, (note,))
 
 
 def _open(path: Path, options: BenchmarkOptions, provider: str) -> Session:
@@ -91,18 +93,18 @@ def _open(path: Path, options: BenchmarkOptions, provider: str) -> Session:
 
 
 @dataclass(frozen=True)
-class AnswerError:
-    """How far the outputs of both are apart; None where none of one is an output of the other."""
+class OutputDifference:
+    """How far the outputs of both are apart; None where they have none in common."""
 
     outputs: tuple[str, ...] = ()
     max_abs_error: float | None = None
     cosine_min: float | None = None
 
 
-def compare_answers(model: Contender, other: Other, workload: Workload) -> AnswerError:
+def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> OutputDifference:
     """Run both on the first batch, and measure how far their outputs are apart on real tokens."""
     feeds, mask = workload.batches[0], workload.masks[0]
-    own, others = model.outputs(feeds), other.contender.outputs(feeds)
+    own, others = model.outputs(feeds), other.runner.outputs(feeds)
     pairs = [(name, name, array) for name, array in others.items() if name in own]
     if not pairs and other.kind == "pytorch":
         pairs = _with_heads(own, others, mask, other.folder)
@@ -111,8 +113,8 @@ def compare_answers(model: Contender, other: Other, workload: Workload) -> Answe
         pairs = [(first, second, array)] if own[first].shape == array.shape else []
     errors = [measure(own[name], array, mask) for name, _, array in pairs]
     if not errors:
-        return AnswerError()
-    return AnswerError(
+        return OutputDifference()
+    return OutputDifference(
         tuple(name if name == second else f"{name}: {second}" for name, second, _ in pairs),
         max(error.max_abs_error for error in errors),
         min(error.cosine for error in errors),
@@ -133,14 +135,14 @@ def _with_heads(
 
 
 def compared_shape(
-    workload: Workload, pairs: Sequence[tuple[Block, Block]], answers: AnswerError, *, threads: int
+    workload: Workload, pairs: Sequence[tuple[Block, Block]], outputs: OutputDifference, *, threads: int
 ) -> ComparedShape:
     """Sum up blocks of both that were taken in turns.
 
     Args:
         workload: what they ran on.
         pairs: a block of the model and one of the other, of each round.
-        answers: how far their outputs are apart.
+        outputs: how far their outputs are apart.
         threads: that computed on the host; on one, the ratios leave out what other processes took.
     """
     other = [theirs for _, theirs in pairs]
@@ -152,8 +154,8 @@ def compared_shape(
         pairs=len(ratios),
         ratio=float(np.median(ratios)),
         ratio_interval=interval_of_median(ratios),
-        max_abs_error=answers.max_abs_error,
-        cosine_min=answers.cosine_min,
+        max_abs_error=outputs.max_abs_error,
+        cosine_min=outputs.cosine_min,
     )
 
 

@@ -1,27 +1,42 @@
-"""Time a model, and put together what was found out."""
+"""Time a model on every shape, and put the report together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from onnxtool.benchmarking.baseline import Conditions
-from onnxtool.benchmarking.comparison import Other, few_pairs, open_again, open_other
-from onnxtool.benchmarking.contenders import SessionContender
+from onnxtool.benchmarking.comparison import (
+    ComparedModel,
+    OutputDifference,
+    compare_outputs,
+    compared_shape,
+    few_pairs,
+    open_again,
+    open_compared,
+)
 from onnxtool.benchmarking.description import describe_environment, identify_model
-from onnxtool.benchmarking.grid import Grid
-from onnxtool.benchmarking.judgement import Judge, shape_names
+from onnxtool.benchmarking.gates import Gates, shape_names
 from onnxtool.benchmarking.options import BenchmarkOptions
-from onnxtool.benchmarking.report import BenchmarkReport, Comparison
-from onnxtool.benchmarking.trust import MachineWatch
-from onnxtool.benchmarking.workload import TextReader, Workload, check_lengths, made_up_workloads
+from onnxtool.benchmarking.reliability import MachineWatch, shape_warnings
+from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, ComparedShape, Comparison, GateOutcome
+from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
+from onnxtool.benchmarking.runners import SessionRunner
+from onnxtool.benchmarking.samples import Block, TimedShape, drift, latencies, median_interval, robust_spread
+from onnxtool.benchmarking.samples import waited_share as waited_share_of
+from onnxtool.benchmarking.workload import TextReader, Workload, check_lengths, random_workloads
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
+from onnxtool.reports import to_json
 from onnxtool.runtime.device_memory import DeviceMemory, device_memory
 from onnxtool.runtime.disturbance import load_average
+from onnxtool.runtime.kernel import ReferenceKernel
 from onnxtool.runtime.session import Session, available_cores, open_session
-from onnxtool.runtime.timing import peak_rss_bytes
+from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_latencies
+
+_MAX_UNDECIDED_S = 30.0  # spent on further runs of a shape on which a gate is not decided
+_MORE_RUNS = Limits(float("inf"), 3.0)
 
 
 def benchmark(
@@ -32,8 +47,8 @@ def benchmark(
 ) -> BenchmarkReport:
     """Time the model at `model_path` on every shape of the grid, or on texts, in one session.
 
-    Throughput is what the mean latency gives. Latencies are those of onnxruntime's own call: tokenization, and
-    anything done with the outputs, are not in them. With IOBinding, copies to a device are not in them either.
+    Throughput is what the mean latency gives. Latencies are those of onnxruntime's own call: tokenization and
+    post-processing are not included. With IOBinding, copies to a device are not included either.
 
     Raises:
         CheckpointError: the checkpoint to compare with cannot be loaded.
@@ -45,30 +60,38 @@ def benchmark(
     """
     options = options or BenchmarkOptions()
     options.check()
-    judge = Judge.open(options)
+    gates = Gates.open(options)
     if not options.texts:
         check_lengths(ModelFile.open(model_path), options)
     watch, memory = MachineWatch(), None if options.provider == "cpu" else device_memory()
     session, reader = _load(model_path, options, on_progress)
     memory = memory if session.provider == "cuda" else None
-    peak_load = peak_rss_bytes()
-    conditions = Conditions(
-        session.provider,
-        session.threads,
-        "texts" if reader else "random",
-        describe_environment(session, options, watch.load_before, memory),
-        identify_model(session.model, reader),
+    # What is known before anything is timed, and what a baseline must have been measured with as well.
+    report = BenchmarkReport(
+        model=str(session.model.path),
+        provider=session.provider,
+        threads=session.threads,
+        load_ms=session.load_ms,
+        first_run_ms=0.0,
+        peak_rss_bytes=peak_rss_bytes(),
+        warmup=options.warmup,
+        results=(),
+        environment=describe_environment(session, options, watch.load_before, memory),
+        identity=identify_model(session.model, reader),
+        inputs="texts" if reader else "random",
+        peak_rss_load_bytes=peak_rss_bytes(),
+        baseline="" if gates.baseline is None else str(gates.baseline.path),
     )
-    judge.check(conditions, shape_names(options))
-    other = _other(options, session, judge.model_again(conditions), on_progress)
+    gates.check(report, shape_names(options))
+    other = _compared_model(options, session, gates.model_again(report), on_progress)
     if other is not None and other.kind == "baseline":
-        judge = replace(judge, in_turns=True)
-    grid = Grid(SessionContender(session, options.io_binding), other, options, judge, reader, on_progress)
+        gates = replace(gates, in_turns=True)
+    timer = _ShapeTimer(SessionRunner(session, options.io_binding), other, options, gates, reader, on_progress)
     for workload in _workloads(session.model, reader, options):
-        grid.time(workload)
-    report = _report(grid, conditions, tuple(watch.warnings(session.threads, available_cores())), peak_load)
+        timer.time(workload)
+    report = _complete(report, timer, tuple(watch.warnings(session.threads, available_cores())))
     report = replace(report, peak_vram_bytes=_taken(memory))
-    return replace(report, gates=(*report.gates, *judge.run_outcomes(report)))
+    return replace(report, gates=(*timer.gate_outcomes, *gates.run_outcomes(report)))
 
 
 def _load(
@@ -92,13 +115,13 @@ def _load(
     return model.session, TextReader.draw(model, options)
 
 
-def _other(
+def _compared_model(
     options: BenchmarkOptions, session: Session, again: Path | None, on_progress: Callable[[str], None]
-) -> Other | None:
+) -> ComparedModel | None:
     """Load what is timed in turns with the model: what was asked for, else the model of the baseline `again`."""
     if options.compare is not None:
         on_progress(f"loading {options.compare}")
-        return open_other(options, session)
+        return open_compared(options, session)
     if again is not None:
         on_progress(f"loading {again}")
         return open_again(again, options, session)
@@ -107,63 +130,160 @@ def _other(
 
 def _workloads(model: ModelFile, reader: TextReader | None, options: BenchmarkOptions) -> Iterator[Workload]:
     if reader is None:
-        yield from made_up_workloads(model, options)
+        yield from random_workloads(model, options)
     else:
         for batch_size in options.batch_sizes:
             yield reader.workload(batch_size)
 
 
-def _report(grid: Grid, conditions: Conditions, warnings: tuple[str, ...], peak_load: int) -> BenchmarkReport:
-    session, results = grid.contender.session, grid.results
-    baseline, peaks = grid.judge.baseline, [result.peak_rss_bytes or 0 for result in results]
-    return BenchmarkReport(
-        model=str(session.model.path),
-        provider=session.provider,
-        threads=session.threads,
-        load_ms=session.load_ms,
-        first_run_ms=grid.first_run_ms or 0.0,
-        peak_rss_bytes=peak_load if grid.other else max(peak_load, peak_rss_bytes(), *peaks),
-        warmup=grid.options.warmup,
-        results=tuple(results),
-        environment=replace(conditions.environment, load_average_after=load_average()),
-        identity=conditions.identity,
-        inputs=conditions.inputs,
-        peak_rss_load_bytes=peak_load,
+@dataclass
+class _ShapeTimer:
+    """Times one shape after the other, and collects the results.
+
+    Attributes:
+        first_run_ms: of the session; None until there was one.
+        differences: how far the model's outputs are from the compared model's, for each shape.
+    """
+
+    runner: SessionRunner
+    other: ComparedModel | None
+    options: BenchmarkOptions
+    gates: Gates
+    reader: TextReader | None
+    on_progress: Callable[[str], None]
+    kernel: ReferenceKernel = field(default_factory=ReferenceKernel)
+    first_run_ms: float | None = None
+    results: list[BenchmarkResult] = field(default_factory=list)
+    compared: list[ComparedShape] = field(default_factory=list)
+    differences: list[OutputDifference] = field(default_factory=list)
+    gate_outcomes: list[GateOutcome] = field(default_factory=list)
+
+    def time(self, workload: Workload) -> None:
+        """Time a shape, alone or in turns with the compared model, and longer where a gate is not decided."""
+        self.on_progress(f"timing {workload.description}")
+        if self.first_run_ms is None:
+            start = time.perf_counter()
+            self.runner.session.run_unchecked(workload.batches[0])
+            self.first_run_ms = (time.perf_counter() - start) * 1e3
+        if self.other is not None:
+            self.differences.append(compare_outputs(self.runner, self.other, workload))
+        runners = [self.runner] if self.other is None else [self.runner, self.other.runner]
+        runs = InterleavedRuns([[one.prepare(feeds) for feeds in workload.batches] for one in runners], self.kernel)
+        runs.warm_up(self.options.warmup)
+        has_own_peak = self.other is None and reset_peak_rss()
+        runs.take(Limits(*self.options.stop_after))
+        self.gate_outcomes += self._decide(workload, runs)
+        self.results.append(
+            replace(
+                self._result(workload, runs.blocks[0]),
+                peak_rss_bytes=peak_rss_bytes() if has_own_peak else None,
+                stages_ms=self.reader.time_stages(workload) if self.reader else None,
+                transfer_ms=self.runner.time_transfers(workload.batches[0]),
+            )
+        )
+        if self.other is not None:
+            pairs = list(zip(*runs.blocks, strict=True))
+            self.compared.append(compared_shape(workload, pairs, self.differences[-1], threads=self._host_threads))
+
+    def _decide(self, workload: Workload, runs: InterleavedRuns) -> list[GateOutcome]:
+        """Check the gates, and take more runs for a while where one of them is not decided."""
+        end = time.perf_counter() + _MAX_UNDECIDED_S
+        while True:
+            outcomes = self._outcomes(workload, runs)
+            undecided = [outcome.expression for outcome in outcomes if not outcome.decided]
+            if not undecided or time.perf_counter() >= end:
+                return outcomes
+            self.on_progress(f"timing {workload.description} longer, as {', '.join(undecided)} is not decided")
+            runs.take(_MORE_RUNS)
+
+    def _outcomes(self, workload: Workload, runs: InterleavedRuns) -> list[GateOutcome]:
+        if not self.gates.gates:
+            return []
+        results = [self._result(workload, blocks) for blocks in runs.blocks]
+        shapes = [
+            TimedShape(to_json(result), tuple(blocks), result.waited_share)
+            for result, blocks in zip(results, runs.blocks, strict=True)
+        ]
+        return self.gates.outcomes(results[0].name, *shapes, threads=self._host_threads)
+
+    @property
+    def _host_threads(self) -> int:
+        """Threads that compute on the host; 0 where one of the two is on a device."""
+        session = self.runner.session
+        on_host = session.provider == "cpu" and (self.other is None or self.other.provider == "cpu")
+        return session.threads if on_host else 0
+
+    def _result(self, workload: Workload, blocks: Sequence[Block]) -> BenchmarkResult:
+        samples = latencies(blocks)
+        summary = summarize_latencies(samples)
+        runs_per_s = 1e3 / summary.mean
+        middle, threads = median_interval(blocks), self._host_threads
+        warnings = tuple(shape_warnings(blocks, threads, middle, is_repeated=len(workload.batches) == 1))
+        return BenchmarkResult(
+            batch_size=workload.batch_size,
+            sequence_length=workload.sequence_length,
+            runs=len(samples),
+            latency_ms=summary,
+            throughput_samples_per_s=workload.batch_size * runs_per_s,
+            throughput_tokens_per_s=workload.tokens_per_batch * runs_per_s,
+            latencies_ms=tuple(samples),
+            core_ms=tuple(core for block in blocks for core in block.core_ms),
+            preemptions=tuple(count for block in blocks for count in block.preemptions),
+            block_sizes=tuple(len(block.latencies_ms) for block in blocks),
+            kernel_ms=tuple(block.kernel_ms for block in blocks),
+            p50_interval_ms=middle,
+            spread=robust_spread(samples),
+            drift=drift(samples),
+            waited_share=waited_share_of(blocks, threads),
+            tokens=workload.tokens,
+            trusted=not warnings,
+            warnings=warnings,
+        )
+
+
+def _complete(report: BenchmarkReport, timer: _ShapeTimer, warnings: tuple[str, ...]) -> BenchmarkReport:
+    """Add what was timed to what was known before."""
+    results, baseline = tuple(timer.results), timer.gates.baseline
+    peaks = () if timer.other else (peak_rss_bytes(), *(result.peak_rss_bytes or 0 for result in results))
+    return replace(
+        report,
+        first_run_ms=timer.first_run_ms or 0.0,
+        peak_rss_bytes=max(report.peak_rss_bytes, *peaks, 0),
+        results=results,
+        environment=replace(report.environment, load_average_after=load_average()),
         trusted=not warnings and all(result.trusted for result in results),
         warnings=warnings,
-        notes=(*_text_notes(grid), *(baseline.notes(conditions, results) if baseline else ())),
-        comparison=_comparison(grid),
-        baseline="" if baseline is None else str(baseline.path),
-        gates=tuple(grid.gates),
+        notes=(*_text_notes(timer), *(baseline.notes(report, results) if baseline else ())),
+        comparison=_comparison(timer),
     )
 
 
-def _comparison(grid: Grid) -> Comparison | None:
-    other = grid.other
+def _comparison(timer: _ShapeTimer) -> Comparison | None:
+    other = timer.other
     if other is None:
         return None
-    few = dict.fromkeys(note for note in map(few_pairs, grid.compared) if note)
-    outputs = grid.answers[0].outputs
-    unlike = [] if outputs else ["no output of one is an output of the other: whether they answer alike is not known"]
+    few = dict.fromkeys(note for note in map(few_pairs, timer.compared) if note)
+    outputs = timer.differences[0].outputs
+    unlike = [] if outputs else ["the models have no output in common: whether their outputs agree is not known"]
     return Comparison(
         other=other.name,
         kind=other.kind,
         provider=other.provider,
-        load_ms=other.contender.load_ms,
+        load_ms=other.runner.load_ms,
         outputs=outputs,
-        results=tuple(grid.compared),
+        results=tuple(timer.compared),
         notes=(*other.notes, *unlike, *few),
     )
 
 
-def _text_notes(grid: Grid) -> Iterator[str]:
+def _text_notes(timer: _ShapeTimer) -> Iterator[str]:
     """Say which texts were run, where it was not all of them as often as each other."""
-    reader = grid.reader
+    reader = timer.reader
     if reader is None:
         return
     if len(reader.texts) < reader.num_given:
         yield f"{len(reader.texts)} of {reader.num_given} texts were drawn at random"
-    for result in grid.results:
+    for result in timer.results:
         batches = -(-len(reader.texts) // result.batch_size)
         if result.runs < batches:
             yield f"{result.runs} of {batches} batches of {result.batch_size} were timed, in an order drawn at random"

@@ -1,7 +1,7 @@
-"""Latencies as they were taken, in blocks, and what can be said of them with what certainty.
+"""Latencies in blocks, and statistics of them with their uncertainty.
 
-Latencies that follow each other resemble each other: whatever else the machine does goes on for a while. An interval
-that takes them for independent is too narrow, so whole blocks are drawn anew (moving-block bootstrap, Künsch 1989).
+Successive latencies are correlated: whatever else the machine does lasts for a while. An interval that takes them for
+independent is too narrow, so whole blocks are resampled (moving-block bootstrap, Künsch 1989).
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.reports import Json
+
 Floats = NDArray[np.float64]
-Statistic = Callable[[Floats], float]
+Statistic = Callable[[Floats], Floats]  # of the last axis: float64 [..., N] to float64 [...]
 
 # From this part of the time on, in which threads have no core, latencies are the scheduler's.
 MAX_WAITED = 0.03
 _REPLICATES = 1000
+_MAX_DRAWN = 1 << 20  # values at once: 8 MB
 _FEWEST_BLOCKS = 6  # with fewer, runs are drawn in their place
 _SEED = 0
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
@@ -42,6 +45,19 @@ class Block:
     waited_ms: float | None
     kernel_ms: float
     wall_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class TimedShape:
+    """The runs of one model on one shape, as a gate sees them.
+
+    Attributes:
+        figures: the result in JSON.
+    """
+
+    figures: Json
+    blocks: tuple[Block, ...]
+    waited_share: float | None
 
 
 def latencies(blocks: Sequence[Block]) -> list[float]:
@@ -86,19 +102,22 @@ def drift(values: Sequence[float]) -> float:
 
 
 def replicates(groups: Sequence[Floats], statistic: Statistic, seed: int = _SEED) -> Floats:
-    """Return the statistic of samples drawn anew, a thousand times: float64 [1000].
+    """Return the statistic of a thousand resamples: float64 [1000].
 
     Args:
-        groups: the samples block by block; whole blocks are drawn, or samples where there are few blocks.
+        groups: the samples by block; whole blocks are drawn, or single samples where there are few blocks.
         statistic: of all samples together.
         seed: two sets of samples that were taken together take the same one, and are drawn together.
     """
     units = list(groups)
     if len(units) < _FEWEST_BLOCKS:
         units = list(np.concatenate(units).reshape(-1, 1))
-    generator = np.random.default_rng(seed)
-    drawn = generator.integers(0, len(units), (_REPLICATES, len(units)))
-    return np.array([statistic(np.concatenate([units[place] for place in places])) for places in drawn])
+    drawn = np.random.default_rng(seed).integers(0, len(units), (_REPLICATES, len(units)))
+    if len({unit.size for unit in units}) > 1:
+        return np.array([statistic(np.concatenate([units[place] for place in places])) for places in drawn])
+    stacked = np.stack(units)
+    parts = np.array_split(drawn, min(_REPLICATES, -(-_REPLICATES * stacked.size // _MAX_DRAWN)))
+    return np.concatenate([statistic(stacked[part].reshape(len(part), -1)) for part in parts])
 
 
 def interval(values: Floats) -> tuple[float, float]:
@@ -109,7 +128,9 @@ def interval(values: Floats) -> tuple[float, float]:
 
 def median_interval(blocks: Sequence[Block]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median latency."""
-    return interval(replicates([np.asarray(block.latencies_ms) for block in blocks], lambda x: float(np.median(x))))
+    return interval(
+        replicates([np.asarray(block.latencies_ms) for block in blocks], lambda samples: np.median(samples, axis=-1))
+    )
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:

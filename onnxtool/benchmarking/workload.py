@@ -1,4 +1,4 @@
-"""What a benchmark runs: made-up inputs of one shape, or texts in batches.
+"""What a benchmark runs: generated inputs of one shape, or texts in batches.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.benchmarking.options import BenchmarkOptions
-from onnxtool.benchmarking.report import TokenLengths
+from onnxtool.benchmarking.report import StageTimes, TokenLengths
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.errors import InputError
+from onnxtool.infer.batches import Batch
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+from onnxtool.runtime.timing import summarize_latencies
 
 Feeds = Mapping[str, NDArray[Any]]
 
+_STAGE_BATCHES, _STAGES_S = 30, 5.0  # the most that tokenizing and pooling are timed
 _MAX_TEXTS = 4096  # more would show the same lengths, and take memory
 
 
@@ -36,8 +40,8 @@ class Workload:
         sequence_length: S, of texts the largest.
         batches: inputs of B rows each.
         masks: bool [B, S] of each batch, false on padding.
-        texts: what each batch was made from; empty for made-up inputs.
-        tokens: None for made-up inputs.
+        texts: what each batch was made from; empty for generated inputs.
+        tokens: None for generated inputs.
     """
 
     batch_size: int
@@ -118,6 +122,44 @@ class TextReader:
             digest.update(text.encode("utf-8", errors="surrogatepass") + b"\0")
         return digest.hexdigest()
 
+    def time_stages(self, workload: Workload) -> StageTimes:
+        """Time tokenizing and pooling of batches as the library does them, without the model's run between them.
+
+        Raises:
+            InputError: the model's outputs are not what its task says.
+        """
+        model = self.model
+        tokenize_ms: list[float] = []
+        pool_ms: list[float] = []
+        has_vectors = True
+        end = time.perf_counter() + _STAGES_S
+        for place in range(_STAGE_BATCHES + 1):  # the first one allocates
+            texts = workload.texts[place % len(workload.texts)]
+            start = time.perf_counter()
+            encoded = model.tokenize(texts)
+            feeds = model.feeds(encoded)
+            tokenize_ms.append((time.perf_counter() - start) * 1e3)
+            if has_vectors:
+                batch = model.batch(encoded, model.session.run(feeds))
+                has_vectors = _time_pooling(model, batch, pool_ms)
+            if len(tokenize_ms) > 1 and time.perf_counter() >= end:
+                break
+        return StageTimes(
+            tokenize=summarize_latencies(tokenize_ms[1:]),
+            pool=summarize_latencies(pool_ms[1:]) if has_vectors else None,
+        )
+
+
+def _time_pooling(model: LoadedModel, batch: Batch, pool_ms: list[float]) -> bool:
+    """Time pooling a batch; return whether the model is for vectors at all."""
+    start = time.perf_counter()
+    try:
+        model.pool(batch)
+    except InputError:
+        return False
+    pool_ms.append((time.perf_counter() - start) * 1e3)
+    return True
+
 
 def _groups(texts: Sequence[str], batch_size: int) -> Iterator[tuple[str, ...]]:
     for start in range(0, len(texts), batch_size):
@@ -138,11 +180,11 @@ def _token_lengths(lengths: Sequence[int], masks: Sequence[NDArray[np.bool_]], n
     )
 
 
-def made_up_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Workload]:
-    """Make up inputs for every shape of the grid, the same ones for the same seed.
+def random_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Workload]:
+    """Generate random inputs for every shape, the same ones for the same seed.
 
     Raises:
-        InputError: the model is fixed to other shapes, or has inputs for which nothing can be made up.
+        InputError: the model is fixed to other shapes, or has inputs for which none can be generated.
     """
     bounds = index_bounds(model)
     for batch_size in options.batch_sizes:
@@ -168,7 +210,7 @@ def check_lengths(model: ModelFile, options: BenchmarkOptions) -> None:
 
 
 def _folder_of(model: ModelFile) -> CheckpointFolder | None:
-    """Return the checkpoint's folder where it is there; made-up inputs need no tokenizer."""
+    """Return the checkpoint's folder where it is there; generated inputs need no tokenizer."""
     try:
         return find_checkpoint_folder(model)
     except InputError:

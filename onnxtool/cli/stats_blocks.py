@@ -1,9 +1,9 @@
-"""A summary and a difference as blocks, for text on a terminal and elsewhere."""
+"""A summary and a difference as sections, for all formats, and as blocks for text and HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_shape
 from onnxtool.cli.stats_wording import (
@@ -25,34 +25,89 @@ from onnxtool.cli.stats_wording import (
     step_row,
 )
 from onnxtool.model_file.metadata import STEPS_KEY
-from onnxtool.reports import TensorInfo
 from onnxtool.summary.figures import Cost, Difference, Stats
 
 _MAX_ROWS = 40
 
 
+class Section(NamedTuple):
+    """A table with its title, for text, Markdown and HTML alike.
+
+    Attributes:
+        names: columns of names from a model file, which Markdown shows as code.
+        numbers: columns that are aligned to the right in text and HTML.
+        is_long: whether text and HTML show the first rows only.
+        is_whole: whether they show long cells whole.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: Sequence[str]
+    numbers: Sequence[str] = ()
+    is_long: bool = False
+    is_whole: bool = False
+
+
 def summary_blocks(stats: Stats, title: str, *, details: bool = False) -> list[Block]:
     """Describe one model, under a heading; with `details`, its weights, parts and functions too."""
-    blocks: list[Block] = [
-        Heading(title),
-        Facts(_summary_facts(stats)),
-        Heading("Inputs"),
-        _tensor_table(stats.inputs),
-        Heading("Outputs"),
-        _tensor_table(stats.outputs),
-        Heading("Operators"),
-        _table(("Operator", "Nodes"), ((op, str(count)) for op, count in stats.ops.items()), numbers={"Nodes"}),
-    ]
+    blocks: list[Block] = [Heading(title), Facts(_summary_facts(stats))]
+    for section in graph_sections(stats):
+        blocks += _section_blocks(section)
     if stats.cost is not None:
         blocks += _cost_blocks(stats.cost)
-    if details:
-        blocks += _detail_blocks(stats)
-    metadata = [(key, value) for key, value in stats.metadata.items() if key != STEPS_KEY or not stats.steps]
-    if metadata:
-        blocks += [Heading("Metadata"), _table(("Key", "Value"), metadata)]
-    if stats.steps:
-        blocks += [Heading("What onnxtool did"), Table(("Step", "Details"), [step_row(step) for step in stats.steps])]
+    for section in (*(detail_sections(stats) if details else ()), *metadata_sections(stats)):
+        blocks += _section_blocks(section) if section.rows else []
     return blocks
+
+
+def graph_sections(stats: Stats) -> list[Section]:
+    """Return the inputs, outputs and operators of a model."""
+    columns = ("Name", "Dtype", "Shape")
+    return [
+        *(
+            Section(title, columns, [(info.name, info.dtype, format_shape(info.shape)) for info in tensors], columns)
+            for title, tensors in (("Inputs", stats.inputs), ("Outputs", stats.outputs))
+        ),
+        Section(
+            "Operators", ("Operator", "Nodes"), [(op, str(n)) for op, n in stats.ops.items()], ["Operator"], ["Nodes"]
+        ),
+    ]
+
+
+def detail_sections(stats: Stats) -> list[Section]:
+    """Return the parts, initializers and functions of a model."""
+    layers = [(name, str(layer.num_nodes), format_bytes(layer.size_bytes)) for name, layer in stats.layers.items()]
+    largest = [
+        (each.name, each.dtype, format_shape(each.shape), format_bytes(each.size_bytes)) for each in stats.largest
+    ]
+    duplicates = [(", ".join(entry.names), format_bytes(entry.size_bytes)) for entry in stats.duplicates]
+    functions = [(entry.name, str(entry.num_nodes), join(entry.opsets)) for entry in stats.functions]
+    return [
+        Section("Parts by scope", ("Part", "Nodes", "Weights"), layers, ["Part"], ["Nodes", "Weights"], is_long=True),
+        Section(
+            "Largest initializers", ("Name", "Dtype", "Shape", "Size"), largest, ["Name", "Dtype", "Shape"], ["Size"]
+        ),
+        Section("Stored more than once", ("Names", "Wasted"), duplicates, ["Names"], ["Wasted"]),
+        Section(
+            "Functions of the model",
+            ("Function", "Nodes", "Opsets"),
+            functions,
+            ["Function", "Opsets"],
+            ["Nodes"],
+            is_long=True,
+        ),
+    ]
+
+
+def metadata_sections(stats: Stats) -> list[Section]:
+    """Return the metadata of a model, and the steps that onnxtool recorded there."""
+    metadata = [(key, value) for key, value in stats.metadata.items() if key != STEPS_KEY or not stats.steps]
+    steps = [step_row(step) for step in stats.steps]
+    return [
+        Section("Metadata", ("Key", "Value"), metadata, ["Key", "Value"]),
+        Section("What onnxtool did", ("Step", "Details"), steps, ["Step", "Details"], is_whole=True),
+    ]
 
 
 def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
@@ -98,35 +153,6 @@ def _cost_blocks(cost: Cost) -> list[Block]:
     return blocks
 
 
-def _detail_blocks(stats: Stats) -> list[Block]:
-    blocks: list[Block] = []
-    if stats.layers:
-        rows = [(name, str(layer.num_nodes), format_bytes(layer.size_bytes)) for name, layer in stats.layers.items()]
-        blocks += [
-            Heading("Parts by scope"),
-            *_limited(("Part", "Nodes", "Weights"), rows, numbers={"Nodes", "Weights"}),
-        ]
-    if stats.largest:
-        largest = [
-            (weight.name, weight.dtype, format_shape(weight.shape), format_bytes(weight.size_bytes))
-            for weight in stats.largest
-        ]
-        blocks += [
-            Heading("Largest initializers"),
-            _table(("Name", "Dtype", "Shape", "Size"), largest, numbers={"Size"}),
-        ]
-    if stats.duplicates:
-        duplicates = [(", ".join(entry.names), format_bytes(entry.size_bytes)) for entry in stats.duplicates]
-        blocks += [Heading("Stored more than once"), _table(("Names", "Wasted"), duplicates, numbers={"Wasted"})]
-    if stats.functions:
-        functions = [(entry.name, str(entry.num_nodes), join(entry.opsets)) for entry in stats.functions]
-        blocks += [
-            Heading("Functions of the model"),
-            *_limited(("Function", "Nodes", "Opsets"), functions, numbers={"Nodes"}),
-        ]
-    return blocks
-
-
 def difference_blocks(difference: Difference) -> list[Block]:
     """Describe what separates a model from its base: the figures first, then what changed in detail."""
     base, model, delta = difference.base, difference.model, difference.delta
@@ -135,27 +161,33 @@ def difference_blocks(difference: Difference) -> list[Block]:
     if not notes and not any((delta.ops, delta.weights, delta.layers, delta.renamed)):
         notes = ["the same operators and initializers; " + _not_compared(difference)]
     blocks += [Note(text) for text in notes]
-    columns = ("Base", "Model", "Change")
-    if delta.ops:
-        rows = operator_rows(delta.ops, base.ops, model.ops)
-        blocks += [Heading("Operators"), _table(("Operator", *columns), rows, numbers=set(columns))]
-    for title, changes, before, after in (
-        ("Inputs", delta.inputs, signatures(base.inputs), signatures(model.inputs)),
-        ("Outputs", delta.outputs, signatures(base.outputs), signatures(model.outputs)),
-        ("Metadata", delta.metadata, metadata_of(base), metadata_of(model)),
-    ):
-        if changes:
-            entries = ((name, before.get(name, ABSENT), after.get(name, ABSENT)) for name in names_of(changes))
-            blocks += [Heading(title), _table(("Name", "Base", "Model"), entries)]
-    if delta.layers:
-        blocks += [Heading("Parts by scope"), *_limited(("Part", *columns), layer_rows(base, model))]
-    if delta.weights:
-        weights = entry_rows(delta.weights, show_weight)
-        blocks += [Heading("Initializers"), *_limited(("Name", "Base", "Model"), weights)]
-    if delta.renamed:
-        renamed = list(delta.renamed.items())
-        blocks += [Heading("Initializers of another name"), *_limited(("Base", "Model"), renamed)]
+    for section in difference_sections(difference):
+        blocks += _section_blocks(section) if section.rows else []
     return blocks
+
+
+def difference_sections(difference: Difference) -> list[Section]:
+    """Return what changed, a section for each kind."""
+    base, model, delta = difference.base, difference.model, difference.delta
+    numbers = ("Base", "Model", "Change")
+    columns = ("Name", "Base", "Model")
+    entries = [
+        Section(title, columns, [(n, before.get(n, ABSENT), after.get(n, ABSENT)) for n in names_of(changes)], columns)
+        for title, changes, before, after in (
+            ("Inputs", delta.inputs, signatures(base.inputs), signatures(model.inputs)),
+            ("Outputs", delta.outputs, signatures(base.outputs), signatures(model.outputs)),
+            ("Metadata", delta.metadata, metadata_of(base), metadata_of(model)),
+        )
+    ]
+    operators = operator_rows(delta.ops, base.ops, model.ops)
+    renamed = list(delta.renamed.items())
+    return [
+        Section("Operators", ("Operator", *numbers), operators, ["Operator"], numbers),
+        *entries,
+        Section("Parts by scope", ("Part", *numbers), layer_rows(base, model), ["Part"], is_long=True),
+        Section("Initializers", columns, entry_rows(delta.weights, show_weight), columns, is_long=True),
+        Section("Initializers of another name", ("Base", "Model"), renamed, ["Base", "Model"], is_long=True),
+    ]
 
 
 def _not_compared(difference: Difference) -> str:
@@ -195,22 +227,13 @@ def _difference_facts(base: Stats, model: Stats) -> list[tuple[str, str]]:
     ]
 
 
-def _tensor_table(tensors: Iterable[TensorInfo]) -> Table:
-    return _table(
-        ("Name", "Dtype", "Shape"), ((tensor.name, tensor.dtype, format_shape(tensor.shape)) for tensor in tensors)
-    )
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: AbstractSet[str] = frozenset()) -> Table:
-    """Make a table in which no cell is so long that it hides the others."""
-    return Table(columns, [[shorten(cell) for cell in row] for row in rows], frozenset(numbers))
-
-
-def _limited(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: AbstractSet[str] = frozenset()
-) -> list[Block]:
-    """Make a table of the first rows, and a note where there are more."""
-    blocks: list[Block] = [_table(columns, rows[:_MAX_ROWS], numbers=numbers)]
-    if len(rows) > _MAX_ROWS:
-        blocks.append(Note(f"and {len(rows) - _MAX_ROWS} more, all of them in --format json"))
+def _section_blocks(section: Section) -> list[Block]:
+    """Make a heading and a table in which no cell is so long that it hides the others."""
+    rows = section.rows[:_MAX_ROWS] if section.is_long else section.rows
+    if not section.is_whole:
+        rows = [[shorten(cell) for cell in row] for row in rows]
+    table = Table(section.columns, rows, frozenset(section.numbers))
+    blocks: list[Block] = [Heading(section.title), table]
+    if len(section.rows) > len(rows):
+        blocks.append(Note(f"and {len(section.rows) - len(rows)} more, all of them in --format json"))
     return blocks

@@ -8,31 +8,21 @@ of them is read as Markdown, HTML or the mention of a person.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from onnxtool.cli.printable import printable
-from onnxtool.cli.render import format_bytes, format_shape, format_tensor
+from onnxtool.cli.render import format_bytes
+from onnxtool.cli.stats_blocks import Section, detail_sections, difference_sections, graph_sections, metadata_sections
 from onnxtool.cli.stats_wording import (
     ABSENT,
     counts_of,
-    entry_rows,
     format_count,
     growth,
     interface_notes,
-    join,
     last_proof,
-    layer_rows,
-    metadata_of,
-    names_of,
     needs,
-    operator_rows,
     shape_of,
     shorten,
-    show_weight,
-    signatures,
-    step_row,
 )
-from onnxtool.model_file.metadata import STEPS_KEY
 from onnxtool.summary.figures import Difference, Stats
 
 # GitHub refuses a comment of more than 65,536 characters.
@@ -40,15 +30,6 @@ _MAX_LENGTH = 60_000
 _MAX_ROWS = 40
 _MAX_CELL_LENGTH = 100
 _MAX_GATES = 3
-
-
-class _Section(NamedTuple):
-    """A folded table; cells are plain text, of which those in `names` become code."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    names: frozenset[int] = frozenset({0})
 
 
 def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
@@ -70,7 +51,10 @@ def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
         figures.insert(4, (f"MACs of {shape_of(stats.cost)}", cost))
     top = [f"### {_code(stats.path)}", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in figures), ""]
     top += _last_lines(stats, gates)
-    return _document(top, _summary_sections(stats))
+    return _document(
+        top,
+        [*graph_sections(stats), *_figure_sections(stats), *detail_sections(stats), *metadata_sections(stats)],
+    )
 
 
 def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str:
@@ -99,7 +83,7 @@ def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str
     notes = interface_notes(base, model, delta.inputs, delta.outputs)
     interface = f"⚠ {'; '.join(notes)}" if notes else "inputs and outputs unchanged"
     top += ["", f"**Interface:** {interface}. {' · '.join(told)}", *_last_lines(model, gates)]
-    return _document(top, _difference_sections(difference))
+    return _document(top, difference_sections(difference))
 
 
 def _figure(name: str, after: int, before: int) -> tuple[str, str, str, str]:
@@ -117,96 +101,19 @@ def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:
     return [" ".join(parts)] if parts else []
 
 
-def _summary_sections(stats: Stats) -> list[_Section]:
-    tensors = [("input", value) for value in stats.inputs] + [("output", value) for value in stats.outputs]
-    sections = [
-        _Section(
-            "Inputs and outputs",
-            ("", "Name", "Type"),
-            [(kind, value.name, format_tensor(value)) for kind, value in tensors],
-            frozenset({1, 2}),
-        ),
-        _Section("Operators", ("Operator", "Nodes"), [(op, str(count)) for op, count in stats.ops.items()]),
-        _Section(
-            "Weights by dtype",
-            ("Dtype", "Parameters", "Bytes"),
-            [
-                (dtype, f"{stats.parameters.get(dtype, 0):,}", f"{size:,}")
-                for dtype, size in stats.initializer_bytes.items()
-            ],
-        ),
-        _Section(
-            "Parts by scope",
-            ("Part", "Nodes", "Weights"),
-            [(name, str(layer.num_nodes), format_bytes(layer.size_bytes)) for name, layer in stats.layers.items()],
-        ),
-        _Section(
-            "Largest initializers",
-            ("Name", "Type", "Size"),
-            [
-                (entry.name, f"{entry.dtype} {format_shape(entry.shape)}", format_bytes(entry.size_bytes))
-                for entry in stats.largest
-            ],
-            frozenset({0, 1}),
-        ),
-        _Section(
-            "Stored more than once",
-            ("Names", "Wasted"),
-            [(", ".join(entry.names), format_bytes(entry.size_bytes)) for entry in stats.duplicates],
-        ),
-        _Section(
-            "Functions",
-            ("Function", "Nodes", "Opsets"),
-            [(entry.name, str(entry.num_nodes), join(entry.opsets)) for entry in stats.functions],
-            frozenset({0, 2}),
-        ),
-        _Section(
-            "Metadata",
-            ("Key", "Value"),
-            [(key, value) for key, value in stats.metadata.items() if key != STEPS_KEY or not stats.steps],
-            frozenset({0, 1}),
-        ),
-        _Section("What onnxtool did", ("Step", "Details"), [step_row(step) for step in stats.steps], frozenset({0, 1})),
+def _figure_sections(stats: Stats) -> list[Section]:
+    """Return what text has in lines, not in tables."""
+    macs = [] if stats.cost is None else [(op, f"{count:,}") for op, count in stats.cost.macs_by_op.items()]
+    weights = [
+        (dtype, f"{stats.parameters.get(dtype, 0):,}", f"{size:,}") for dtype, size in stats.initializer_bytes.items()
     ]
-    if stats.cost is not None:
-        sections.insert(
-            2,
-            _Section(
-                "Multiplications by operator",
-                ("Operator", "MACs"),
-                [(op, f"{macs:,}") for op, macs in stats.cost.macs_by_op.items()],
-            ),
-        )
-    return sections
-
-
-def _difference_sections(difference: Difference) -> list[_Section]:
-    base, model, delta = difference.base, difference.model, difference.delta
-    columns = ("Base", "Model", "Change")
-    both = frozenset({0, 1, 2})
-    sections = [_Section("Operators", ("Operator", *columns), operator_rows(delta.ops, base.ops, model.ops))]
-    for title, changes, before, after in (
-        ("Inputs", delta.inputs, signatures(base.inputs), signatures(model.inputs)),
-        ("Outputs", delta.outputs, signatures(base.outputs), signatures(model.outputs)),
-    ):
-        rows = [(name, before.get(name, ABSENT), after.get(name, ABSENT)) for name in names_of(changes)]
-        sections.append(_Section(title, ("Name", "Base", "Model"), rows, both))
-    before, after = metadata_of(base), metadata_of(model)
     return [
-        *sections,
-        _Section("Parts by scope", ("Part", *columns), layer_rows(base, model)),
-        _Section("Initializers", ("Name", "Base", "Model"), entry_rows(delta.weights, show_weight), both),
-        _Section("Initializers of another name", ("Base", "Model"), list(delta.renamed.items()), frozenset({0, 1})),
-        _Section(
-            "Metadata",
-            ("Name", "Base", "Model"),
-            [(name, before.get(name, ABSENT), after.get(name, ABSENT)) for name in names_of(delta.metadata)],
-            both,
-        ),
+        Section("Multiplications by operator", ("Operator", "MACs"), macs, ["Operator"]),
+        Section("Weights by dtype", ("Dtype", "Parameters", "Bytes"), weights, ["Dtype"]),
     ]
 
 
-def _document(top: Sequence[str], sections: Sequence[_Section]) -> str:
+def _document(top: Sequence[str], sections: Sequence[Section]) -> str:
     text = "\n".join(top).rstrip() + "\n"
     for section in sections:
         if not section.rows:
@@ -218,12 +125,13 @@ def _document(top: Sequence[str], sections: Sequence[_Section]) -> str:
     return text
 
 
-def _folded(section: _Section) -> str:
-    numbers = [index for index in range(len(section.columns)) if index not in section.names]
-    rule = "|".join("---:" if index in numbers and index else "---" for index in range(len(section.columns)))
+def _folded(section: Section) -> str:
+    rule = "|".join("---" if column in section.names else "---:" for column in section.columns)
     lines = [f"| {' | '.join(section.columns)} |", f"|{rule}|"]
     for row in section.rows[:_MAX_ROWS]:
-        cells = [_cell(cell, is_name=index in section.names) for index, cell in enumerate(row)]
+        cells = [
+            _cell(cell, is_name=column in section.names) for column, cell in zip(section.columns, row, strict=True)
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     more = len(section.rows) - _MAX_ROWS
     note = f"\n\nand {more} more; `--format json` has them all" if more > 0 else ""

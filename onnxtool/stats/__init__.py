@@ -1,10 +1,53 @@
 """Describe an ONNX file, or what separates two of them, without reading the weights."""
 
-from onnxtool.stats.difference import compare_models as compare_models
-from onnxtool.stats.difference import compare_stats as compare_stats
-from onnxtool.stats.difference import describe_model as describe_model
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnxtool.model_file import ModelFile
 from onnxtool.stats.settings import Settings as Settings
 from onnxtool.stats.settings import Shape as Shape
 from onnxtool.stats.settings import find_settings as find_settings
 from onnxtool.stats.settings import read_settings as read_settings
+from onnxtool.summary import summarize_file
 from onnxtool.summary import summarize_model as summarize_model
+from onnxtool.summary.difference import compare_stats as compare_stats
+from onnxtool.summary.difference import weights_of
+from onnxtool.summary.figures import Difference, Stats
+
+
+def describe_model(path: Path, shape: Shape | None = None) -> Stats:
+    """Summarize the ONNX file at `path`, with what a run costs on inputs of `shape`.
+
+    Raises:
+        ModelFileError: the file or its external data is missing, malformed, or outside the folder of the file.
+        InputError: inputs of this shape do not fit the model.
+    """
+    return _describe(ModelFile.open(path), shape)
+
+
+def compare_models(model: Path, base: Path, *, weights: bool = False, shape: Shape | None = None) -> Difference:
+    """Compare the ONNX file at `model` with that at `base`.
+
+    Args:
+        model: what is reviewed.
+        base: what it is compared with.
+        weights: whether to read all weights, and compare them by the hash of their data.
+        shape: of the inputs for which to compare what a run costs.
+
+    Raises:
+        ModelFileError: a file or its external data is missing, malformed, or outside the folder of the file.
+        InputError: inputs of this shape do not fit a model.
+    """
+    files = ModelFile.open(model), ModelFile.open(base)
+    after, before = (_describe(file, shape) for file in files)
+    return compare_stats(after, before, *(weights_of(file, hashed=weights) for file in files))
+
+
+def _describe(file: ModelFile, shape: Shape | None) -> Stats:
+    stats = summarize_file(file)
+    if shape is None:
+        return stats
+    from onnxtool.stats.cost import estimate_cost
+
+    return stats._replace(cost=estimate_cost(file.path, shape))

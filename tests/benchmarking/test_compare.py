@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
-from onnxtool.benchmarking.rounds import Limits, Turns
+from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
 from onnxtool.errors import GateError, InputError, OnnxtoolError, ProviderError
 from onnxtool.runtime.kernel import ReferenceKernel
 from onnxtool.runtime.providers import cuda_problem
@@ -64,11 +64,11 @@ def test_both_run_the_same_inputs_in_turns(path: Path, other: Path, monkeypatch:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every run of the model take 30 ms, and every run of the other 40 ms, whatever the clock says."""
 
-    def runs(_turns: Turns, which: int, _stop: object) -> tuple[list[int], list[int], list[int]]:
+    def runs(_turns: InterleavedRuns, which: int, _stop: object) -> tuple[list[int], list[int], list[int]]:
         latency_ns = (30_000_000, 40_000_000)[which]
         return [latency_ns] * 5, [latency_ns] * 5, [0] * 5
 
-    monkeypatch.setattr(Turns, "_runs", runs)
+    monkeypatch.setattr(InterleavedRuns, "_runs", runs)
 
 
 def test_blocks_of_a_round_have_the_same_inputs() -> None:
@@ -82,7 +82,7 @@ def test_blocks_of_a_round_have_the_same_inputs() -> None:
 
         return run
 
-    turns = Turns([[call(which, batch) for batch in range(7)] for which in range(2)], ReferenceKernel())
+    turns = InterleavedRuns([[call(which, batch) for batch in range(7)] for which in range(2)], ReferenceKernel())
     turns.take(Limits(float("inf"), 0.3))
     ours, theirs = turns.blocks
     assert [len(block.latencies_ms) for block in ours] == [len(block.latencies_ms) for block in theirs]
@@ -121,7 +121,7 @@ def test_outputs_that_do_not_match_are_said(path: Path, tmp_path: Path) -> None:
     assert comparison is not None
     assert comparison.outputs == ()
     assert comparison.results[0].max_abs_error is None
-    assert any("whether they answer alike is not known" in note for note in comparison.notes)
+    assert any("whether their outputs agree is not known" in note for note in comparison.notes)
 
 
 @pytest.mark.usefixtures("made_up")

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import onnxtool.benchmarking.grid as grid_module
+import onnxtool.benchmarking.measurement as measurement
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
-from onnxtool.benchmarking.gating import Question, Side, ask, kernel_change, split_gate
-from onnxtool.benchmarking.judgement import Judge
+from onnxtool.benchmarking.gates import Gates, check_shape, kernel_change, split_gate
 from onnxtool.benchmarking.report import GateOutcome
 from onnxtool.benchmarking.rounds import Limits
-from onnxtool.benchmarking.samples import Block
+from onnxtool.benchmarking.samples import Block, TimedShape
 from onnxtool.errors import GateError
 from onnxtool.reports import to_json
 from onnxtool.summary.gates import parse_gate
@@ -35,39 +34,41 @@ def _blocks(factor: float, seed: int, *, count: int = 20, kernel_ms: float = 1.0
     return blocks
 
 
-def _side(blocks: list[Block], *, threads: int = 1, waited_share: float = 0.0) -> Side:
+def _timed(blocks: list[Block], *, waited_share: float = 0.0) -> TimedShape:
     mean = float(np.mean([latency for block in blocks for latency in block.latencies_ms]))
     figures: Any = {"latency_ms": {"mean": mean}, "throughput_samples_per_s": 1000 * 4 / mean}
-    return Side(figures, blocks, waited_share, threads)
+    return TimedShape(figures, tuple(blocks), waited_share)
 
 
-def _ask(expression: str, side: Side, base: Side, *, in_turns: bool = False) -> GateOutcome:
-    return ask(Question(expression, "1x16", parse_gate(expression), side, base, in_turns))
+def _check(
+    expression: str, timed: TimedShape, base: TimedShape, *, threads: int = 1, in_turns: bool = False
+) -> GateOutcome:
+    return check_shape(parse_gate(expression), timed, base, threads=threads, in_turns=in_turns)
 
 
 @pytest.mark.parametrize("figure", ["p50", "p95", "mean", "min", "latency_ms.p90"])
 def test_an_unchanged_model_passes_and_a_slower_one_does_not(figure: str) -> None:
     """Twenty times of twenty, 15 % against a gate of 10 %."""
     for seed in range(20):
-        base = _side(_blocks(1.0, 1000 + seed))
-        assert not _ask(f"{figure}>+10%", _side(_blocks(1.0, seed)), base).met
-        assert _ask(f"{figure}>+10%", _side(_blocks(1.15, seed)), base).met
+        base = _timed(_blocks(1.0, 1000 + seed))
+        assert not _check(f"{figure}>+10%", _timed(_blocks(1.0, seed)), base).met
+        assert _check(f"{figure}>+10%", _timed(_blocks(1.15, seed)), base).met
 
 
 def test_throughput_is_gated_downwards() -> None:
     """A model that takes 15 % longer gives 13 % less."""
-    base = _side(_blocks(1.0, 1))
-    slower = _ask("throughput_samples_per_s<-10%", _side(_blocks(1.15, 2)), base)
+    base = _timed(_blocks(1.0, 1))
+    slower = _check("throughput_samples_per_s<-10%", _timed(_blocks(1.15, 2)), base)
     assert slower.met
     assert slower.change == pytest.approx(1 / 1.15 - 1, abs=0.02)  # two samples of 200 runs, each known to 1 %
-    assert not _ask("throughput_samples_per_s<-10%", _side(_blocks(1.0, 2)), base).met
+    assert not _check("throughput_samples_per_s<-10%", _timed(_blocks(1.0, 2)), base).met
 
 
 def test_the_interval_holds_the_true_change() -> None:
     """In nearly all of forty pairs of samples."""
     held = 0
     for seed in range(40):
-        outcome = _ask("p50>+50%", _side(_blocks(1.07, seed)), _side(_blocks(1.0, 1000 + seed)))
+        outcome = _check("p50>+50%", _timed(_blocks(1.07, seed)), _timed(_blocks(1.0, 1000 + seed)))
         assert outcome.change_interval is not None
         low, high = outcome.change_interval
         held += low <= 0.07 <= high
@@ -76,26 +77,26 @@ def test_the_interval_holds_the_true_change() -> None:
 
 def test_what_the_interval_does_not_exclude_is_not_decided() -> None:
     """The best estimate is given all the same, and said to be one."""
-    outcome = _ask("p50>+10%", _side(_blocks(1.10, 0, count=8)), _side(_blocks(1.0, 1, count=8)))
+    outcome = _check("p50>+10%", _timed(_blocks(1.10, 0, count=8)), _timed(_blocks(1.0, 1, count=8)))
     assert not outcome.decided
     assert "the interval does not exclude the threshold, so the best estimate decides" in str(outcome)
-    assert _ask("p50>+10%", _side(_blocks(1.3, 0)), _side(_blocks(1.0, 1))).decided
+    assert _check("p50>+10%", _timed(_blocks(1.3, 0)), _timed(_blocks(1.0, 1))).decided
 
 
 def test_a_slower_machine_is_told_by_its_kernel() -> None:
     """Where model and kernel take 16 % longer, half of it is the machine's for sure, and the rest is left open."""
     base = _blocks(1.0, 1)
-    same = _ask("p50>+10%", _side(_blocks(1.16, 2, kernel_ms=1.16)), _side(base))
+    same = _check("p50>+10%", _timed(_blocks(1.16, 2, kernel_ms=1.16)), _timed(base))
     assert (same.met, same.decided) == (False, False)
     assert same.change == pytest.approx(1.16**0.5 - 1, abs=0.02)  # two medians of 200 runs, each known to 1 %
-    slower = _ask("p50>+10%", _side(_blocks(1.5, 2, kernel_ms=1.16)), _side(base))
+    slower = _check("p50>+10%", _timed(_blocks(1.5, 2, kernel_ms=1.16)), _timed(base))
     assert (slower.met, slower.decided) == (True, True)
     assert kernel_change(_blocks(1.0, 2, kernel_ms=1.2), base) == pytest.approx(1.2)
 
 
 def test_a_slower_machine_gives_less() -> None:
     """The correction of a throughput goes the other way."""
-    outcome = _ask("throughput_samples_per_s<-50%", _side(_blocks(1.2, 2, kernel_ms=1.44)), _side(_blocks(1.0, 1)))
+    outcome = _check("throughput_samples_per_s<-50%", _timed(_blocks(1.2, 2, kernel_ms=1.44)), _timed(_blocks(1.0, 1)))
     assert outcome.change == pytest.approx(0.0, abs=0.02)  # as above
 
 
@@ -112,30 +113,30 @@ def _crowded(blocks: list[Block], seed: int, part: float = 1.0) -> list[Block]:
 
 def test_on_one_thread_a_crowded_machine_is_seen_through() -> None:
     """Against a baseline of a quiet one; the tail is the crowd's, so the median speaks for it."""
-    base = _side(_blocks(1.0, 1))
+    base = _timed(_blocks(1.0, 1))
     for expression in ("p50>+10%", "p95>+10%"):
-        same = _ask(expression, _side(_crowded(_blocks(1.0, 2), 3), waited_share=0.6), base)
-        slower = _ask(expression, _side(_crowded(_blocks(1.15, 2), 3), waited_share=0.6), base)
+        same = _check(expression, _timed(_crowded(_blocks(1.0, 2), 3), waited_share=0.6), base)
+        slower = _check(expression, _timed(_crowded(_blocks(1.15, 2), 3), waited_share=0.6), base)
         assert (same.met, slower.met) == (False, True)
-    assert "judged by the median" in str(slower)
+    assert "checked by the median" in str(slower)
 
 
 def test_on_several_threads_undisturbed_runs_count() -> None:
     """As long as there are some; where every run was disturbed, nothing is decided and the gate is not met."""
-    base = _side(_blocks(1.0, 1), threads=2)
-    some = _side(_crowded(_blocks(1.15, 2), 3, part=0.5), threads=2, waited_share=0.3)
-    assert _ask("p50>+10%", some, base).met
-    every = _ask("p50>+10%", _side(_crowded(_blocks(1.15, 2), 3), threads=2, waited_share=0.3), base)
+    base = _timed(_blocks(1.0, 1))
+    some = _timed(_crowded(_blocks(1.15, 2), 3, part=0.5), waited_share=0.3)
+    assert _check("p50>+10%", some, base, threads=2).met
+    every = _check("p50>+10%", _timed(_crowded(_blocks(1.15, 2), 3), waited_share=0.3), base, threads=2)
     assert (every.met, every.decided) == (False, False)
     assert "other processes took the cores: nothing is decided" in str(every)
 
 
 def test_models_in_turns_are_compared_on_a_crowded_machine() -> None:
     """Both were disturbed alike."""
-    base = _side(_crowded(_blocks(1.0, 2), 3), threads=2, waited_share=0.3)
-    slower = _side(_crowded(_blocks(1.15, 2), 3), threads=2, waited_share=0.3)
-    assert _ask("p50>+10%", slower, base, in_turns=True).met
-    assert not _ask("p50>+10%", base, base, in_turns=True).met
+    base = _timed(_crowded(_blocks(1.0, 2), 3), waited_share=0.3)
+    slower = _timed(_crowded(_blocks(1.15, 2), 3), waited_share=0.3)
+    assert _check("p50>+10%", slower, base, threads=2, in_turns=True).met
+    assert not _check("p50>+10%", base, base, threads=2, in_turns=True).met
 
 
 def test_a_gate_names_a_shape_or_all_of_them() -> None:
@@ -174,7 +175,7 @@ def _edit(baseline: Path, **changes: Any) -> None:
 
 def test_gates_of_every_kind_have_their_outcome(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a shape by its samples, absolute as printed, and on the whole run."""
-    monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(measurement, "_MAX_UNDECIDED_S", 0.0)
     gates = ("p50>+1000%", "2x5.p50>0", "throughput_tokens_per_s<1", "load_ms>+100000%", "runs<60", "max>1e6")
     with pytest.raises(GateError, match="threshold"):
         benchmark(path, replace(TINY, baseline=baseline, fail_if=gates))
@@ -197,7 +198,7 @@ def test_the_model_of_the_baseline_is_timed_again_where_it_is_still_there(path: 
     comparison = benchmark(path, options).comparison
     assert comparison is not None
     assert (comparison.kind, comparison.other) == ("baseline", str(path))
-    assert "the baseline's own model is still there" in comparison.notes[0]
+    assert "the model of the baseline is still there" in comparison.notes[0]
 
 
 @pytest.mark.parametrize("what", ["model", "versions", "gate on memory", "absolute gate"])
@@ -224,10 +225,10 @@ def test_a_baseline_cannot_name_a_file_that_it_does_not_know(path: Path, baselin
 
 def test_an_undecided_gate_is_measured_longer(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is decided, here in the third attempt; the report has all of the runs."""
-    monkeypatch.setattr(grid_module, "_LONGER", Limits(10, 60.0))
+    monkeypatch.setattr(measurement, "_MORE_RUNS", Limits(10, 60.0))
     undecided = GateOutcome("p50>+1%", "2x5", "p50", met=False, value=1, threshold=1, decided=False)
     outcomes = iter([[undecided], [undecided], [replace(undecided, decided=True)]])
-    monkeypatch.setattr(Judge, "outcomes", lambda *_: next(outcomes))
+    monkeypatch.setattr(Gates, "outcomes", lambda *_, threads: next(outcomes))
     stages: list[str] = []
     options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
     report = benchmark(path, options, on_progress=stages.append)
@@ -238,9 +239,9 @@ def test_an_undecided_gate_is_measured_longer(path: Path, baseline: Path, monkey
 
 def test_patience_ends(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate that is never decided takes no more than its time."""
-    monkeypatch.setattr(grid_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(measurement, "_MAX_UNDECIDED_S", 0.0)
     undecided = GateOutcome("p50>+1%", "2x5", "p50", met=False, value=1, threshold=1, decided=False)
-    monkeypatch.setattr(Judge, "outcomes", lambda *_: [undecided])
+    monkeypatch.setattr(Gates, "outcomes", lambda *_, threads: [undecided])
     options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
     assert benchmark(path, options).results[0].runs == 5
 

@@ -60,10 +60,10 @@ def test_too_few_values_give_their_extremes() -> None:
 def test_whole_blocks_are_drawn() -> None:
     """Blocks that differ from each other and not inside give means of blocks, and no others."""
     groups = [np.full(50, float(value)) for value in range(6)]
-    drawn = replicates(groups, lambda samples: float(len(set(samples.tolist()))))
+    drawn = replicates(groups, lambda samples: np.array([float(len(set(row))) for row in samples.tolist()]))
     assert drawn.max() <= 6
     assert {*drawn} <= {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
-    means = replicates(groups, lambda samples: float(samples.mean()))
+    means = replicates(groups, lambda samples: samples.mean(axis=-1))
     possible = {sum(values) / 6 for values in itertools.combinations_with_replacement(range(6), 6)}
     assert all(any(mean == pytest.approx(value) for value in possible) for mean in means[:50])
 
@@ -85,7 +85,8 @@ def test_an_interval_covers_the_true_median_in_spite_of_bursts() -> None:
 def test_the_same_seed_draws_the_same() -> None:
     """Two that were taken in turns are drawn in pairs, so what moves both moves no ratio."""
     groups = [np.array([float(value)]) for value in (1, 5, 9, 2, 8, 4, 7)]
-    ratios = replicates([2 * group for group in groups], np.mean, seed=3) / replicates(groups, np.mean, seed=3)
+    twice = replicates([2 * group for group in groups], lambda samples: samples.mean(axis=-1), seed=3)
+    ratios = twice / replicates(groups, lambda samples: samples.mean(axis=-1), seed=3)
     assert interval(ratios) == pytest.approx((2.0, 2.0))
 
 

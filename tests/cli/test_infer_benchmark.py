@@ -128,8 +128,8 @@ def test_a_gate_that_is_met_exits_1_with_shape_and_figures(folder: Path) -> None
         (("--plot", "latency.txt"), "use a name that ends with .png, .svg, .pdf"),
         (("--batch_size", "100000000"), "has a number above 65536"),
         (("--threads", "100000"), "0<=x<=1024"),
-        (("--top_k", "3"), "answers nothing; leave out --top_k"),
-        (("--model_name", "models"), "--benchmark times made-up inputs; leave out --model_name"),
+        (("--top_k", "3"), "gives no answers; leave out --top_k"),
+        (("--model_name", "models"), "--benchmark times generated inputs; leave out --model_name"),
         (("--text", "cat"), "lengths of their own; leave out --sequence_length"),
     ],
 )

@@ -112,8 +112,8 @@ def test_a_summary_has_its_top_and_its_details(folder: Path) -> None:
     assert len(top) <= MOST_LINES
     assert top[0] == "### `model.onnx`"
     assert NEEDS in top
-    assert "| `old` | `float32 [40]` | 160 B |" in text
-    assert "| `x` | `float32 [batch, 3]` |" in text
+    assert "| `old` | `float32` | `[40]` | 160 B |" in text
+    assert "| `x` | `float32` | `[batch, 3]` |" in text
 
 
 @pytest.mark.parametrize("length", [30, 45, 60, 300])

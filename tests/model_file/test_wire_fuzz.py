@@ -25,9 +25,9 @@ from onnxtool.summary import summarize_file
 from tests.graphs import external_tensor, identity, make_model, value
 
 FACTOR = int(os.environ.get("ONNXTOOL_FUZZ", "1"))
-NUM_CHUNKS = 8
-NUM_MUTATIONS = 18_500 * FACTOR
-NUM_STRUCTURES = 1_500 * FACTOR
+NUM_CHUNKS = 4
+NUM_MUTATIONS = 4_600 * FACTOR
+NUM_STRUCTURES = 400 * FACTOR
 
 
 def everything() -> Any:

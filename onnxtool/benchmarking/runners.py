@@ -1,4 +1,4 @@
-"""Who is timed: a session of onnxruntime, or whatever else runs the same inputs."""
+"""What is timed: a session of onnxruntime, or anything else that runs the same inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Feeds = Mapping[str, NDArray[Any]]
 _TRANSFERS = 50
 
 
-class Contender(Protocol):
+class Runner(Protocol):
     """Runs inputs as the model takes them."""
 
     @property
@@ -35,7 +35,7 @@ class Contender(Protocol):
 
 
 @dataclass(frozen=True)
-class SessionContender:
+class SessionRunner:
     """A session of onnxruntime.
 
     Attributes:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import onnxtool.benchmarking.trust as trust
+import onnxtool.benchmarking.reliability as reliability
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool.benchmarking.reliability import MachineWatch, shape_warnings
 from onnxtool.benchmarking.samples import Block
-from onnxtool.benchmarking.trust import Figures, MachineWatch, shape_warnings
 from tests.infer.tiny_models import TinyModel, table
 
 
@@ -25,7 +25,7 @@ def _blocks(samples: np.ndarray, *, waited_share: float = 0.0, kernel_ms: np.nda
 def _warnings(blocks: list[Block], *, threads: int = 1, repeats: bool = True, half: float = 0.01) -> list[str]:
     middle = float(np.median([latency for block in blocks for latency in block.latencies_ms]))
     interval = (middle * (1 - half), middle * (1 + half))
-    return list(shape_warnings(Figures(blocks, threads, interval, repeats)))
+    return list(shape_warnings(blocks, threads, interval, is_repeated=repeats))
 
 
 QUIET = 10.0 * np.random.default_rng(0).lognormal(0, 0.02, 200)
@@ -57,7 +57,7 @@ def test_what_speaks_against_a_measurement_is_said(
     blocks: list[Block], options: dict[str, float], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the figure."""
-    monkeypatch.setattr(trust, "_MAX_SPREAD", 0.05)
+    monkeypatch.setattr(reliability, "_MAX_SPREAD", 0.05)
     assert any(message in warning for warning in _warnings(blocks, **options)), _warnings(blocks, **options)  # type: ignore[arg-type]
 
 
@@ -78,9 +78,9 @@ def test_what_happens_to_the_machine_is_said(monkeypatch: pytest.MonkeyPatch) ->
     """Throttling by heat and by a container's quota, a slow clock, a host that takes time, more threads than cores."""
     counts = iter([{"quota": 5, "heat": 1}, {"quota": 9, "heat": 1}])
     times = iter([(0, 1000), (50, 2000)])
-    monkeypatch.setattr(trust, "throttlings", lambda: next(counts))
-    monkeypatch.setattr(trust, "processor_times", lambda: next(times))
-    monkeypatch.setattr(trust, "clock_share", lambda: 0.6)
+    monkeypatch.setattr(reliability, "throttlings", lambda: next(counts))
+    monkeypatch.setattr(reliability, "processor_times", lambda: next(times))
+    monkeypatch.setattr(reliability, "clock_share", lambda: 0.6)
     assert list(MachineWatch().warnings(threads=8, cores=2)) == [
         "processors were slowed down 4 times meanwhile (quota)",
         "the processors run at 60% of their highest clock",

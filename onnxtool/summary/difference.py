@@ -1,50 +1,14 @@
-"""Say what separates two ONNX files."""
+"""What separates two models, from their summaries and their initializers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json, TensorInfo, to_json
-from onnxtool.stats.settings import Shape
-from onnxtool.summary import summarize_file
 from onnxtool.summary.duplicates import hash_weights
 from onnxtool.summary.figures import Change, Difference, MappingDelta, Stats, StatsDelta, Weight
-
-
-def describe_model(path: Path, shape: Shape | None = None) -> Stats:
-    """Summarize the ONNX file at `path`, with what a run costs on inputs of `shape`.
-
-    Raises:
-        ModelFileError: the file or its external data is missing, malformed, or outside the folder of the file.
-        InputError: inputs of this shape do not fit the model.
-    """
-    return _describe(ModelFile.open(path), shape)
-
-
-def compare_models(model: Path, base: Path, *, weights: bool = False, shape: Shape | None = None) -> Difference:
-    """Compare the ONNX file at `model` with that at `base`.
-
-    Args:
-        model: what is reviewed.
-        base: what it is compared with.
-        weights: whether to read all weights, and compare them by the hash of their data.
-        shape: of the inputs for which to compare what a run costs.
-
-    Raises:
-        ModelFileError: a file or its external data is missing, malformed, or outside the folder of the file.
-        InputError: inputs of this shape do not fit a model.
-    """
-    files = ModelFile.open(model), ModelFile.open(base)
-    after, before = (_describe(file, shape) for file in files)
-    return _compare(after, before, *(_weights_of(file, hashed=weights) for file in files))
-
-
-def compare_stats(model: Stats, base: Stats) -> Difference:
-    """Compare two summaries; numbers are the model's minus the base's. Initializers are not compared one by one."""
-    return _compare(model, base, {}, {})
 
 
 class _Initializers(NamedTuple):
@@ -54,18 +18,26 @@ class _Initializers(NamedTuple):
     renamed: dict[str, str]
 
 
-def _describe(file: ModelFile, shape: Shape | None) -> Stats:
-    stats = summarize_file(file)
-    if shape is None:
-        return stats
-    from onnxtool.stats.cost import estimate_cost
+def compare_stats(
+    model: Stats,
+    base: Stats,
+    weights: Mapping[str, Weight] | None = None,
+    base_weights: Mapping[str, Weight] | None = None,
+) -> Difference:
+    """Compare two summaries; numbers are the model's minus the base's.
 
-    return stats._replace(cost=estimate_cost(file.path, shape))
-
-
-def _compare(model: Stats, base: Stats, after: Mapping[str, Weight], before: Mapping[str, Weight]) -> Difference:
+    Args:
+        model: what is reviewed.
+        base: what it is compared with.
+        weights: the model's initializers by name; without them and `base_weights`, none are compared.
+        base_weights: the base's.
+    """
+    after, before = weights or {}, base_weights or {}
     initializers = _compare_weights(after, before)
-    costs = (model.cost, base.cost)
+    macs = activation_bytes = None
+    if model.cost is not None and base.cost is not None:
+        macs = model.cost.macs - base.cost.macs
+        activation_bytes = model.cost.peak_activation_bytes - base.cost.peak_activation_bytes
     delta = StatsDelta(
         num_nodes=model.num_nodes - base.num_nodes,
         num_initializers=model.num_initializers - base.num_initializers,
@@ -89,18 +61,14 @@ def _compare(model: Stats, base: Stats, after: Mapping[str, Weight], before: Map
             {function.name: to_json(function) for function in model.functions},
             {function.name: to_json(function) for function in base.functions},
         ),
-        macs=None if costs[0] is None or costs[1] is None else costs[0].macs - costs[1].macs,
-        activation_bytes=(
-            None
-            if costs[0] is None or costs[1] is None
-            else costs[0].peak_activation_bytes - costs[1].peak_activation_bytes
-        ),
+        macs=macs,
+        activation_bytes=activation_bytes,
     )
     return Difference(base=base, model=model, delta=delta)
 
 
-def _weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
-    """Return the initializers of a model by name; of those in bodies of If and Loop that share one, the last."""
+def weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
+    """Return the initializers of a model by name; of those in bodies of If and Loop that share a name, the last."""
     hashes = hash_weights(file) if hashed else {}
     return {
         tensor.name: Weight(tensor.name, tensor.dtype, tensor.dims, tensor.size_bytes, hashes.get(tensor.name, ""))
@@ -109,7 +77,7 @@ def _weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
 
 
 def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) -> _Initializers:
-    """Compare initializers by name; of those with a hash, one that only changed its name is told as such."""
+    """Compare initializers by name; of those with a hash, one whose name alone changed is listed as renamed."""
     gone = {_content(base[name]): name for name in sorted(base.keys() - model.keys(), reverse=True)}
     renamed = {}
     for name in sorted(model.keys() - base.keys()):

@@ -1,0 +1,356 @@
+"""Gates on a benchmark: `p50>20` on the figure as printed, `p95>+10%` against a baseline or another model.
+
+A relative gate on latencies compares two samples, and the machine differs from one to the other. Three things keep
+the result about the model.
+
+1. The time that other processes took is left out. On one thread, a run that was preempted counts with the time that
+   its thread spent on a core. Caches are cold when it returns, which shows in the tail: where threads waited for more
+   than 3 % of the time, gates on a percentile above the median, the mean or throughput are checked by the median. On
+   several threads only the runs that nothing interrupted count; where too few are left, nothing is decided, and the
+   gate is not met.
+2. The change has an interval of 95 %, from resampled blocks of runs. While that contains the threshold, more runs are
+   taken, for at most half a minute per shape; then the best estimate decides, and the outcome says so.
+3. Where the baseline's own model is still there, it is timed again, in turns with the model (`Gates.model_again`); so
+   nothing that happened to the machine since is in the change. Else the kernel of fixed arithmetic that both reports
+   timed tells how much slower the machine is. How far a model follows it depends on the model: MiniLM did by a half in
+   the logarithm, with a correlation of 0.9, while neighbours came and went. So the best estimate scales the base by
+   half of it, and the gate is decided only where it is with nothing of it, and with all.
+
+A gate whose figure is no latency (`load_ms`, `peak_rss_bytes`) is a plain comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.benchmarking.baseline import Baseline
+from onnxtool.benchmarking.options import BenchmarkOptions
+from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, GateOutcome
+from onnxtool.benchmarking.samples import (
+    MAX_WAITED,
+    Block,
+    Floats,
+    Statistic,
+    TimedShape,
+    interval,
+    own_latencies,
+    replicates,
+)
+from onnxtool.errors import GateError
+from onnxtool.reports import Json, to_json
+from onnxtool.summary.gates import Gate, GateResult, check_gates, parse_gate
+
+_FEWEST_UNDISTURBED = 20
+_SHARE_DECIDED = 0.975
+_DISTURBED = "other processes took the cores: nothing is decided; use --threads 1, or a quiet machine"
+_BY_MEDIAN = "checked by the median, as other processes caused the tail"
+_RAW = ("latencies_ms", "core_ms", "preemptions", "block_sizes", "kernel_ms")
+
+
+def _percentile(percent: float) -> Statistic:
+    return lambda samples: np.percentile(samples, percent, axis=-1)
+
+
+STATISTICS: dict[str, Statistic] = {
+    "min": lambda samples: samples.min(axis=-1),
+    **{f"p{percent}": _percentile(percent) for percent in (50, 90, 95, 99)},
+    "max": lambda samples: samples.max(axis=-1),
+    "mean": lambda samples: samples.mean(axis=-1),
+    "stdev": lambda samples: samples.std(axis=-1),
+}
+_Values = TypeVar("_Values", float, Floats)
+_COMPARISONS: dict[str, Callable[[Floats, Floats], NDArray[np.bool_]]] = {
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
+THROUGHPUTS = ("throughput_samples_per_s", "throughput_tokens_per_s")
+# Figures of the whole run; whatever else a gate names is one of a shape.
+_OF_RUN = {field.name for field in fields(BenchmarkReport)} - {"results", "gates", "trusted", "warnings"}
+_OF_SHAPE = {field.name for field in fields(BenchmarkResult)} | set(STATISTICS)
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The gates of a benchmark.
+
+    Attributes:
+        baseline: what relative gates refer to; None where there is none, or where it is the model that is compared.
+        in_turns: whether relative gates refer to what is timed in turns.
+    """
+
+    gates: tuple[Gate, ...]
+    baseline: Baseline | None
+    in_turns: bool
+
+    @classmethod
+    def open(cls, options: BenchmarkOptions) -> Gates:
+        """Parse the gates and read the baseline, before anything is timed.
+
+        Raises:
+            GateError: a gate is malformed, or names no figure, or there is nothing it could refer to.
+        """
+        has_base = options.baseline is not None or options.compare is not None
+        gates = _parse_gates(options.fail_if, has_base=has_base)
+        shapes = shape_names(options)
+        for gate in gates:
+            if options.compare is not None and "peak_" in gate.figure:
+                raise GateError(
+                    f"with --compare, two models are in memory: {gate.expression!r} would be about both",
+                    "check memory in a run without --compare",
+                )
+            _check_figure(gate, shapes, samples_only=options.baseline is None)
+        baseline = None if options.baseline is None else Baseline.read(options.baseline)
+        return cls(gates, baseline, baseline is None and options.compare is not None)
+
+    def check(self, now: BenchmarkReport, shapes: Sequence[str]) -> None:
+        """Refuse a baseline that does not compare.
+
+        Raises:
+            GateError: it was measured under other conditions, or lacks a shape.
+        """
+        if self.baseline is not None:
+            self.baseline.check(now)
+            for shape in shapes:
+                self.baseline.shape(shape)
+
+    def model_again(self, now: BenchmarkReport) -> Path | None:
+        """Return the baseline's model where timing it again serves relative gates; see `Baseline.model_again`.
+
+        Not for gates on memory, in which both models would be at once.
+        """
+        relative = [gate for gate in self.gates if gate.sign]
+        if self.baseline is None or not relative or any("peak" in gate.figure for gate in self.gates):
+            return None
+        return self.baseline.model_again(now)
+
+    def outcomes(
+        self, shape: str, timed: TimedShape, other: TimedShape | None = None, *, threads: int
+    ) -> list[GateOutcome]:
+        """Check every gate on a shape.
+
+        Args:
+            shape: its name, e.g. `8x128`.
+            timed: the model's runs.
+            other: those of the model that is timed in turns.
+            threads: that computed on the host; 0 for a device.
+        """
+        base = other
+        if not self.in_turns:
+            base = None if self.baseline is None else self.baseline.shape(shape)
+        outcomes = []
+        for gate in self.gates:
+            name, inner = split_gate(gate, [shape])
+            if not _is_of_run(inner) and name in ("", shape):
+                outcome = check_shape(inner, timed, base, threads=threads, in_turns=self.in_turns)
+                outcomes.append(replace(outcome, shape=shape))
+        return outcomes
+
+    def run_outcomes(self, report: BenchmarkReport) -> Iterator[GateOutcome]:
+        """Check every gate on the whole run."""
+        base: Json = None
+        if self.baseline is not None:
+            base = dict(self.baseline.figures)
+        elif report.comparison is not None:
+            base = {"load_ms": report.comparison.load_ms}
+        for gate in self.gates:
+            if _is_of_run(gate):
+                (result,) = check_gates([gate], to_json(replace(report, results=(), gates=())), base)
+                yield _plain_outcome(result)
+
+
+def shape_names(options: BenchmarkOptions) -> list[str]:
+    """Return what gates call the shapes that will be timed."""
+    if options.texts:
+        return [f"{batch_size}xtexts" for batch_size in options.batch_sizes]
+    return [f"{batch_size}x{length}" for batch_size in options.batch_sizes for length in options.sequence_lengths]
+
+
+def _is_of_run(gate: Gate) -> bool:
+    return gate.figure.removeprefix("count(").partition(".")[0].rstrip(")") in _OF_RUN
+
+
+def _check_figure(gate: Gate, shapes: Sequence[str], *, samples_only: bool) -> None:
+    """Refuse a figure that no report will have, while that costs nothing.
+
+    Raises:
+        GateError: it is none; or it is relative to a model of which only latencies are known.
+    """
+    _, inner = split_gate(gate, shapes)
+    first = inner.figure.partition(".")[0]
+    if not _is_of_run(inner) and first not in _OF_SHAPE:
+        raise GateError(
+            f"a benchmark has no figure {inner.figure!r} (gate {gate.expression!r})",
+            f"there are {', '.join([*STATISTICS, *THROUGHPUTS])}, load_ms, first_run_ms, peak_rss_bytes and others;"
+            " see --format json",
+        )
+    figure = inner.figure.removeprefix("latency_ms.")
+    known = {*STATISTICS, *THROUGHPUTS, "load_ms"}
+    if gate.sign and samples_only and figure not in known:
+        raise GateError(
+            f"the gate {gate.expression!r} is relative to the model of --compare, of which {figure} is not known",
+            f"name one of {', '.join(sorted(known))}, or pass --baseline",
+        )
+
+
+def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> tuple[Gate, ...]:
+    """Parse gates, and see to it that relative ones have what they refer to.
+
+    Raises:
+        GateError: an expression is malformed, or relative without a base.
+    """
+    gates = tuple(parse_gate(expression) for expression in expressions)
+    for gate in gates:
+        if gate.sign and not has_base:
+            raise GateError(
+                f"the gate {gate.expression!r} is relative, and there is no base",
+                "pass --baseline with an earlier report, or --compare with another model",
+            )
+    return gates
+
+
+def split_gate(gate: Gate, shapes: Sequence[str]) -> tuple[str, Gate]:
+    """Split `8x128.p95>+10%` into the shape and the gate on it; the shape is empty where the gate names none."""
+    name, _, figure = gate.figure.partition(".")
+    if figure and name in shapes:
+        return name, gate._replace(figure=figure)
+    is_shape = name.partition("x")[0].isdecimal() and bool(figure)
+    if is_shape:
+        raise GateError(
+            f"no shape {name} was timed (gate {gate.expression!r}); there are {', '.join(shapes)}",
+            "name one of them, or none for all",
+        )
+    return "", gate
+
+
+def check_shape(gate: Gate, timed: TimedShape, base: TimedShape | None, *, threads: int, in_turns: bool) -> GateOutcome:
+    """Check a gate on one shape.
+
+    Args:
+        gate: with the name of the shape taken off its figure.
+        timed: the model's runs.
+        base: what a relative gate refers to.
+        threads: that computed on the host; 0 for a device.
+        in_turns: whether both were timed in turns, so that blocks are drawn in pairs and no kernel is needed.
+
+    Raises:
+        GateError: it names no figure.
+    """
+    figure = gate.figure.removeprefix("latency_ms.")
+    if gate.sign and base is not None and (figure in STATISTICS or figure in THROUGHPUTS):
+        return _check_samples(gate._replace(figure=figure), timed, base, threads=threads, in_turns=in_turns)
+    (result,) = check_gates([gate], _view(timed.figures), None if base is None else _view(base.figures))
+    return _plain_outcome(result)
+
+
+def _view(figures: Json) -> Json:
+    """Let `p95` stand for `latency_ms.p95`, and leave out lists of raw values."""
+    if not isinstance(figures, dict):
+        return figures
+    summary = figures.get("latency_ms")
+    plain = {name: value for name, value in figures.items() if name not in _RAW}
+    return {**plain, **summary} if isinstance(summary, dict) else plain
+
+
+def _plain_outcome(result: GateResult) -> GateOutcome:
+    base = result.base_value
+    return GateOutcome(
+        result.gate.expression,
+        "",
+        result.gate.figure,
+        met=result.met,
+        value=float(result.value),
+        threshold=float(result.threshold),
+        base_value=None if base is None else float(base),
+        change=float(result.value / base) - 1.0 if base else None,
+    )
+
+
+def _check_samples(gate: Gate, timed: TimedShape, base: TimedShape, *, threads: int, in_turns: bool) -> GateOutcome:
+    figure = gate.figure
+    ours, is_ours_clean = undisturbed(timed, threads, in_turns=in_turns)
+    theirs, is_theirs_clean = undisturbed(base, threads, in_turns=in_turns)
+    is_crowded = any((one.waited_share or 0.0) > MAX_WAITED for one in (timed, base))
+    by_median = is_crowded and threads == 1 and figure not in ("min", "p50")
+    statistic = _statistic(figure, timed.figures, by_median=by_median)
+    scale = 1.0 if in_turns else kernel_change(timed.blocks, base.blocks)
+    values = statistic(np.concatenate(ours)[np.newaxis])
+    base_values = _scaled(statistic(np.concatenate(theirs)[np.newaxis]), scale**0.5, figure)
+    # Blocks that were taken in turns are drawn in pairs.
+    drawn = replicates(ours, statistic, seed=0)
+    drawn_base = replicates(theirs, statistic, seed=0 if in_turns else 1)
+    shares = [float(np.mean(_holds(gate, drawn, _scaled(drawn_base, part, figure)))) for part in (1.0, scale)]
+    is_clean = is_ours_clean and is_theirs_clean
+    is_decided = min(shares) >= _SHARE_DECIDED or max(shares) <= 1.0 - _SHARE_DECIDED
+    value, base_value = float(values[0]), float(base_values[0])
+    return GateOutcome(
+        gate.expression,
+        "",
+        figure,
+        met=bool(_holds(gate, values, base_values)[0]) and is_clean,
+        value=value,
+        threshold=float(_threshold(gate, base_values)[0]),
+        base_value=base_value,
+        change=value / base_value - 1.0,
+        change_interval=interval(drawn / _scaled(drawn_base, scale**0.5, figure) - 1.0),
+        decided=is_clean and is_decided,
+        undecidable=not is_clean,
+        note=(_BY_MEDIAN if by_median else "") if is_clean else _DISTURBED,
+    )
+
+
+def _holds(gate: Gate, values: Floats, base_values: Floats) -> NDArray[np.bool_]:
+    return _COMPARISONS[gate.operator](values, _threshold(gate, base_values))
+
+
+def _threshold(gate: Gate, base_values: Floats) -> Floats:
+    growth = float(gate.amount) * np.abs(base_values) if gate.is_percentage else float(gate.amount)
+    return base_values + gate.sign * growth
+
+
+def _statistic(figure: str, figures: Json, *, by_median: bool) -> Statistic:
+    if figure in STATISTICS:
+        return STATISTICS["p50" if by_median else figure]
+    rate, summary = (figures[name] if isinstance(figures, dict) else None for name in (figure, "latency_ms"))
+    mean = summary["mean"] if isinstance(summary, dict) else None
+    # Throughput is what the mean latency gives: so many samples or tokens a run.
+    per_run = rate * mean if isinstance(rate, int | float) and isinstance(mean, int | float) else float("nan")
+    middle = STATISTICS["p50" if by_median else "mean"]
+    return lambda samples: per_run / middle(samples)
+
+
+def undisturbed(timed: TimedShape, threads: int, *, in_turns: bool) -> tuple[list[Floats], bool]:
+    """Return the latencies of each block without what other processes took, and whether that could be told.
+
+    Of two that were taken in turns, other processes took about as much from the one as from the other.
+    """
+    blocks = [block for block in timed.blocks if block.latencies_ms]
+    walls = [np.asarray(block.latencies_ms) for block in blocks]
+    leaves = [np.asarray(block.preemptions) for block in blocks]
+    if threads == 1:
+        return own_latencies(blocks), True
+    if in_turns or timed.waited_share is None or timed.waited_share <= MAX_WAITED:
+        return walls, True
+    alone = [wall[left == 0] for wall, left in zip(walls, leaves, strict=True)]
+    if sum(len(samples) for samples in alone) >= _FEWEST_UNDISTURBED:
+        return [samples for samples in alone if len(samples)], True
+    return walls, False
+
+
+def kernel_change(blocks: Sequence[Block], base: Sequence[Block]) -> float:
+    """Return how many times as long the reference kernel takes as it took in the base."""
+    return float(np.median([block.kernel_ms for block in blocks]) / np.median([block.kernel_ms for block in base]))
+
+
+def _scaled(values: _Values, times_as_long: float, figure: str) -> _Values:
+    """Return what figures of the base would be on a machine that takes so many times as long."""
+    return values / times_as_long if figure in THROUGHPUTS else values * times_as_long
