@@ -1,7 +1,7 @@
-"""Expressions over values of a graph, so that a gradient is written as its formula.
+"""Expressions over values of a graph: a gradient is written as its formula.
 
-Every expression is made once: the same operator on the same values with the same attributes gives the value that is
-there already, and so does the same constant. So rules need not share what they have in common.
+Every expression is written once: the same operator on the same values with the same attributes returns the existing
+value, and so does the same constant. So rules need not share common subexpressions.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DTYPE_FROM = {"OneHot": 2, "Where": 1}  # the place of the input whose dtype th
 
 
 class UnknownDtypeError(Exception):
-    """Type inference found nothing of a value that an expression is over."""
+    """The dtype of a value in an expression cannot be inferred."""
 
 
 class Tensor:
-    """A value of a graph, on which the operators of Python add nodes. Numbers become constants of its dtype."""
+    """A value of a graph; Python operators on it write nodes, and numbers become constants of its dtype."""
 
     __slots__ = ("_builder", "value")
 
@@ -48,7 +48,7 @@ class Tensor:
         """The type of its elements.
 
         Raises:
-            UnknownDtypeError: it is not known, though type inference has gone over the graph.
+            UnknownDtypeError: type inference did not find it.
         """
         if self.value.dtype is None:
             raise UnknownDtypeError(f"the dtype of {self.value.name} cannot be inferred")
@@ -98,7 +98,7 @@ class Tensor:
         return self._binary("Less", other)
 
     def equals(self, other: Operand) -> Tensor:
-        """Compare element by element; `==` remains a question to Python."""
+        """Compare element by element; `==` compares the Python objects."""
         return self._binary("Equal", other)
 
     def cast(self, dtype: ir.DataType) -> Tensor:
@@ -110,7 +110,7 @@ class Tensor:
         return self._builder.op("Shape", self)
 
     def reshape(self, shape: Tensor | Sequence[int]) -> Tensor:
-        """Lay the same elements out anew; a size of -1 is computed, one of 0 stays."""
+        """Change the shape; a size of -1 is inferred, one of 0 is kept."""
         return self._builder.op("Reshape", self, self._builder.axes(shape))
 
     def expand(self, shape: Tensor | Sequence[int]) -> Tensor:
@@ -118,7 +118,7 @@ class Tensor:
         return self._builder.op("Expand", self, self._builder.axes(shape))
 
     def transpose(self, permutation: Sequence[int]) -> Tensor:
-        """Reorder the axes; nothing is added where they stay in order."""
+        """Reorder the axes; without a node where they stay in order."""
         if list(permutation) == list(range(len(permutation))):
             return self
         return self._builder.op("Transpose", self, perm=list(permutation))
@@ -140,14 +140,14 @@ class Tensor:
 
 
 class Builder:
-    """Adds nodes and constants to a graph: collected at first, put into the graph by `finish`.
+    """Writes nodes and constants for a graph; `finish` puts them into the graph.
 
     Args:
         graph: the graph whose values the expressions are over.
-        names: where the names of values come from; those of the graph itself if left out.
+        names: unique names for nodes and values; by default those of the graph itself.
 
     Attributes:
-        names: where they come from.
+        names: unique names for nodes and values.
     """
 
     def __init__(self, graph: ir.Graph, *, names: UniqueNames | None = None) -> None:
@@ -204,7 +204,7 @@ class Builder:
         return self.op("Where", condition, *chosen)
 
     def once(self, key: object, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return what was made under this key; make it where nothing was."""
+        """Return the tensors of this key; make them the first time."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -216,21 +216,21 @@ class Builder:
         return self.add(ir.node("Identity", [tensor.value]), [tensor.dtype])[0]
 
     def add(self, node: ir.Node, dtypes: Sequence[ir.DataType]) -> tuple[Tensor, ...]:
-        """Name a node and its outputs, which have these dtypes, and take it over."""
+        """Write a node whose outputs have these dtypes, and return them."""
         outputs = self._writer.add(node)
         for value, dtype in zip(outputs, dtypes, strict=True):
             value.dtype = dtype
         return tuple(self.tensor(value) for value in outputs)
 
     def finish(self, replaced: Mapping[ir.Node, Sequence[Tensor]] | None = None) -> None:
-        """Put everything into the graph, the nodes after those that are there.
+        """Put everything into the graph, the nodes behind the existing ones.
 
         Args:
-            replaced: nodes of the graph to take out, with what is read in place of their outputs.
+            replaced: nodes of the graph to remove, with the replacements of their outputs.
         """
         import onnx_ir as ir
 
-        # A value that leaves the graph keeps its name.
+        # A graph output keeps its name.
         copied = {
             node: [
                 self.copy(new) if old.is_graph_output() else new for old, new in zip(node.outputs, news, strict=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onnxtool.graph.edit import attribute, constant
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -23,9 +25,8 @@ def replace_sequences(graph: ir.Graph) -> bool:
         if node.outputs[0].is_graph_output() or any(place is None for _, place in reads):
             continue
         lengths = ir.node("Constant", [], {"value": ir.tensor(sizes)})
-        split = ir.node(
-            "Split", [node.inputs[0], lengths.outputs[0]], {"axis": _axis(node)}, num_outputs=len(sizes), name=node.name
-        )
+        inputs, attributes = [node.inputs[0], lengths.outputs[0]], {"axis": attribute(node, "axis", 0)}
+        split = ir.node("Split", inputs, attributes, num_outputs=len(sizes), name=node.name)
         lengths.outputs[0].name = f"{node.outputs[0].name}/sizes"
         for number, value in enumerate(split.outputs):
             value.name = f"{node.outputs[0].name}/{number}"
@@ -40,24 +41,15 @@ def replace_sequences(graph: ir.Graph) -> bool:
     return replaced
 
 
-def _axis(node: ir.Node) -> int:
-    axis = node.attributes.get("axis")
-    return 0 if axis is None else axis.as_int()
-
-
 def _sizes(node: ir.Node) -> list[int] | None:
     """Return the sizes of the pieces; None if they are not fixed, or the axis is removed."""
-    import onnx_ir as ir
-
-    x, lengths = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
-    tensor = None if lengths is None else ir.convenience.get_const_tensor(lengths)
-    if tensor is None or x is None:
+    x, lengths = node.inputs[0], constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if lengths is None or x is None:
         return None
-    numbers = tensor.numpy()
-    if numbers.ndim:
-        return [int(number) for number in numbers]
-    whole = None if x.shape is None else x.shape[_axis(node)]
-    piece = int(numbers)
+    if lengths.ndim:
+        return [int(length) for length in lengths]
+    whole = None if x.shape is None else x.shape[attribute(node, "axis", 0)]
+    piece = int(lengths)
     if not isinstance(whole, int) or piece < 1:
         return None
     return [min(piece, whole - start) for start in range(0, whole, piece)]
@@ -65,10 +57,5 @@ def _sizes(node: ir.Node) -> list[int] | None:
 
 def _index(node: ir.Node, length: int) -> int | None:
     """Return the index of the piece that a node reads; None for other readers, or if it is not constant."""
-    import onnx_ir as ir
-
-    if node.op_type != "SequenceAt" or node.inputs[1] is None:
-        return None
-    tensor = ir.convenience.get_const_tensor(node.inputs[1])
-    place = None if tensor is None else int(tensor.numpy())
-    return place % length if place is not None and -length <= place < length else None
+    index = constant(node.inputs[1]) if node.op_type == "SequenceAt" else None
+    return int(index) % length if index is not None and -length <= int(index) < length else None

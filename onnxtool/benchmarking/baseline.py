@@ -1,7 +1,7 @@
-"""An earlier report in JSON, as what gates refer to: read with care, and refused where figures do not compare.
+"""An earlier report in JSON that gates refer to; refused where its figures are not comparable.
 
 Another checkpoint, machine, provider, number of threads or kind of inputs makes a figure that means something else, so
-each is an error and no warning. Other versions of the packages are what a gate is there to judge; they are named.
+each is an error, not a warning. Other versions of packages are what a gate may be about; they are noted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxtool.errors import GateError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json, to_json
 
-_REMAKE = "make it anew: onnxtool infer --benchmark … --format json --output baseline.json"
+_REMAKE = "make a new one: onnxtool infer --benchmark … --format json --output baseline.json"
 _HERE = "measure a baseline of the same kind here, or write the gate without a sign"
 
 
@@ -44,7 +44,7 @@ class Baseline:
         """Read the report at `path`.
 
         Raises:
-            GateError: there is no such file, or it is no report of a benchmark with its raw latencies.
+            GateError: there is no such file, or it is not a benchmark report with its raw latencies.
         """
         try:
             document = json.loads(path.read_bytes())
@@ -56,11 +56,11 @@ class Baseline:
             shapes = dict(_shape(result) for result in _list(document, "results"))
             versions = _object(_object(document, "environment"), "versions")
         except (KeyError, TypeError, ValueError) as error:
-            raise GateError(f"the baseline {path} is no report of a benchmark: {error}", _REMAKE) from error
+            raise GateError(f"the baseline {path} is not a benchmark report: {error}", _REMAKE) from error
         return cls(path, {name: value for name, value in document.items() if name != "results"}, shapes, versions)
 
     def check(self, now: BenchmarkReport) -> None:
-        """Refuse to compare with what was measured under other conditions.
+        """Refuse a baseline that was measured under other conditions.
 
         Raises:
             GateError: provider, threads, inputs, machine or checkpoint differ.
@@ -103,15 +103,15 @@ class Baseline:
         if name not in self.shapes:
             raise GateError(
                 f"the baseline {self.path} has no shape {name}; it has {', '.join(self.shapes)}",
-                "time the same --batch_size and --sequence_length, or make the baseline anew",
+                "time the same --batch_size and --sequence_length, or make a new baseline",
             )
         return self.shapes[name]
 
     def model_again(self, now: BenchmarkReport) -> Path | None:
         """Return the file that was measured, where it is still there and would be run as it was.
 
-        Then it can be timed again, in turns with the model, and no drift of the machine is in the comparison. Not so
-        where other versions are installed: what they change has to show.
+        Then it can be timed again, in turns with the model, and machine drift cancels. Where other versions are
+        installed this is not done: their effect has to show.
         """
         identity = self.figures.get("identity")
         sha256 = identity.get("sha256") if isinstance(identity, dict) else None

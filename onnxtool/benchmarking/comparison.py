@@ -53,7 +53,7 @@ def open_compared(options: BenchmarkOptions, session: Session) -> ComparedModel:
     """Load what `options.compare` names: a provider, an ONNX file, else a checkpoint.
 
     Raises:
-        InputError: it takes other inputs than the model, or is no such thing.
+        InputError: it takes other inputs than the model, or is none of these.
         ProviderError: the provider cannot run here.
     """
     name = options.compare or ""

@@ -74,7 +74,7 @@ _COMPARISONS: dict[str, Callable[[Floats, Floats], NDArray[np.bool_]]] = {
     "!=": np.not_equal,
 }
 THROUGHPUTS = ("throughput_samples_per_s", "throughput_tokens_per_s")
-# Figures of the whole run; whatever else a gate names is one of a shape.
+# Figures of the whole run; all others are figures of a shape.
 _OF_RUN = {field.name for field in fields(BenchmarkReport)} - {"results", "gates", "trusted", "warnings"}
 _OF_SHAPE = {field.name for field in fields(BenchmarkResult)} | set(STATISTICS)
 
@@ -322,14 +322,14 @@ def _statistic(figure: str, figures: Json, *, by_median: bool) -> Statistic:
         return STATISTICS["p50" if by_median else figure]
     rate, summary = (figures[name] if isinstance(figures, dict) else None for name in (figure, "latency_ms"))
     mean = summary["mean"] if isinstance(summary, dict) else None
-    # Throughput is what the mean latency gives: so many samples or tokens a run.
+    # Throughput follows from the mean latency: samples or tokens per run.
     per_run = rate * mean if isinstance(rate, int | float) and isinstance(mean, int | float) else float("nan")
     middle = STATISTICS["p50" if by_median else "mean"]
     return lambda samples: per_run / middle(samples)
 
 
 def undisturbed(timed: TimedShape, threads: int, *, in_turns: bool) -> tuple[list[Floats], bool]:
-    """Return the latencies of each block without what other processes took, and whether that could be told.
+    """Return the latencies of each block without the time of other processes, and whether that is known.
 
     Of two that were taken in turns, other processes took about as much from the one as from the other.
     """
@@ -352,5 +352,5 @@ def kernel_change(blocks: Sequence[Block], base: Sequence[Block]) -> float:
 
 
 def _scaled(values: _Values, times_as_long: float, figure: str) -> _Values:
-    """Return what figures of the base would be on a machine that takes so many times as long."""
+    """Return what figures of the base would be on a machine that is slower by this factor."""
     return values / times_as_long if figure in THROUGHPUTS else values * times_as_long

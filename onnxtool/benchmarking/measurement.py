@@ -66,6 +66,7 @@ def benchmark(
     watch, memory = MachineWatch(), None if options.provider == "cpu" else device_memory()
     session, reader = _load(model_path, options, on_progress)
     memory = memory if session.provider == "cuda" else None
+    peak_rss_load = peak_rss_bytes()
     # What is known before anything is timed, and what a baseline must have been measured with as well.
     report = BenchmarkReport(
         model=str(session.model.path),
@@ -73,13 +74,13 @@ def benchmark(
         threads=session.threads,
         load_ms=session.load_ms,
         first_run_ms=0.0,
-        peak_rss_bytes=peak_rss_bytes(),
+        peak_rss_bytes=peak_rss_load,
         warmup=options.warmup,
         results=(),
         environment=describe_environment(session, options, watch.load_before, memory),
         identity=identify_model(session.model, reader),
         inputs="texts" if reader else "random",
-        peak_rss_load_bytes=peak_rss_bytes(),
+        peak_rss_load_bytes=peak_rss_load,
         baseline="" if gates.baseline is None else str(gates.baseline.path),
     )
     gates.check(report, shape_names(options))

@@ -28,16 +28,16 @@ class BenchmarkOptions:
     """What to time, and for how long.
 
     Attributes:
-        sequence_lengths: of made-up inputs; texts have their own.
+        sequence_lengths: of generated inputs; texts have their own.
         runs: stop a shape after so many runs.
         duration_s: stop a shape after so many seconds. The first of the two that is met stops it; where both are
             None, DEFAULT_RUNS and DEFAULT_DURATION_S do.
         warmup: runs of each shape that are not counted.
         threads: intra-op threads; 0 for one a core.
-        seed: of the made-up inputs, and of the order of texts.
+        seed: of the generated inputs, and of the order of texts.
         inter_threads: operators that may run at once; 0 for one after the other.
         io_binding: bind inputs and outputs to buffers once, and time the computation alone.
-        texts: what to run in place of made-up inputs.
+        texts: what to run in place of generated inputs.
         model_name: where the tokenizer for `texts` is, in place of the files beside the model.
         compare: another ONNX file, a checkpoint to run in PyTorch, or a provider, to time in turns with the model.
         baseline: an earlier report in JSON, which relative gates refer to.
@@ -104,7 +104,7 @@ class BenchmarkOptions:
         return never if self.runs is None else self.runs, never if self.duration_s is None else self.duration_s
 
     def check(self) -> None:
-        """Refuse what makes no sense.
+        """Refuse values out of range.
 
         Raises:
             InputError: a figure is out of its range, by its name and with its value.

@@ -1,4 +1,4 @@
-"""What `infer --benchmark` found out: how long runs take, on what machine, and how far to trust it.
+"""The report of `infer --benchmark`: how long runs take, on what machine, and how reliable that is.
 
 Every duration is in milliseconds of wall time unless its name says otherwise.
 """
@@ -73,11 +73,11 @@ class BenchmarkResult:
             the session's threads; None where the system does not say.
         peak_rss_bytes: the largest resident set during these runs; None where the system does not say, or two models
             were in memory.
-        tokens: None for made-up inputs.
-        stages_ms: None for made-up inputs.
+        tokens: None for generated inputs.
+        stages_ms: None for generated inputs.
         transfer_ms: None unless the runs were on a GPU.
-        trusted: whether nothing speaks against these figures.
-        warnings: what does, with figures.
+        trusted: whether there are no warnings.
+        warnings: what makes the figures unreliable.
     """
 
     batch_size: int
@@ -148,7 +148,7 @@ class ModelIdentity:
         sizes: model_type, num_layers, hidden_size and num_heads, as far as the file says them.
         task: by its stamp; empty without one.
         source: the checkpoint it was exported from, likewise.
-        inputs_sha256: of the texts that were run; empty for made-up inputs, which follow from seed and shape.
+        inputs_sha256: of the texts that were run; empty for generated inputs, which follow from seed and shape.
     """
 
     size_bytes: int
@@ -206,7 +206,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """What became of a gate on one shape, or on the whole run.
+    """The outcome of a gate on one shape, or on the whole run.
 
     Attributes:
         shape: e.g. `8x128`; empty for a figure of the whole run.
@@ -263,11 +263,11 @@ class BenchmarkReport:
             is the most it ever was, as onnxruntime gives none back; None where nothing ran on a GPU.
         inputs: `random` or `texts`.
         trusted: whether every shape is.
-        warnings: what speaks against figures of the whole run.
-        notes: what a reader should know, and that speaks against nothing.
+        warnings: what makes figures of the whole run unreliable.
+        notes: what a reader should know besides.
         comparison: None without `--compare`.
         baseline: the report that gates refer to; empty for none.
-        gates: what became of each gate on each shape.
+        gates: the outcome of each gate on each shape.
     """
 
     model: str

@@ -78,7 +78,7 @@ class InterleavedRuns:
         self._places = [0 for _ in self.models]
 
     def warm_up(self, runs: int) -> None:
-        """Run each model so often, without counting."""
+        """Run each model `runs` times without counting."""
         for calls in self.models:
             for place in range(runs):
                 calls[place % len(calls)]()

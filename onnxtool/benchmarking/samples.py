@@ -1,6 +1,6 @@
 """Latencies in blocks, and statistics of them with their uncertainty.
 
-Successive latencies are correlated: whatever else the machine does lasts for a while. An interval that takes them for
+Successive latencies are correlated: disturbances last for a while. An interval that takes them for
 independent is too narrow, so whole blocks are resampled (moving-block bootstrap, Künsch 1989).
 """
 
@@ -77,8 +77,8 @@ def waited_share(blocks: Sequence[Block], threads: int) -> float | None:
 def own_latencies(blocks: Sequence[Block]) -> list[Floats]:
     """Return what runs on one thread took without what others did: the time on a core, of runs that had to leave it.
 
-    A run computes and does not wait, so that is what it takes on a free core; a run that nobody interrupted counts as
-    it is.
+    A run computes and does not wait, so that is what it takes on a free core. A run without preemption keeps its
+    latency.
     """
     return [
         np.where(np.asarray(block.preemptions) > 0, np.asarray(block.core_ms), np.asarray(block.latencies_ms))

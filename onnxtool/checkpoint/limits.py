@@ -16,23 +16,10 @@ from onnxtool.reports import Json
 # Model types whose positions start behind the padding token's id, so that their table has that many rows and one
 # more than the text may have tokens (transformers' create_position_ids_from_input_ids).
 _PADDED_POSITIONS = frozenset(
-    {
-        "camembert",
-        "data2vec-text",
-        "esm",
-        "ibert",
-        "layoutlmv3",
-        "lilt",
-        "longformer",
-        "luke",
-        "markuplm",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
+    (
+        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+        *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    )
 )
 _DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
 # Tokenizers without a limit say 1e30 (transformers' VERY_LARGE_INTEGER).

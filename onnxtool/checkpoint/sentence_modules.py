@@ -17,14 +17,9 @@ from onnxtool.reports import Json
 MODULES_NAME = "modules.json"
 ENCODER_NAME = "config_sentence_transformers.json"
 # The settings of the transformer module. Versions before 2 called the file after the architecture.
-TRANSFORMER_NAMES = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
+TRANSFORMER_NAMES = tuple(
+    f"sentence_{architecture}_config.json"
+    for architecture in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
 

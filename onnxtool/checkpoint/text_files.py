@@ -29,7 +29,7 @@ class LineError(ValueError):
     """A line that holds no text.
 
     Attributes:
-        reason: what is wrong, as the rest of a sentence that begins with the line's place.
+        reason: what is wrong, as the rest of a sentence that begins with the number of the line.
         hint: the way out.
         id: what the line calls its text; None where it does not say, or the line cannot be read that far.
     """

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Encoding, Tokenizer, normalizers
 
-from onnxtool.checkpoint.cutting import PLAIN, EncodedText, Text, TokenPlaces, Way, WholeText, bounded
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.truncation import PLAIN, EncodedText, ReadOptions, Text, TokenOffsets, WholeText, bounded
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
 
@@ -104,7 +104,9 @@ class TextTokenizer:
                 "export the model for longer texts",
             )
 
-    def encode(self, texts: Sequence[Text], limit: Limit | None = None, way: Way = PLAIN) -> list[EncodedText]:
+    def encode(
+        self, texts: Sequence[Text], limit: Limit | None = None, options: ReadOptions = PLAIN
+    ) -> list[EncodedText]:
         """Read each of `texts`, cut to `limit`.
 
         May be called from several threads at once.
@@ -112,26 +114,26 @@ class TextTokenizer:
         Args:
             texts: texts, and pairs of texts.
             limit: the most tokens of one, special ones included.
-            way: how they are read.
+            options: how they are read.
 
         Raises:
             InputError: a text is no Unicode text, or the limit leaves no room for it.
         """
         if limit is None:
-            return [whole.encoded for whole in self._read(texts, placed=way.placed)]
-        side = way.cut_side or self._cut_side
+            return [whole.encoded for whole in self._read(texts, with_offsets=options.with_offsets)]
+        side = options.cut_side or self._cut_side
         # Places in the end of a text would not be those in the text.
-        whole = way.placed and side == "left"
+        whole = options.with_offsets and side == "left"
         parts = list(texts) if whole else [bounded(text, limit, side) for text in texts]
-        read = self._read(parts, placed=way.placed)
-        for place, (text, part) in enumerate(zip(texts, parts, strict=True)):
+        read = self._read(parts, with_offsets=options.with_offsets)
+        for position, (text, part) in enumerate(zip(texts, parts, strict=True)):
             # What was read of a huge text may have too few tokens to tell how the whole one is cut.
-            if part is not text and min(map(len, read[place].parts)) < _ENOUGH * limit.tokens:
-                read[place] = self._read([text], placed=way.placed)[0]
-        return [text.cut(limit, side, keeps_first=way.keeps_first) for text in read]
+            if part is not text and min(map(len, read[position].parts)) < _ENOUGH * limit.tokens:
+                read[position] = self._read([text], with_offsets=options.with_offsets)[0]
+        return [text.cut(limit, side, keeps_first=options.keeps_first) for text in read]
 
     def encode_windows(
-        self, texts: Sequence[Text], limit: Limit, overlap: int, way: Way = PLAIN
+        self, texts: Sequence[Text], limit: Limit, overlap: int, options: ReadOptions = PLAIN
     ) -> list[list[EncodedText]]:
         """Read each of `texts` whole, in windows of `limit` tokens; of a pair the first text stands in each of them.
 
@@ -139,16 +141,19 @@ class TextTokenizer:
             texts: texts, and pairs of texts.
             limit: the most tokens of a window, special ones included.
             overlap: tokens that neighbouring windows share.
-            way: how they are read.
+            options: how they are read.
 
         Raises:
             InputError: a text is no Unicode text, or the limit leaves no room for windows with that overlap.
         """
-        return [whole.windows(limit, overlap, way.num_leading) for whole in self._read(texts, placed=way.placed)]
+        return [
+            whole.windows(limit, overlap, options.num_leading)
+            for whole in self._read(texts, with_offsets=options.with_offsets)
+        ]
 
     def count(self, text: str) -> tuple[int, int]:
         """Return how many tokens `text` has, and how many the tokenizer puts before it."""
-        (whole,) = self._read([text], placed=False)
+        (whole,) = self._read([text], with_offsets=False)
         return len(whole.parts[0]), whole.parts[0].start
 
     def pad(self, texts: Sequence[EncodedText], sequence_length: int | None = None) -> dict[str, NDArray[np.int64]]:
@@ -163,18 +168,18 @@ class TextTokenizer:
         segments = np.full_like(ids, self._pad_segment_id)
         mask = np.zeros_like(ids)
         for row, text in enumerate(texts):
-            place = slice(longest - len(text), longest) if self._pad_side == "left" else slice(0, len(text))
-            ids[row, place], segments[row, place], mask[row, place] = text.ids, text.segment_ids, 1
+            position = slice(longest - len(text), longest) if self._pad_side == "left" else slice(0, len(text))
+            ids[row, position], segments[row, position], mask[row, position] = text.ids, text.segment_ids, 1
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
 
-    def _read(self, texts: Sequence[Text], *, placed: bool) -> list[WholeText]:
-        read = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
+    def _read(self, texts: Sequence[Text], *, with_offsets: bool) -> list[WholeText]:
+        read = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         try:
             encodings = read(list(texts))
         except TypeError:  # what the library makes of a string that has no UTF-8
             require_unicode(texts)
             raise
-        return [_whole(*item, placed=placed) for item in zip(encodings, texts, strict=True)]
+        return [_whole(*item, with_offsets=with_offsets) for item in zip(encodings, texts, strict=True)]
 
     def _padding(self) -> tuple[int, int, str]:
         """Return id, segment and side of padding: tokenizer_config.json, else tokenizer.json, else config.json."""
@@ -204,15 +209,15 @@ class TextTokenizer:
         self._tokenizer.normalizer = normalizers.Sequence([lower, present]) if present else lower
 
 
-def _whole(encoding: Encoding, text: Text, *, placed: bool) -> WholeText:
+def _whole(encoding: Encoding, text: Text, *, with_offsets: bool) -> WholeText:
     stated = encoding.sequence_ids  # None where the tokenizer added the token
-    places = None
-    if placed:
+    offsets = None
+    if with_offsets:
         parts = tuple(-1 if part is None else part for part in stated)
         words = _words(encoding, parts, (text,) if isinstance(text, str) else text)
-        places = TokenPlaces(parts, tuple(encoding.offsets), words)
+        offsets = TokenOffsets(parts, tuple(encoding.offsets), words)
     special = tuple([part is None for part in stated])
-    whole = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, places=places)
+    whole = EncodedText(tuple(encoding.ids), tuple(encoding.type_ids), special, truncated=False, offsets=offsets)
     return WholeText(whole, tuple([_range_of(stated, part) for part in range(encoding.n_sequences)]))
 
 
@@ -223,8 +228,8 @@ def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -
         return stated
     words: list[int] = []
     word = end_before = 0
-    for place, (part, (start, end)) in enumerate(zip(parts, encoding.offsets, strict=True)):
-        if part < 0 or (place and parts[place - 1] != part):
+    for position, (part, (start, end)) in enumerate(zip(parts, encoding.offsets, strict=True)):
+        if part < 0 or (position and parts[position - 1] != part):
             word = end_before = 0
         if part >= 0:
             # A space begins a word, whether its token has more than the space or not.
@@ -236,7 +241,7 @@ def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -
 
 
 def _range_of(parts: Sequence[int | None], part: int) -> range:
-    """Return the places of the tokens of a part; a part without tokens has none, at the start."""
+    """Return the positions of the tokens of a part; a part without tokens has none, at the start."""
     count = parts.count(part)
     start = parts.index(part) if count else 0
     return range(start, start + count)

@@ -1,16 +1,23 @@
-"""How a benchmark is laid out as text and Markdown."""
+"""How a benchmark is shown: blocks for text and Markdown, and CSV for spreadsheets."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator, Sequence
 
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Comparison, GateOutcome
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration
+from onnxtool.cli.streams import printable
 from onnxtool.runtime.timing import LatencySummary
+
+# Columns of the CSV beside those of the run.
+_LATENCIES = ("min", "p50", "p90", "p95", "p99", "max", "mean", "stdev")
+_RESULT = ("throughput_samples_per_s", "throughput_tokens_per_s", "spread", "drift", "waited_share", "peak_rss_bytes")
 
 
 def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
-    """Lay out what was timed, a row a shape, what speaks against it, and on what machine it was."""
+    """Lay out the timings, a row per shape, with their warnings and the machine."""
     return [
         Facts(
             [
@@ -25,7 +32,7 @@ def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
         ),
         Heading("Latency and throughput"),
         _latencies(report.results),
-        *_doubts(report),
+        *_warnings(report),
         *_texts(report.results),
         *_transfers(report.results),
         *(_comparison(report, report.comparison) if report.comparison else ()),
@@ -53,12 +60,12 @@ def _latencies(results: Sequence[BenchmarkResult]) -> Table:
     return Table(columns, rows, frozenset(columns))
 
 
-def _doubts(report: BenchmarkReport) -> Iterator[Block]:
+def _warnings(report: BenchmarkReport) -> Iterator[Block]:
     for result in report.results:
         if not result.trusted:
-            yield Note(f"{result.name} is not to be trusted: {'; '.join(result.warnings)}")
+            yield Note(f"{result.name} is unreliable: {'; '.join(result.warnings)}")
     for warning in report.warnings:
-        yield Note(f"not to be trusted: {warning}")
+        yield Note(f"unreliable: {warning}")
     for note in report.notes:
         yield Note(note)
 
@@ -187,3 +194,27 @@ def _machine(report: BenchmarkReport) -> Iterator[Block]:
     rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in environment.versions.items())))
     yield Heading("Machine and session")
     yield Facts(rows)
+
+
+def benchmark_csv(report: BenchmarkReport) -> str:
+    """Return a line of column names and a line for each shape; latencies are in milliseconds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["model", "provider", "threads", "inputs", "batch_size", "sequence_length", "runs"]
+        + [f"{name}_ms" for name in _LATENCIES]
+        + [*_RESULT, "trusted", "load_ms", "first_run_ms", "compared_with", "ratio", "ratio_low", "ratio_high"]
+    )
+    compared = report.comparison.results if report.comparison else ()
+    for place, result in enumerate(report.results):
+        other = compared[place] if compared else None
+        name = printable(report.comparison.other) if report.comparison else ""
+        writer.writerow(
+            [printable(report.model), report.provider, report.threads, report.inputs]
+            + [result.batch_size, result.sequence_length, result.runs]
+            + [getattr(result.latency_ms, name) for name in _LATENCIES]
+            + [getattr(result, name) for name in _RESULT]
+            + [result.trusted, report.load_ms, report.first_run_ms, name]
+            + ([other.ratio, *other.ratio_interval] if other else ["", "", ""])
+        )
+    return text.getvalue()

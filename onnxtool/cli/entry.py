@@ -13,8 +13,7 @@ from typing import NoReturn
 
 import click
 
-from onnxtool.cli.printable import is_text, printable
-from onnxtool.cli.streams import drop_output
+from onnxtool.cli.streams import drop_output, is_text, printable
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import stop
 from onnxtool.version import __version__
@@ -70,7 +69,7 @@ def run_group(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
     _handle_signals()
     if wrong := [argument for argument in arguments if not is_text(argument)]:
-        return _report(f"the argument {wrong[0]!r} is no text in UTF-8", "rename the file, or write the text again", 2)
+        return _report(f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2)
     try:
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
@@ -115,7 +114,7 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
 def _report(message: str, hint: str, code: int) -> int:
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     label = click.style("error:", fg="red", bold=True) if color else "error:"
-    with suppress(OSError):  # nobody reads stderr, and the exit code still tells
+    with suppress(OSError):  # stderr may be closed; the exit code still tells
         click.echo(f"{label} {_lines(message)}", err=True, color=color)
         if hint:
             click.echo(f"hint: {_lines(hint)}", err=True, color=color)
@@ -123,5 +122,5 @@ def _report(message: str, hint: str, code: int) -> int:
 
 
 def _lines(text: str) -> str:
-    """Keep the line breaks of a message and nothing else that a terminal would obey."""
+    """Keep the line breaks of a message, and escape all other control characters."""
     return "\n".join(printable(line) for line in text.splitlines())

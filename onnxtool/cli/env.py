@@ -17,7 +17,7 @@ from onnxtool.runtime.environment import EnvironmentReport
 def command(*, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
     """Show what is installed, which execution providers can run here, and what is wrong.
 
-    Problems are listed, each with its way out; a machine without a GPU has no problem.
+    Problems are listed, each with its remedy; a machine without a GPU is not a problem.
     """
     from onnxtool.runtime.environment import describe_environment
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.benchmark_blocks import benchmark_blocks
+from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
 from onnxtool.cli.options import progress
 from onnxtool.cli.render import emit, write_out
 from onnxtool.errors import GateError
@@ -47,8 +47,6 @@ def run_benchmark(
     if plot is not None:
         draw_latencies(report, plot, force=force)
     if format_name == "csv":
-        from onnxtool.cli.benchmark_csv import benchmark_csv
-
         write_out(benchmark_csv(report), output=output, force=force)
     else:
         emit(report, benchmark_blocks(report), format_name, output=output, force=force)

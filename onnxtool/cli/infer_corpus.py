@@ -56,8 +56,8 @@ def corpus_blocks(report: CorpusReport) -> list[Block]:
     ]
     if report.rejects:
         rows = [(reason, str(count)) for reason, count in report.rejects.items()]
-        blocks += [Heading(f"Lines that gave no text, in {report.rejects_path}")]
-        blocks += [Table(("a line that", "lines"), rows, frozenset({"lines"}))]
+        blocks += [Heading(f"Rejected lines, in {report.rejects_path}")]
+        blocks += [Table(("reason", "lines"), rows, frozenset({"lines"}))]
     return blocks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from onnxtool.benchmarking.report import BenchmarkReport
-from onnxtool.cli.printable import printable
+from onnxtool.cli.streams import printable
 from onnxtool.errors import OutputWriteError
 from onnxtool.model_file import staged
 
@@ -75,7 +75,7 @@ def _draw(axes: Any, report: BenchmarkReport) -> None:
     labels = [f"{result.name.replace('x', ' x ')}{'' if result.trusted else ' *'}" for result in report.results]
     axes.set_xticks(range(len(labels)), labels)
     is_texts = report.inputs == "texts"
-    note = "" if report.trusted else "     * not to be trusted, see the report"
+    note = "" if report.trusted else "     * unreliable, see the report"
     axes.set_xlabel(f"batch size x {'texts' if is_texts else 'sequence length (tokens)'}{note}")
     axes.set_ylabel("latency (ms)")
     axes.set_title(_title(report), fontsize=10)

@@ -162,7 +162,7 @@ class PathType(click.Path):
 
 
 class NameChoice(click.Choice[str]):
-    """One of several names, shown as they are written; the hyphens in them are no option's."""
+    """One of several names, shown as they are written: their hyphens are not those of options."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """List the names as the help shows them."""

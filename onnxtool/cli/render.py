@@ -2,7 +2,7 @@
 
 A command describes its report as a few blocks once; the three formats are made here. Text is a rich table on a
 terminal and plain columns elsewhere, so that a log or a pipe gets no escape codes. Names in a model file are
-untrusted: whatever is not printable in them is shown as an escape, in every format.
+untrusted: characters that are not printable are shown as escapes, in every format.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import click
 
-from onnxtool.cli.documents import json_document
-from onnxtool.cli.printable import printable
+from onnxtool.cli.streams import json_document, printable
 from onnxtool.model_file import write_text
 from onnxtool.reports import Dimension, TensorInfo
 

@@ -1,8 +1,8 @@
-"""The form of `stats` that scripts and reviews call by the hundred, without click.
+"""The form of `stats` that scripts and reviews call most, without click.
 
 Reading a model of half a gigabyte takes a tenth of what starting up takes, and half of that is click. So
-`onnxtool stats MODEL [BASE] --format json` is recognized here, and makes the same calls as the command does. Whatever
-else is asked for, and whatever fails, goes the long way, which knows how to say so.
+`onnxtool stats MODEL [BASE] --format json` is recognized here and makes the same library calls as the command. All
+other forms, and all failures, are left to the command, which reports them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxtool.cli.printable import is_text
-from onnxtool.cli.streams import drop_output
+from onnxtool.cli.streams import drop_output, is_text
 from onnxtool.errors import OnnxtoolError
 
 
@@ -21,7 +20,7 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
     paths = _paths(arguments)
     if paths is None:
         return None
-    from onnxtool.cli.documents import json_document
+    from onnxtool.cli.streams import json_document
     from onnxtool.stats import Settings, compare_models, describe_model, find_settings
 
     try:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, output_options
-from onnxtool.cli.printable import printable
 from onnxtool.cli.render import emit, write_out
 from onnxtool.cli.stats_blocks import difference_blocks
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
+from onnxtool.cli.streams import printable
 from onnxtool.reports import to_json
 from onnxtool.stats import Settings, Shape, compare_models, describe_model, find_settings, read_settings
 from onnxtool.summary.figures import Difference, Stats
@@ -75,7 +75,7 @@ def command(
 
 
 def _shape(asked: Settings, settings: Settings) -> Shape | None:
-    """Return the shape to cost; None where nobody asks for that."""
+    """Return the shape whose cost is to be estimated; None where none was requested."""
     rows = asked.batch_size or settings.batch_size
     tokens = asked.sequence_length or settings.sequence_length
     if rows is None and tokens is None:

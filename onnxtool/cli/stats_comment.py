@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxtool.cli.printable import printable
 from onnxtool.cli.render import format_bytes
 from onnxtool.cli.stats_blocks import Section, detail_sections, difference_sections, graph_sections, metadata_sections
 from onnxtool.cli.stats_wording import (
@@ -23,6 +22,7 @@ from onnxtool.cli.stats_wording import (
     shape_of,
     shorten,
 )
+from onnxtool.cli.streams import printable
 from onnxtool.summary.figures import Difference, Stats
 
 # GitHub refuses a comment of more than 65,536 characters.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from onnxtool.cli.printable import printable
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes
 from onnxtool.cli.stats_blocks import difference_blocks, summary_blocks
 from onnxtool.cli.stats_wording import names_of, shorten
+from onnxtool.cli.streams import printable
 from onnxtool.summary.figures import Difference, Stats
 
 _MAX_BARS = 60

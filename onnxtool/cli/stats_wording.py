@@ -118,8 +118,8 @@ def entry_rows(changes: MappingDelta, show: Callable[[Json], str]) -> list[tuple
         change = changes.changed.get(name)
         before = change.before if change else changes.removed.get(name)
         after = change.after if change else changes.added.get(name)
-        told = [ABSENT if value is None else show(value) for value in (before, after)]
-        rows.append((name, told[0], told[1]))
+        values = [ABSENT if value is None else show(value) for value in (before, after)]
+        rows.append((name, values[0], values[1]))
     return rows
 
 
@@ -149,7 +149,7 @@ def metadata_of(stats: Stats) -> dict[str, str]:
 
 
 def interface_notes(base: Stats, model: Stats, inputs: MappingDelta, outputs: MappingDelta) -> list[str]:
-    """Return what whoever feeds or reads the base must know of the model's inputs and outputs."""
+    """Return what callers of the base must know about the model's inputs and outputs."""
     notes = []
     for what, changes, before, after in (
         ("inputs", inputs, base.inputs, model.inputs),

@@ -1,15 +1,21 @@
-"""What the process prints to, made fit for any name and any reader before a command runs."""
+"""What is printed, without click: UTF-8 streams, JSON documents, and text without control characters.
+
+Names come from model files, which are untrusted: no escape sequence of theirs may reach a terminal.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
 
+from onnxtool.reports import to_json
+
 
 def ready_streams() -> None:
-    """Let stdout and stderr take every text, as UTF-8, whatever the locale says and even where they were closed.
+    """Make stdout and stderr accept all text as UTF-8, in every locale and even where they were closed.
 
     JSON knows no other encoding, and names of models are of any script. A closed stream becomes the null device: a
     file that is opened later would take its descriptor, and get what libraries print.
@@ -23,5 +29,29 @@ def ready_streams() -> None:
 
 
 def drop_output() -> None:
-    """Let what stdout still holds go nowhere, after it could not be written: Python writes it once more at exit."""
+    """Discard what stdout still buffers after a failed write: Python would write it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def json_document(report: object) -> str:
+    """Write `report` as JSON in which all control characters are escaped."""
+    values = to_json(report)
+    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    if not all(line.isprintable() for line in text.split("\n")):
+        # JSON itself escapes only some of the control characters.
+        text = json.dumps(values, indent=2, ensure_ascii=True, allow_nan=False)
+    return text + "\n"
+
+
+def printable(text: str) -> str:
+    """Escape control characters, line breaks and marks that reorder text as Python writes them in a string."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def is_text(argument: str) -> bool:
+    """Whether an argument is valid text: Python decodes other bytes to lone surrogates, which no library accepts."""
+    return not any("\ud800" <= character <= "\udfff" for character in argument)

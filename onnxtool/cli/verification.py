@@ -7,9 +7,9 @@ from onnxtool.verification import Verification
 
 
 def verification_blocks(verification: Verification | None) -> list[Block]:
-    """Describe a verification; one that did not take place is said as loudly."""
+    """Describe a verification, or note that there was none."""
     if verification is None:
-        return [Note("not verified (--no_verify): nothing is known of how well this file agrees with its source")]
+        return [Note("not verified (--no_verify): it is not known how well this file agrees with its source")]
     facts = [
         ("Verified against", verification.reference),
         ("max_abs_error", f"{verification.max_abs_error:.3g}"),
@@ -41,7 +41,7 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
     ]
     if verification.refused:
         blocks.append(
-            Note(f"left out, because {verification.reference} itself refuses: {', '.join(verification.refused)}")
+            Note(f"left out, because {verification.reference} itself rejects them: {', '.join(verification.refused)}")
         )
     if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
         blocks.append(

@@ -1,4 +1,4 @@
-"""How far a run over a corpus is, and how long it will take."""
+"""The progress of a run over a corpus, and the time it still takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ids a corpus had so far, in sixteen bytes for each."""
+"""The ids that a corpus had so far, in sixteen bytes each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The record of a run over a corpus: what was asked for, and which shards are written.
 
 It lies beside the folder of vectors, not in it, as Anserini reads every file in there. It holds neither times nor
-dates, so that a run that was killed and went on leaves the same record as one that was not.
+dates, so that a resumed run leaves the same record as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Manifest:
     """What is written so far.
 
     Attributes:
-        identity: all that the vectors depend on; a run goes on only where it is the same.
+        identity: all that the vectors depend on; a run resumes only where it is the same.
         shards: those whose files are in place, from the first on without a gap.
         num_rejects: lines without a text; None until the end of the corpus was read.
     """
@@ -96,7 +96,7 @@ def read_manifest(path: Path) -> Manifest | None:
     """Return the record at `path`, or None where there is none.
 
     Raises:
-        InputError: the file is no such record.
+        InputError: the file is not such a record.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -110,7 +110,7 @@ def read_manifest(path: Path) -> Manifest | None:
         raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"{path} is no manifest of an encoded corpus: {error}", "pass another --output, or remove that file"
+            f"{path} is not a manifest of an encoded corpus: {error}", "pass another --output, or remove that file"
         ) from error
 
 
@@ -146,7 +146,7 @@ def make_identity(
 
 
 def difference(found: Identity, wanted: Identity) -> str:
-    """Say what of the identities is not the same, or return an empty string."""
+    """Describe how the identities differ; an empty string where they are equal."""
     names = [name for name in wanted if found.get(name) != wanted[name]]
     parts = []
     for name in names:

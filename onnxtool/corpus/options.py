@@ -1,4 +1,4 @@
-"""What a run over a corpus is asked for, and what it says while it goes."""
+"""The options of a run over a corpus, and its progress."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The folder of vectors: one run writes into it at a time, and files appear in it whole.
 
-A file is written under a hidden name, forced to the disk, and renamed. Whatever happens before the manifest names it,
-the next run writes it anew with the same bytes.
+A file is written under a hidden name, forced to the disk, and renamed. If anything fails before the manifest names it,
+the next run writes it again with the same bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OutputFolder:
 
         Args:
             wanted: the record of a new run.
-            force: whether to remove the files of an earlier run, whatever it was asked for.
+            force: whether to remove the files of an earlier run, also one with other options.
 
         Raises:
             InputError: the manifest cannot be read.
@@ -74,7 +74,7 @@ class OutputFolder:
         if other:
             raise OutputExistsError(
                 f"{self.path} was written by another command ({other})",
-                "pass --force to remove it and begin anew, or another --output",
+                "pass --force to remove it and start again, or another --output",
             )
         self._require_whole(earlier)
         self._remove_others(earlier)
@@ -96,7 +96,7 @@ class OutputFolder:
             if not path.is_file() or path.stat().st_size != record.size_bytes:
                 raise OutputExistsError(
                     f"{path} is missing or has another size than when it was written",
-                    "put it back, or pass --force to begin anew",
+                    "put it back, or pass --force to start again",
                 )
 
     def _clear(self) -> None:

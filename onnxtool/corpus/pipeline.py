@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.corpus.sources import Document, Reject
 from onnxtool.corpus.windows import Window
 from onnxtool.errors import InputError
@@ -94,13 +94,13 @@ def encode_windows(
 ) -> Generator[EncodedWindow, None, None]:
     """Yield the vectors of `windows`, in their order.
 
-    A thread of its own reads and tokenizes; the tokenizer and the model leave the interpreter to others meanwhile.
+    A separate thread reads and tokenizes; the tokenizer and the model release the interpreter lock.
 
     Args:
         model: what runs them.
         windows: texts that are in memory at once.
         plan: how they are run.
-        on_batch: is told of each batch, by its window, its texts and its share of the window's tokens.
+        on_batch: called for each batch with its window, its texts and its share of the window's tokens.
 
     Raises:
         OnnxtoolError: reading, tokenizing or running failed.
@@ -139,7 +139,7 @@ class _ReadAhead:
             yield item
 
     def stop(self) -> None:
-        """Tell the thread that nobody asks for more."""
+        """Stop the thread: no more is needed."""
         self._stopped.set()
 
     def join(self) -> None:

@@ -1,4 +1,4 @@
-"""What `infer` made of a corpus."""
+"""The report of encoding a corpus."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from onnxtool.corpus.report import CorpusReport
 from onnxtool.corpus.shards import ShardFormat
 from onnxtool.corpus.sources import Reject, Source, SourceReader, find_sources
 from onnxtool.corpus.staged_shard import StagedShard
-from onnxtool.corpus.windows import Window, accepted, part_corpus
+from onnxtool.corpus.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
@@ -46,8 +46,7 @@ def encode_corpus(
 ) -> CorpusReport:
     """Encode the texts of `corpus` into the folder `output`.
 
-    Killed at any moment, the same call goes on where it was, and the files are the same, byte for byte, as of a run
-    that was not.
+    After a kill at any moment, the same call resumes, and the files are byte for byte those of an uninterrupted run.
 
     Args:
         model_path: the ONNX file of a sparse encoder or an embedder; its tokenizer is found beside it.
@@ -55,7 +54,7 @@ def encode_corpus(
         output: a folder that is empty, not there, or of the same call; beside it go `NAME.manifest.json` and, where a
             line gives no text, `NAME.rejects.jsonl`.
         options: how it is done.
-        on_progress: is told how far it is, after each batch.
+        on_progress: called after each batch.
 
     Raises:
         InputError: the corpus cannot be read or has changed, a line gives no text and `strict` is set, or the model
@@ -171,7 +170,7 @@ class _Run:
     def _write_shards(self, rejects: IO[str], start: float) -> None:
         reader = SourceReader(self.sources)
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
-        windows = part_corpus(documents, self.options.shard_size, tuple(shard.digest for shard in self.earlier))
+        windows = split_corpus(documents, self.options.shard_size, tuple(shard.digest for shard in self.earlier))
         clock = Clock(start, sum(source.size_bytes for source in self.sources), self.manifest.num_texts)
 
         def tell(window: Window, num_texts: int, share: float) -> None:

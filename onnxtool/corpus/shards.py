@@ -14,11 +14,24 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.corpus.parquet import ParquetTable, require_pyarrow
-from onnxtool.corpus.quantization import quantize_weights
 from onnxtool.corpus.sources import Document
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
+
+# Anserini reads a corpus as if each term occurred in its text as often as its weight says, and drops the fraction
+# (JsonVectorCollection), so weights are scaled before. Its own encoder has 256 steps for weights up to 5
+# (SpladePlusPlusEncoder), in float32, and rounds half up as Java's Math.round does.
+WEIGHT_RANGE = 5
+QUANTIZATION_STEPS = 256
+
+
+def quantize_weights(weights: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Turn weights, float32 of any shape, into int64 of the same shape: round(weight / 5 * 256)."""
+    scaled = weights.astype(np.float32) / np.float32(WEIGHT_RANGE) * np.float32(QUANTIZATION_STEPS)
+    # In float64, as adding a half in float32 rounds a second time.
+    return np.asarray(np.floor(scaled.astype(np.float64) + 0.5), np.int64)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The files of a corpus: which there are, and the texts in them, read one after the other.
 
-A line without a text is said, not raised: what becomes of it is for the reader to decide.
+A line without a text is yielded as a reject, not raised: the caller decides.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def find_sources(corpus: Path) -> tuple[tuple[Source, ...], tuple[str, ...]]:
         raise InputError(f"cannot read {corpus}: {error.strerror}", "check --input") from error
     if not sources or not all(source.name.lower().endswith(SUFFIXES) for source in sources):
         raise InputError(
-            f"{corpus} is no corpus" if sources else f"{corpus} has no file of a corpus",
+            f"{corpus} is not a corpus" if sources else f"{corpus} has no file of a corpus",
             f"use files that end in {', '.join(SUFFIXES)}, or a folder of them",
         )
     return sources, tuple(path.name for path in inside if path not in files)
@@ -130,9 +130,9 @@ def _document(source: Source, number: int, line: bytes | dict[str, object] | Non
 
 def _text(source: Source, number: int, line: bytes | dict[str, object] | None) -> TextInput | None:
     if line is None:
-        raise LineError(f"is longer than {MAX_LINE_BYTES} bytes", "part the text")
+        raise LineError(f"is longer than {MAX_LINE_BYTES} bytes", "split the text")
     if isinstance(line, dict):
-        return named_text(line)  # type: ignore[arg-type]  # what is no JSON is refused by its type
+        return named_text(line)  # type: ignore[arg-type]  # other types than text are refused
     decoded = decode_line(line)
     if not decoded.strip():
         return None

@@ -1,6 +1,6 @@
-"""Part a corpus into shards, and shards into windows that are sorted and run together.
+"""Split a corpus into shards, and shards into windows that are sorted and run together.
 
-Both depend on the texts alone, so that a run that goes on where another was killed forms the same batches: what a
+Both depend on the texts alone, so that a resumed run forms the same batches: what a
 model computes in float32 or int8 may depend on what else is in the batch.
 """
 
@@ -39,7 +39,7 @@ class Window:
 
 
 def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Iterator[tuple[Document, int]]:
-    """Yield the documents whose ids are new, and how far the reader was; all other lines are told to `on_reject`."""
+    """Yield the documents whose ids are new, and how far the reader is; pass all other lines to `on_reject`."""
     known = KnownIds()
     lines = ((line, reader.position_bytes) for line in reader)
     while part := list(itertools.islice(lines, _LINES_AT_A_TIME)):
@@ -54,7 +54,7 @@ def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Itera
                 yield line, position
 
 
-def part_corpus(documents: Iterator[tuple[Document, int]], shard_size: int, done: tuple[str, ...]) -> Iterator[Window]:
+def split_corpus(documents: Iterator[tuple[Document, int]], shard_size: int, done: tuple[str, ...]) -> Iterator[Window]:
     """Yield the windows of all shards but the first ones, which are `done`.
 
     Args:
@@ -85,7 +85,7 @@ def _require_same(shard: Iterator[tuple[Document, int]], number: int, digest: st
     if running.hex() != digest:
         raise InputError(
             f"the input has changed: shard {number} was made from other texts",
-            "pass --force to encode all of it anew, or another --output",
+            "pass --force to encode all of it again, or another --output",
         )
 
 

@@ -15,8 +15,7 @@ from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.heads.choice import Head, choose_head
 from onnxtool.export.modalities.finding import find_modality, text_of
 from onnxtool.export.modalities.text import TextInputs
-from onnxtool.export.opsets import check_opset
-from onnxtool.export.options import DTYPES, ExportOptions
+from onnxtool.export.options import DTYPES, ExportOptions, check_opset
 from onnxtool.export.pipelines import ExportPipeline, GenerationPipeline, SingleCallPipeline
 from onnxtool.export.provenance import describe
 from onnxtool.export.report import ExportReport
@@ -49,11 +48,11 @@ class _Models:
 
     @property
     def first(self) -> Any:
-        """The one that was loaded first, before anything took it."""
+        """The model that was loaded first; None once it is taken."""
         return self._first
 
     def take(self, attention: str | None) -> Any:
-        """Hand over a model that nothing has traced yet; it lives as long as its taker keeps it."""
+        """Return a model that nothing has traced yet, and keep no reference to it."""
         first, self._first = self._first, None
         if first is not None and attention is not None and hasattr(first, "set_attn_implementation"):
             first.set_attn_implementation(attention)
@@ -62,7 +61,7 @@ class _Models:
         return first
 
     def load(self, attention: str | None) -> Any:
-        """Load the weights anew."""
+        """Load the weights again."""
         return self._checkpoint.load_model(
             dtype=self._options.dtype,
             device=self._options.device,
@@ -92,12 +91,12 @@ class _Job:
     Attributes:
         tokenizer: that of a model of text; None for others.
         max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
-        reasons: what was decided for the user, and why.
+        reasons: decisions that were made for the user, and why.
         references: PyTorch's outputs, by the sizes of the fixed axes.
     """
 
     options: ExportOptions
-    places: Layout
+    paths: Layout
     checkpoint: Checkpoint
     models: _Models
     pipeline: ExportPipeline
@@ -130,7 +129,7 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
     check_opset(options.opset)
     job = _prepare(options, on_progress)
     if not options.force:
-        check_companions(job.places.graph, job.places.files, lambda folder: _write_sidecar_files(job, folder))
+        check_companions(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
@@ -152,15 +151,15 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
 
 
 def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[ExportStrategy, _Failure]]) -> bool:
-    """Whether its exporter ran out of patience before: another attention leaves it as many sizes to reason about."""
-    return strategy.patience_s is not None and any(
+    """Whether its exporter reached the time limit before: another attention has as many sizes to reason about."""
+    return strategy.timeout_s is not None and any(
         earlier.exporter is strategy.exporter and isinstance(error.__cause__, TimeoutError)
         for earlier, error in failures
     )
 
 
 def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job:
-    """Load the model once and find out all that does not depend on the strategy."""
+    """Load the model once, and find out all that does not depend on the strategy."""
     stopwatch = Stopwatch()
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     target = find_target(options.target)
@@ -169,8 +168,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             f"the target {target.name} decides on the head of the graph, and --head or --keep_raw was passed as well",
             "leave --head and --keep_raw out, or pass --target plain",
         )
-    places = layout(target, options.output, source.name)
-    check_model_output(places.graph, force=options.force)
+    paths = layout(target, options.output, source.name)
+    check_model_output(paths.graph, force=options.force)
     on_progress(f"loading {options.model_name}")
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     models = _Models(checkpoint, options)
@@ -200,7 +199,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     stopwatch.lap("load")
     reasons = (why,) if why else ()
     return _Job(
-        options, places, checkpoint, models, pipeline, specification, task, head_name, tokenizer, max_length, reasons,
+        options, paths, checkpoint, models, pipeline, specification, task, head_name, tokenizer, max_length, reasons,
         on_progress, stopwatch,
     )  # fmt: skip
 
@@ -212,14 +211,14 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
     stopwatch.lap("load")
     job.on_progress(f"tracing {architecture} by {strategy.name}")
     graph = job.pipeline.trace(model, strategy, options.opset)
-    places, specification = job.places, job.specification
+    paths, specification = job.paths, job.specification
     graph.metadata_props.update(
         describe(
             checkpoint,
             task=job.task,
             head=job.head_name,
             strategy=strategy,
-            files=places.stamp,
+            files=paths.stamp,
             dtype=options.dtype,
             max_length=job.max_length,
             choices=options.choices,
@@ -231,15 +230,15 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
         second = specification.second_graph(graph)
         specification.adapt(graph)
     stopwatch.lap("trace")
-    with staged(places.graph, force=options.force, root=places.root) as staging:
-        job.on_progress(f"writing {places.graph}")
+    with staged(paths.graph, force=options.force, root=paths.root) as staging:
+        job.on_progress(f"writing {paths.graph}")
         path = save_model(graph, staging)
         twin = _write_second(specification, second, path)
         del graph, second, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
-        sidecars = staging.folder / places.files.relative_to(places.root)
+        sidecars = staging.folder / paths.files.relative_to(paths.root)
         _write_sidecar_files(job, sidecars)
-        staging.obsolete.extend(obsolete_sidecar_files(checkpoint.source, sidecars, places.files))
+        staging.obsolete.extend(obsolete_sidecar_files(checkpoint.source, sidecars, paths.files))
         stopwatch.lap("write")
         verifications = [_verify(file, job, strategy) if options.verify else None for file in (path, *twin)]
         if specification is not None:
@@ -248,8 +247,8 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         exported = ModelFile.open(path)
     return ExportReport(
-        output=str(places.graph),
-        files=str(places.files),
+        output=str(paths.graph),
+        files=str(paths.files),
         source=checkpoint.source.model_name,
         model_type=checkpoint.config.model_type,
         architecture=checkpoint.architecture,
@@ -274,10 +273,10 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
 
 
 def _write_sidecar_files(job: _Job, folder: Path) -> None:
-    """Write what lies beside the graph to `folder`: the checkpoint's own files, and those of the target."""
+    """Write the sidecar files to `folder`: the checkpoint's own, and those of the target."""
     checkpoint, specification = job.checkpoint, job.specification
     with_weights = specification is not None and specification.needs_module_weights
-    write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.places.files, module_weights=with_weights)
+    write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.paths.files, module_weights=with_weights)
     if specification is not None:
         specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
 
@@ -292,11 +291,11 @@ def _write_second(specification: TargetSpecification | None, second: Any, path: 
 
 
 def _verify(path: Path, job: _Job, strategy: ExportStrategy) -> Verification:
-    """Compare the file with a model that was loaded anew: running and tracing may change one for good."""
+    """Compare the file with a model that was loaded again: running and tracing may change a model."""
     job.on_progress("verifying against PyTorch")
     fixed = tuple(sorted(strategy.fixed.items()))
     if fixed not in job.references:
-        # In float32 whatever the weights are: half precision of PyTorch is a reference with errors of its own.
+        # In float32 whatever the weights are: PyTorch in half precision has rounding errors itself.
         model = job.models.load(None).float()
         job.references[fixed] = job.pipeline.reference_outputs(model, strategy)
         del model
@@ -320,12 +319,12 @@ def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]
 
 
 def _without_staging(message: str) -> str:
-    """Leave out the folder in which a file was staged, which is another one each time and gone when this is read."""
+    """Leave out the folder in which a file was staged: it has a random name, and is gone when a user reads this."""
     return re.sub(r"\S*\.partial/", "", message)
 
 
 def _sum_up(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> _Failure:
-    """Return the one error, the first one where all are of figures, or one that tells all of several."""
+    """Return the only error; of several, the first where all are of verification, else one that names all reasons."""
     errors = [error for _, error in failures]
     if len(errors) == 1 or all(isinstance(error, VerificationError) for error in errors):
         errors[0].message = _without_staging(errors[0].message)

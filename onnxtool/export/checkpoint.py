@@ -6,7 +6,8 @@ Weights are safetensors unless a user allows a pickle, which can run code.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +23,13 @@ from onnxtool.export.configuration import (
     load_config,
     task_of_architecture,
 )
-from onnxtool.export.layers import surplus_layers
 from onnxtool.export.source import Source, plain_name
 from onnxtool.export.vocabularies import has_vocabulary, missing_packages
 from onnxtool.runtime.quiet import quiet
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "model.safetensors"
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
 _PICKLE = "pytorch_model.bin"
 
 
@@ -255,7 +256,7 @@ class Checkpoint:
 
     def _check_loading(self, info: dict[str, Any], model: Any, *, allow_missing_weights: bool) -> None:
         # A head that another task used may be left over; a layer like those of the model may not.
-        surplus = surplus_layers(model, self.unused)
+        surplus = _surplus_layers(model, self.unused)
         if surplus:
             raise CheckpointError(
                 f"{self.source.model_name} has weights of more layers than config.json counts: {some(surplus)}",
@@ -275,6 +276,47 @@ class Checkpoint:
                 "they would be random numbers",
                 "export the architecture that it was saved as (--task auto), or pass --allow_missing_weights",
             )
+
+
+def _surplus_layers(model: Any, unused: Iterable[str]) -> list[str]:
+    """Return the weights among `unused` that belong to layers of which the model has others, or an empty list.
+
+    A weight is of such a layer where the model has one of the same name but for its numbers
+    (`stages.0.blocks.1.weight` beside `stages.0.blocks.0.weight`), or where a list of layers that its name goes
+    through has none. Both are layers that the checkpoint was trained with; what remains of another head is neither.
+
+    Args:
+        model: a transformers model, loaded.
+        unused: the weights of its checkpoint that it has no place for.
+    """
+    import torch
+
+    known = {_without_numbers(name) for name in model.state_dict()}
+    empty = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential) and not len(module)
+    }
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    return sorted(
+        weight
+        for weight in unused
+        # A checkpoint of the base model alone has no prefix, and a model that is the base has none.
+        if any(
+            (_NUMBER.search(name) and _without_numbers(name) in known) or not empty.isdisjoint(_numbered_lists(name))
+            for name in (weight, base + weight, weight.removeprefix(base))
+        )
+    )
+
+
+def _without_numbers(name: str) -> str:
+    return _NUMBER.sub("#", name)
+
+
+def _numbered_lists(name: str) -> Iterator[str]:
+    """Yield what the numbers in a name count the members of: `decoder.block` of `decoder.block.3.weight`."""
+    for match in _NUMBER.finditer(name):
+        yield name[: match.start() - 1]
 
 
 def _sha256(files: Iterable[Path]) -> str:

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
+from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import HEAD_NAMES
-from onnxtool.export.opsets import LOWEST_OPSET
 from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.options import Force, Option
 from onnxtool.reports import Json
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.opsets import highest_opset, runtime_version
+
+LOWEST_OPSET = 13  # what heads are written in
 
 DTYPES = {"float32": "fp32", "float16": "fp16"}
 
@@ -99,4 +102,23 @@ class ExportOptions:
         base = TOLERANCES[DTYPES[self.dtype]]
         return Tolerance(
             base.atol if self.atol is None else self.atol, base.rtol if self.rtol is None else self.rtol, base.cosine
+        )
+
+
+def check_opset(opset: int | None) -> None:
+    """Refuse an opset that no exporter can give, before anything is loaded; None is the exporter's own.
+
+    Raises:
+        ExportError: torch cannot write it by the onnx that is installed, or onnxruntime cannot read it.
+    """
+    if opset is None:
+        return
+    import torch
+
+    highest = highest_opset()
+    if not LOWEST_OPSET <= opset <= highest:
+        raise ExportError(
+            f"no opset {opset}: torch {torch.__version__} writes, and onnxruntime {runtime_version()} reads, "
+            f"{LOWEST_OPSET} to {highest}",
+            "leave --opset out for the exporter's own, or pass one of these",
         )

@@ -98,7 +98,7 @@ class SingleCallPipeline:
             signature = detect_signature(model, self.modality, strategy.fixed)
             signature = signature if self.specification is None else self.specification.narrow(signature)
         sample = to_tensors(model, self.modality.sample(signature.sizes))
-        graph = trace(strategy.exporter, model, sample, signature, opset, patience_s=strategy.patience_s)
+        graph = trace(strategy.exporter, model, sample, signature, opset, timeout_s=strategy.timeout_s)
         tidy(graph, signature)
         if self.head is not None:
             append_head(graph, self.head, keep_raw=self.keep_raw)

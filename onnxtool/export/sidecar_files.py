@@ -1,6 +1,6 @@
-"""The files that lie beside an exported graph: tokenizer, configuration, pooling.
+"""The sidecar files of an exported graph: tokenizer, configuration, pooling.
 
-They are the checkpoint's own, byte for byte; what a consumer needs and the checkpoint lacks is written anew.
+They are the checkpoint's own, byte for byte; what a consumer needs and the checkpoint lacks is written.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def is_wordpiece(tokenizer: Any) -> bool:
 def wordpiece_vocabulary(tokenizer: Any, size: int = 0) -> str:
     """Return the content of vocab.txt: a token a line, in the order of their ids, `size` lines at least.
 
-    An id without a token, which many models have, gets a line of its own: the place of a line is the id.
+    An id without a token, which many models have, gets its own line: the number of a line is the id.
     """
     tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     size = max(size, max(tokens) + 1)

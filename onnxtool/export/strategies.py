@@ -10,7 +10,7 @@ from onnxtool.export.modalities.sizes import Axis
 from onnxtool.export.tracing import EXPORTERS, Exporter
 
 # dynamo reasons about every dynamic size, and about those of Swin's rolling windows without an end.
-_PATIENCE_S = 180.0
+_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class ExportStrategy:
         attention: transformers' attention implementation; None leaves the choice to it.
         fixed: the axes that are not dynamic in the file, with their sizes.
         prompts: how a file with a cache runs its prompts; empty for others.
-        patience_s: how long the trace may take, where other strategies are left; None for no limit.
+        timeout_s: how long the trace may take, where other strategies are left; None for no limit.
     """
 
     exporter: Exporter
     attention: str | None
     fixed: Mapping[str, int] = field(default_factory=dict)
     prompts: str = ""
-    patience_s: float | None = None
+    timeout_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ def strategies_for(
     for row in chosen:
         for attention in row.attentions:
             if attention is None or attention != default_attention or None not in row.attentions:
-                yield ExportStrategy(row, attention, patience_s=_PATIENCE_S if len(chosen) > 1 else None)
+                yield ExportStrategy(row, attention, timeout_s=_TIMEOUT_S if len(chosen) > 1 else None)
     if contents:
         yield from (ExportStrategy(row, row.attentions[0], contents) for row in chosen)
     yield from (ExportStrategy(row, row.attentions[0], contents | batches) for row in chosen)

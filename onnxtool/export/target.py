@@ -33,7 +33,7 @@ HIDDEN_STATES = TensorInfo("last_hidden_state", "float32", (BATCH, SEQUENCE, Non
 VECTORS = TensorInfo("sentence_embedding", "float32", (BATCH, None))
 
 # What a consumer does with a model, by the tasks for which models are exported. A masked language model whose
-# checkpoint says nothing of pooling is read as SPLADE by whoever takes sparse encoders.
+# checkpoint says nothing of pooling is read as SPLADE by consumers of sparse encoders.
 SPARSE, DENSE, SCORES, TAGS, OTHER = (
     "sparse encoders",
     "text encoders",

@@ -1,6 +1,6 @@
 """Trace a PyTorch model into an onnx_ir model: through transformers.exporters (dynamo) or TorchScript.
 
-The one module that knows the quirks of these two. Tested with torch 2.13 and transformers 5.23.
+The only module with workarounds for these two exporters. Tested with torch 2.13 and transformers 5.23.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exporter:
-    """One way to trace.
+    """A tracer of PyTorch models.
 
     Attributes:
         attentions: the attention implementations to load the model with, in the order to try them; None leaves the
@@ -47,12 +47,12 @@ def trace(
     signature: Signature,
     opset: int | None,
     *,
-    patience_s: float | None = None,
+    timeout_s: float | None = None,
 ) -> ir.Model:
     """Trace `model` on `sample` (input name to tensor, no dynamic axis of size 1) with the signature's axes dynamic.
 
     Raises:
-        ExportError: the model cannot be traced, or not at this opset, or not in `patience_s`.
+        ExportError: the model cannot be traced, or not at this opset, or not in `timeout_s`.
     """
     return guarded(
         lambda: exporter.trace(model, sample, signature, opset),
@@ -60,7 +60,7 @@ def trace(
         exporter=exporter.name,
         opset=opset,
         hint="try the other --exporter",
-        patience_s=patience_s,
+        timeout_s=timeout_s,
     )
 
 
@@ -71,7 +71,7 @@ def guarded(
     exporter: str,
     opset: int | None,
     hint: str,
-    patience_s: float | None = None,
+    timeout_s: float | None = None,
 ) -> ir.Model:
     """Run a trace with nothing printed and no garbage collected.
 
@@ -81,12 +81,12 @@ def guarded(
         exporter: which exporter writes the graph.
         opset: what it has to be of; None for the exporter's own.
         hint: the way out of a failure.
-        patience_s: how long it may take; None for as long as it takes.
+        timeout_s: how long it may take; None for as long as it takes.
 
     Raises:
-        ExportError: the trace failed, in whichever way, or gave another opset.
+        ExportError: the trace failed, or gave another opset.
     """
-    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept(), _deadline(patience_s):
+    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept(), _deadline(timeout_s):
         try:
             graph = run()
         except Exception as error:  # exporters fail with whatever an operator, a guard or a pass of theirs raises

@@ -1,4 +1,4 @@
-"""Look at and change an onnx_ir graph: the few questions that every pass asks, and the few edits that it makes."""
+"""Match and replace parts of an onnx_ir graph; `writer` writes new ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 MICROSOFT = "com.microsoft"
 
-# What is larger is a weight, which no pattern needs to read.
+# Larger tensors are weights, which no pattern reads.
 _LARGEST_CONSTANT = 1024
 
 
 def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.Node | None:
-    """Return the node that makes `value` where it is one of `operators` (any where none is given), else None."""
+    """Return the node that computes `value` if it is one of `operators` (any, if none is given), else None."""
     node = None if value is None else value.producer()
     if node is None or node.domain != domain or (operators and node.op_type not in operators):
         return None
@@ -25,7 +25,7 @@ def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.No
 
 
 def only_consumer(value: ir.Value, *operators: str, domain: str = "") -> ir.Node | None:
-    """Return the one node that reads `value`, where it is one of `operators`; None where anything else does as well.
+    """Return the only node that reads `value` if it is one of `operators`, else None.
 
     A graph output, and a use inside a subgraph, count as uses.
     """
@@ -39,13 +39,13 @@ def only_consumer(value: ir.Value, *operators: str, domain: str = "") -> ir.Node
 
 
 def value_graph(value: ir.Value) -> ir.Graph | ir.Function | None:
-    """Return the graph in which `value` is made."""
+    """Return the graph in which `value` is computed."""
     node = value.producer()
     return value.graph if node is None else node.graph
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return what a small constant holds, be it an initializer or a Constant node; None for all else."""
+    """Return the array of a small constant, an initializer or a Constant node; None for any other value."""
     if value is None or value.is_graph_input():
         return None
     tensor = value.const_value
@@ -60,7 +60,7 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """Return the number in a constant of one element; None for all else."""
+    """Return the number in a constant of one element; None for any other value."""
     array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
 
@@ -73,7 +73,7 @@ def is_weight(value: ir.Value | None, rank: int | None = None) -> bool:
 
 
 def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
-    """Return what an initializer holds, which stays where it is until it is read.
+    """Return the tensor of an initializer, whose bytes stay on disk until they are read.
 
     Raises:
         ValueError: `weight` is no initializer.
@@ -84,14 +84,14 @@ def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
 
 
 def is_made_on_saving(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is computed each time that it is read: one that a pass made of weights."""
+    """Whether a tensor is computed each time that it is read, as those that passes compute from weights."""
     import onnx_ir as ir
 
     return isinstance(tensor, ir.LazyTensor)
 
 
 def operands(node: ir.Node, wanted: Callable[[ir.Value], Any]) -> tuple[ir.Value, ir.Value] | None:
-    """Return the inputs of a commutative node of two, the one that `wanted` accepts first; None where it takes none."""
+    """Return the two inputs of a commutative node, the one that `wanted` accepts first; None if it accepts neither."""
     if len(node.inputs) != 2:
         return None
     first, second = node.inputs
@@ -103,7 +103,7 @@ def operands(node: ir.Node, wanted: Callable[[ir.Value], Any]) -> tuple[ir.Value
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    """Return the value of an attribute: a number, a text (str), or a list of numbers; `default` where it is not set."""
+    """Return the value of an attribute: a number, a string, or a list of numbers; `default` where it is not set."""
     found = node.attributes.get(name)
     if found is None:
         return default
@@ -111,14 +111,14 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
 
 
 def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
-    """Whether nothing outside `nodes` reads what they make, and no output of the graph is among it, `result` apart."""
+    """Whether only `nodes` read the outputs of `nodes` other than `result`, and none of these is a graph output."""
     inside = set(nodes)
     made = [output for node in nodes for output in node.outputs if output is not result]
     return all(not value.is_graph_output() and all(reader in inside for reader, _ in value.uses()) for value in made)
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Let everything that reads `old` read `new`; an output of the graph keeps its name."""
+    """Replace `old` by `new` in all its consumers; an output of the graph keeps its name."""
     import onnx_ir as ir
 
     if new.type is None:
@@ -128,13 +128,13 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     if old.is_graph_output():
         name, old.name = old.name, None
         if new.is_graph_output() or new.producer() is None or new.is_initializer():
-            raise ValueError(f"{new.name} cannot take the place of the graph output {name}")
+            raise ValueError(f"{new.name} cannot replace the graph output {name}")
         new.name = name
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
 def remove_unused(graph: ir.Graph, nodes: Sequence[ir.Node]) -> int:
-    """Remove those of `nodes`, and of what feeds them, that nothing reads any more; return their number."""
+    """Remove those of `nodes`, and of the nodes above them, whose outputs are unused; return their number."""
     removed = 0
     waiting = list(nodes)
     while waiting:
@@ -148,9 +148,9 @@ def remove_unused(graph: ir.Graph, nodes: Sequence[ir.Node]) -> int:
 
 
 def replace_and_erase(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` take the place and the name of `old`, and remove the nodes that only `old` had need of.
+    """Replace `old` by `new` under the name of `old`, and remove the nodes that only `old` needed.
 
-    The name is what shapes that were found before are known by.
+    The name stays because shapes that were inferred before are looked up by it.
     """
     node, name = old.producer(), old.name
     replace(old, new)

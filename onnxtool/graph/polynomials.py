@@ -1,4 +1,4 @@
-"""Read a value as a polynomial in another one, so that patterns need not list the orders of factors and terms."""
+"""Match a value as a polynomial in another one, so that patterns need not list the orders of factors and terms."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _LARGEST_DEPTH = 8
 _OPERATORS = ("Add", "Div", "Mul", "Pow")
-_TOLERANCE = 1e-3  # exporters write constants in float16 as well
+_TOLERANCE = 1e-3  # some exporters write constants in float16
 
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A polynomial in some value.
+    """A polynomial in a value.
 
     Attributes:
         coefficients: the coefficient of each power.
@@ -52,7 +52,7 @@ class Polynomial:
 
 
 def as_polynomial(value: ir.Value | None, variable: ir.Value, depth: int = 0) -> Polynomial | None:
-    """Read `value` as a polynomial in `variable`; None where it is none."""
+    """Match `value` as a polynomial in `variable`; None where it is not one."""
     if value is variable:
         return Polynomial({1: 1.0})
     if value is None or depth > _LARGEST_DEPTH:
@@ -68,7 +68,7 @@ def as_polynomial(value: ir.Value | None, variable: ir.Value, depth: int = 0) ->
 
 
 def number_in(value: ir.Value | None) -> float | None:
-    """Return the number in a constant that gives no value another rank by broadcasting; None for all else."""
+    """Return the number in a constant of rank 0 or 1, which broadcasts to any rank; None for any other value."""
     held = constant(value)
     return None if held is None or held.ndim > 1 else scalar(value)
 

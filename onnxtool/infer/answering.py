@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxtool.checkpoint.cutting import EncodedText, Text
 from onnxtool.checkpoint.text_files import TextInput
+from onnxtool.checkpoint.truncation import EncodedText, Text
 from onnxtool.errors import InputError
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.tasks import stated_task
@@ -30,7 +30,7 @@ _TOP_TERMS = 10
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a model.
+    """What a model is to answer.
 
     Attributes:
         texts: at least one.
@@ -62,7 +62,7 @@ def make_request(
     long: LongTexts | None,
     top_k: int | None,
 ) -> Request:
-    """Check what is asked of `model`.
+    """Check texts and options against `model`.
 
     Raises:
         InputError: there are no texts, or the model takes no pairs, or only pairs, or windows do not go with it.
@@ -74,7 +74,7 @@ def make_request(
     named = [_named(item, query) for item in texts]
     _require_form(model, named)
     if long is None:
-        long = LongTexts("window") if model.head.parts_long_texts else LongTexts()
+        long = LongTexts("window") if model.head.splits_long_texts else LongTexts()
     if long.way == "window":
         model.head.require_windows()
     return Request(named, prompt, long, top_k)
@@ -142,8 +142,8 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request,
     read.windows += windows
     read.vectors += vectors
     read.notes += [answer.note for answer in answers if answer.note]
-    for place, (text, group, answer) in enumerate(zip(texts, windows, answers, strict=True)):
-        read.answers.append(_text_answer(text, group, answer, vectors[place] if vectors else None))
+    for position, (text, group, answer) in enumerate(zip(texts, windows, answers, strict=True)):
+        read.answers.append(_text_answer(text, group, answer, vectors[position] if vectors else None))
 
 
 def _read_answers(
@@ -156,15 +156,15 @@ def _read_answers(
     """Answer for each text, running windows of similar length together."""
     flat = [window for group in windows for window in group]
     readings: dict[int, Any] = {}
-    for places in model.batch_rules.batches([len(window) for window in flat]):
-        batch = model.run([flat[place] for place in places])
-        readings.update(zip(places, head.read(batch), strict=True))
+    for positions in model.batch_rules.batches([len(window) for window in flat]):
+        batch = model.run([flat[position] for position in positions])
+        readings.update(zip(positions, head.read(batch), strict=True))
     answers, start = [], 0
     for text, group in zip(texts, windows, strict=True):
-        own = [readings[place] for place in range(start, start + len(group))]
+        own = [readings[position] for position in range(start, start + len(group))]
         start += len(group)
         reading = own[0] if len(own) == 1 else head.join(own, group)
-        answers.append(head.answer(reading, Asked(text.contents, group, top_k)))
+        answers.append(head.answer(reading, AnswerContext(text.contents, group, top_k)))
     return answers
 
 
@@ -198,12 +198,12 @@ def _similarities(read: Read) -> tuple[tuple[float, ...], ...]:
 
 
 def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
-    places: dict[str | None, list[int]] = {}
-    for place, answer in enumerate(answers):
-        places.setdefault(answer.query, []).append(place)
+    positions: dict[str | None, list[int]] = {}
+    for position, answer in enumerate(answers):
+        positions.setdefault(answer.query, []).append(position)
     return tuple(
-        Ranking(query, tuple(sorted(own, key=lambda place: -answers[place].candidates[0].score)))
-        for query, own in places.items()
+        Ranking(query, tuple(sorted(own, key=lambda position: -answers[position].candidates[0].score)))
+        for query, own in positions.items()
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.limits import fixed_shape
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import is_mask
@@ -101,18 +101,18 @@ class BatchRules:
         return self.has_mask or self.sequence_length is not None
 
     def batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the places of texts that run together, the shortest first; of equal length unless they may be padded.
+        """Yield the indices of texts that run together, the shortest first; of equal length unless padding is allowed.
 
         Args:
             lengths: how many tokens each text has.
         """
         batch: list[int] = []
-        for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        for position in sorted(range(len(lengths)), key=lambda position: lengths[position]):
             # The text about to be added is the longest so far, and the others will be padded to it.
-            is_full = len(batch) == self.max_texts or (len(batch) + 1) * lengths[place] > self.max_tokens
-            if batch and (is_full or (not self.may_pad and lengths[place] != lengths[batch[0]])):
+            is_full = len(batch) == self.max_texts or (len(batch) + 1) * lengths[position] > self.max_tokens
+            if batch and (is_full or (not self.may_pad and lengths[position] != lengths[batch[0]])):
                 yield batch
                 batch = []
-            batch.append(place)
+            batch.append(position)
         if batch:
             yield batch

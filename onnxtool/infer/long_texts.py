@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxtool.checkpoint.cutting import EncodedText, Text, Way
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
+from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.options import LONG_TEXTS
 
@@ -46,7 +46,13 @@ class LongTexts:
         return way if isinstance(way, LongTexts) else cls(way)
 
     def read(
-        self, tokenizer: TextTokenizer, texts: Sequence[Text], limit: Limit | None, way: Way, *, first: int = 1
+        self,
+        tokenizer: TextTokenizer,
+        texts: Sequence[Text],
+        limit: Limit | None,
+        options: ReadOptions,
+        *,
+        first: int = 1,
     ) -> list[list[EncodedText]]:
         """Read each of `texts` as windows that are no longer than `limit`.
 
@@ -54,7 +60,7 @@ class LongTexts:
             tokenizer: reads them.
             texts: texts, and pairs of texts.
             limit: the most tokens of a window; None where there is no limit.
-            way: how they are read.
+            options: how they are read.
             first: the number of the first text, for errors.
 
         Raises:
@@ -62,13 +68,13 @@ class LongTexts:
         """
         require_unicode(texts, first)
         if limit is None or self.way != "window":
-            read = tokenizer.encode(texts, limit, way)
+            read = tokenizer.encode(texts, limit, options)
             if self.way == "fail" and limit is not None:
                 _require_whole(read, limit, first)
             _require_tokens(texts, read, first)
             return [[text] for text in read]
         overlap = limit.tokens // _OVERLAP if self.overlap is None else self.overlap
-        windows = tokenizer.encode_windows(texts, limit, overlap, way)
+        windows = tokenizer.encode_windows(texts, limit, overlap, options)
         _require_tokens(texts, [group[0] for group in windows], first)
         return windows
 

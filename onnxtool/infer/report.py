@@ -70,7 +70,7 @@ class Ranking:
 
     Attributes:
         query: None where the texts were scored by themselves.
-        order: places in `answers`, counted from 0; of equal scores the first comes first.
+        order: positions in `answers`, counted from 0; of equal scores the first comes first.
     """
 
     query: str | None

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText, Text, Way
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.heads import AnyHead
@@ -92,14 +92,16 @@ class TextModel:
             InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
         """
         before = self.prompts.find(prompt)
-        way = Way(placed=self.head.places_tokens, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs)
+        options = ReadOptions(
+            with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
+        )
         num_left_out = 0
         if before:
             texts = [_with_prompt(before, text) for text in texts]
             num_tokens, num_special = self.tokenizer.count(before)
-            way = replace(way, num_leading=num_tokens)
+            options = replace(options, num_leading=num_tokens)
             num_left_out = 0 if self.head.includes_prompt else num_special + num_tokens
-        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit, way, first=first)
+        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit, options, first=first)
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
         return read
@@ -113,7 +115,7 @@ class TextModel:
         return self._inputs(self._padded(texts))
 
     def run(self, texts: Sequence[EncodedText]) -> Batch:
-        """Run B texts as one batch, in the order given. Texts that must not run together are the caller's to part.
+        """Run B texts as one batch, in the order given. Texts that must not run together are the caller's to split.
 
         Raises:
             InputError: the graph takes other inputs, or knows fewer tokens than the tokenizer.
@@ -184,12 +186,12 @@ class TextModel:
         """Return the vectors of N texts from what `windows` gives of them; see `encode`."""
         head = self._vector_head()
         flat = [window for group in windows for window in group]
-        places: list[int] = []
+        positions: list[int] = []
         parts: list[Any] = []
         for together in self.batch_rules.batches([len(text) for text in flat]):
-            places += together
-            parts.append(head.pool(self.run([flat[place] for place in together])))
-        order: list[int] = np.argsort(places).tolist()
+            positions += together
+            parts.append(head.pool(self.run([flat[position] for position in together])))
+        order: list[int] = np.argsort(positions).tolist()
         pooled: Any
         if isinstance(parts[0], SparseVectors):
             pooled = SparseVectors.concatenate(parts).take(order)

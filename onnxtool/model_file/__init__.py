@@ -1,7 +1,7 @@
 """An ONNX file on disk: opened with its external data checked, written so that no half file can remain.
 
 Outputs are staged: everything a command writes goes into a hidden folder beside the output, is verified there, and
-is moved to its place by renames, the graph file last. Whatever happens before that rename, the old files are whole;
+is moved to its place by renames, the graph file last. Until that rename the old files are whole;
 afterwards the new ones are.
 """
 
@@ -205,7 +205,9 @@ def check_writable(output: Path, *, force: bool) -> None:
     except OSError as error:
         raise _output_write_error(output, error) from error
     if exists and not is_file:  # a rename would put a file in the place of /dev/null
-        raise OutputWriteError(f"cannot write {output}: it is no regular file", "pass the file to write with --output")
+        raise OutputWriteError(
+            f"cannot write {output}: it is not a regular file", "pass the file to write with --output"
+        )
     if exists and not force:
         raise _output_exists(output)
 

@@ -38,7 +38,7 @@ def load_model(path: Path) -> ir.Model:
         model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(externalized(path)))
     except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
         raise ModelFileError(
-            f"{path} is no valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
+            f"{path} is not a valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
         ) from error
     _refuse_hard_links(path, model)
     for graph in model.graphs():

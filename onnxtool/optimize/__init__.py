@@ -20,10 +20,10 @@ from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
 from onnxtool.optimize.quantization.conversion import DYNAMIC, MAX_ERROR, QUANTIZED, Conversion, Converted
 from onnxtool.optimize.report import Candidate, OptimizeReport
-from onnxtool.optimize.verification import Prover, verification_feeds
+from onnxtool.optimize.verification import Verifier, verification_feeds
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.timing import Stopwatch
-from onnxtool.summary import summarize_model
+from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OptimizeOptions", "optimize_model"]
 
-_RANDOM_IDS = 3.0  # how much further outputs of random ids may be off than those of texts
+_RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
 
 def optimize_model(
@@ -43,7 +43,7 @@ def optimize_model(
         ModelFileError: the file cannot be read.
         PassError: a pass failed, or the options contradict the model.
         FusionError: `require_fusion` is set and an attention is not fused.
-        VerificationError: the result's answers are not the input's; no file is left.
+        VerificationError: the outputs differ from those of the input file; no file is left.
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
@@ -55,7 +55,7 @@ def optimize_model(
     _check_precision(options)
     check_model_output(output, force=options.force)
     context = _context(source, options)
-    before = summarize_model(options.model_path)
+    before = summarize_file(source)
     passes = passes_for(options.provider, options.precision)
     model = load_model(options.model_path)
     attentions = expected_attentions(model)
@@ -73,7 +73,7 @@ def optimize_model(
         path = save_model(converted.model, staging)
         precision, quantization = converted.precision, converted.quantization
         del model, converted
-        gc.collect()  # a graph is full of cycles, and its weights would stay while two sessions load theirs
+        gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
         stopwatch.lap("write")
         staged_stats = summarize_model(path)
         _require_same_signature(before, staged_stats)
@@ -83,7 +83,7 @@ def optimize_model(
         verification = None
         if options.verify:
             on_progress("verifying against the input")
-            verification = Prover(source, passes, context, _tolerance(options, precision, before)).prove(path)
+            verification = Verifier(source, passes, context, _tolerance(options, precision, before)).verify(path)
             stopwatch.lap("verify")
         stamp_step(
             path,
@@ -111,15 +111,15 @@ def optimize_model(
 
 
 def _check_precision(options: OptimizeOptions) -> None:
-    """Refuse what would do nothing.
+    """Refuse options that have no effect.
 
     Raises:
-        PassError: an option is given that the precision has no use for.
+        PassError: an option is given that the precision does not use.
     """
     precision = options.precision
     if options.max_error is not None and not options.verify and precision not in (*QUANTIZED, "auto"):
         raise PassError(
-            f"--max_error of {precision} is held by the comparison with the input, which --no_verify leaves out",
+            f"--max_error of {precision} is checked by the comparison with the input, which --no_verify leaves out",
             "leave one of them out",
         )
     if options.calibration is not None and precision not in (*QUANTIZED, "auto"):
@@ -150,24 +150,24 @@ def _conversion(
 def _convert(
     model: ir.Model, options: OptimizeOptions, conversion: Conversion
 ) -> tuple[Converted, tuple[Candidate, ...]]:
-    """Convert the fused model, and return what else was tried where the precision was not given."""
+    """Convert the fused model; for `--precision auto`, return the candidates as well."""
     if options.precision == "auto":
         return choose(conversion, model)
     return conversion.convert(model, options.precision, options.activations or DYNAMIC), ()
 
 
 def _require_same_signature(before: Stats, after: Stats) -> None:
-    """Insist that whoever calls the model calls it as before.
+    """Check that the inputs and outputs of the model are unchanged.
 
     Raises:
-        PassError: an input or an output is gone, new, in another place, or of another type.
+        PassError: an input or an output is missing, new, in another place, or of another type.
     """
     for kind, old, new in (("inputs", before.inputs, after.inputs), ("outputs", before.outputs, after.outputs)):
         if [(info.name, info.dtype) for info in old] != [(info.name, info.dtype) for info in new]:
             names = [", ".join(f"{info.name} {info.dtype}" for info in side) for side in (old, new)]
             raise PassError(
                 f"the passes changed the {kind} from {names[0]} to {names[1]}",
-                "an input that nothing uses may be dropped: export the model without it",
+                "an input that no node reads may be dropped: export the model without it",
             )
 
 
@@ -175,16 +175,16 @@ def _tolerance(options: OptimizeOptions, precision: str, before: Stats) -> Toler
     tolerance = TOLERANCES["fp16" if _is_half(before) else precision]
     if options.max_error is None:
         return tolerance
-    if precision in QUANTIZED:  # whose error was measured on texts; that of random ids may be larger
+    if precision in QUANTIZED:  # the error was measured on texts; that of random ids may be larger
         if options.max_error <= MAX_ERROR:
             return tolerance
-        # A small element may have another sign where a vector may turn that far.
+        # With such an error, a small element may have another sign.
         return replace(tolerance, cosine=min(tolerance.cosine, 1.0 - _RANDOM_IDS * options.max_error), rtol=2.0)
     return replace(tolerance, cosine=1.0 - options.max_error)
 
 
 def _is_half(stats: Stats) -> bool:
-    """Whether most of the weights have half precision already, and with them every answer."""
+    """Whether most of the weights, and so all outputs, have half precision already."""
     return 2 * stats.initializer_bytes.get("float16", 0) > sum(stats.initializer_bytes.values())
 
 
@@ -195,7 +195,7 @@ def _runtime() -> str:
 
 
 def _context(source: ModelFile, options: OptimizeOptions) -> Context:
-    """Join what the user says of the model with what its metadata says; the user wins."""
+    """Merge the options with the metadata of the model; options take precedence."""
     heads = options.num_heads or source.metadata_number("num_heads") or 0
     hidden = options.hidden_size or source.metadata_number("hidden_size") or 0
     if heads and hidden and hidden % heads:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import FusionError
-from onnxtool.optimize.attention.scores import anchors
+from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.report import FusionCount, PassResult
 from onnxtool.summary.figures import Stats
 from onnxtool.summary.kinds import FUSED_OPERATORS
@@ -19,7 +19,7 @@ def expected_attentions(model: ir.Model) -> int:
     """Count the attentions of a graph: those that are an operator of onnxruntime, and those that are none yet."""
     operators = FUSED_OPERATORS["attention"]
     fused = sum(f"{node.domain}::{node.op_type}" in operators for node in model.graph)
-    return fused + sum(1 for _ in anchors(model.graph))
+    return fused + sum(1 for _ in match_roots(model.graph))
 
 
 def count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:

@@ -1,4 +1,4 @@
-"""What a pass is, and running a list of them."""
+"""The pass, and running a list of passes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_ROUNDS = 4
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass may know beside the graph.
+    """What a pass knows beside the graph.
 
     Attributes:
-        model_type: transformers' name of the architecture; empty where nobody said.
-        num_heads: attention heads; 0 where nobody said, and passes find out for themselves.
-        hidden_size: width of the hidden states; 0 likewise.
-        provider: the provider that the model is for.
+        model_type: transformers' name of the architecture; empty where it is unknown.
+        num_heads: attention heads; 0 where it is unknown, and passes infer it.
+        hidden_size: width of the hidden states; 0 where it is unknown.
+        provider: the execution provider that the model is for.
     """
 
     model_type: str = ""
@@ -39,12 +39,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pass made of a model.
+    """The result of a pass.
 
     Attributes:
         model: the result, which may be the same object, changed in place.
         num_changes: nodes and initializers added, removed or rewritten; 0 where nothing was done.
-        note: what a reader should know, such as a precondition that did not hold.
+        note: a remark for the report, such as a precondition that did not hold.
     """
 
     model: ir.Model
@@ -68,10 +68,9 @@ def run_passes(
     *,
     most_rounds: int = _MOST_ROUNDS,
 ) -> tuple[ir.Model, tuple[PassResult, ...]]:
-    """Run `passes` in their order, again until none of them changes anything, and return what each of them did.
+    """Run `passes` in their order, repeat until none of them changes anything, and return what each of them did.
 
-    What one pass leaves behind another one may find in the next round: the result has to be a file on which all of
-    them do nothing.
+    One pass may enable another one in the next round: on the result, none of them changes anything.
 
     Raises:
         PassError: a pass failed; the message names it.
@@ -97,9 +96,9 @@ def run_passes(
 
 
 def _keep_names_apart(model: ir.Model) -> None:
-    """Rename values of the main graph whose names are those of others, in a branch or the body of a loop.
+    """Rename values of the main graph whose names are taken in a branch or the body of a loop.
 
-    New values are named as if the main graph were alone, and a name may be made once in a model.
+    New values get names that are unique in the main graph, and a name must be unique in the whole model.
     """
     graphs = list(model.graphs())
     taken = {output.name for graph in graphs[1:] for node in graph for output in node.outputs}
@@ -109,7 +108,7 @@ def _keep_names_apart(model: ir.Model) -> None:
     outputs = [output for node in model.graph for output in node.outputs]
     known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values(), *outputs)} | taken
     for output in outputs:
-        if not output.name:  # an optional output that nobody wants
+        if not output.name:  # an optional output that is not computed
             continue
         if output.name in taken and not output.is_graph_output():
             number = next(number for number in itertools.count(1) if f"{output.name}_{number}" not in known)
@@ -123,12 +122,17 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
         return step.apply(model, context)
     except OnnxtoolError:
         raise
-    except Exception as error:  # libraries fail with whatever their own code raises on a graph they did not expect
+    except Exception as error:  # libraries raise any error on a graph they do not expect
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise PassError(
             f"the pass {step.name} failed: {type(error).__name__}: {reason}",
             "the input file is untouched; another --model_type may help, or a model of another exporter",
         ) from error
+
+
+def refusals(reasons: Sequence[str]) -> str:
+    """Return the note of a pass that left patterns unchanged: how many for which reason; empty without reasons."""
+    return "; ".join(f"{count} left alone: {reason}" for reason, count in Counter(reasons).items())
 
 
 def inventory(model: ir.Model) -> Counter[tuple[str, ...]]:
@@ -138,7 +142,7 @@ def inventory(model: ir.Model) -> Counter[tuple[str, ...]]:
         for node in graph:
             inputs = ",".join("" if value is None else str(value.name) for value in node.inputs)
             outputs = ",".join(str(value.name) for value in node.outputs)
-            # A tensor or a graph is described by its name here: its content is not worth reading for a count.
+            # Tensors and graphs are described by their names: reading their content for a count would take long.
             attributes = ",".join(
                 f"{attribute.name}={attribute.value if attribute.type.name not in ('TENSOR', 'GRAPH') else '…'}"
                 for attribute in node.attributes.values()

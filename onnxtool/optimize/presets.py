@@ -1,4 +1,4 @@
-"""Which passes run, in which order. Order is meaning, so it is written out."""
+"""Which passes run, in which order. The order matters, so it is written out."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from onnxtool.optimize.passes.tied_transposes import tied_transposes
 from onnxtool.optimize.passes.transposed_weights import transposed_weights
 from onnxtool.optimize.pipeline import Pass
 
-# Patterns are made of constants, sizes and shared masks, so these come to rest first.
+# Patterns contain constants, sizes and shared masks, so these are simplified first.
 _SETTLE = (fold_constants, input_sizes, common_subexpressions)
-# What layers are made of. Attention looks for the products with weights that transposed_weights would rewrite.
+# Attention looks for the MatMuls with weights that transposed_weights rewrites, so it runs before.
 _FUSE = (
     *(layer_normalization, rms_normalization, gelu, rotary_embedding, attention, onnxruntime_fusions),
     *(tied_transposes, transposed_weights, matmul_add, embed_layer_normalization, bias_gelu),
 )
-# What the others leave behind.
+# Nodes and initializers that the others leave behind.
 _CLEAN = (onnxoptimizer_cleanup, deduplicate_initializers)
 
 _CPU = (*_SETTLE, *_FUSE, *_CLEAN)
-# On the CPU this one costs: Add and LayerNormalization take a sixth of its time there.
+# Not on the CPU: Add and LayerNormalization take a sixth of the time of the fused operator there.
 _CUDA = (*_SETTLE, *_FUSE, skip_layer_normalization, *_CLEAN)
 
 PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
-"""The passes of each provider, which keep float32; onnxtool/optimize/quantization/ goes on from there."""
+"""The passes of each provider. They keep float32; onnxtool/optimize/quantization/ converts the result."""
 
 FINISHING: dict[str, tuple[Pass, ...]] = {"cpu": (residual_sums,), "cuda": ()}
-"""What runs at last, once the model has its precision: what it writes, no other pass looks for."""
+"""The passes that run last, after the conversion to a precision: no other pass matches what they write."""
 
-# Of onnxruntime's own, which run when the file is loaded: what the file was tuned for, its metadata ask for.
+# Optimizers of onnxruntime itself that a session must not run on the file; its metadata name them.
 DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": ()}
 
 PRECISIONS: dict[str, tuple[str, ...]] = {
@@ -56,7 +56,7 @@ PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for 
 
 
 def passes_for(provider: str, precision: str) -> tuple[Pass, ...]:
-    """Return the passes for a provider, in whose output `precision` can be had.
+    """Return the passes for a provider that offers `precision`.
 
     Raises:
         PassError: there is no such preset.

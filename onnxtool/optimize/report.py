@@ -1,7 +1,8 @@
-"""What `optimize` made of a model: passes, fusions, precision, and the verification."""
+"""The report of `optimize`: passes, fusions, precision, and the verification."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from onnxtool.summary.figures import Stats
@@ -14,7 +15,7 @@ class PassResult:
 
     Attributes:
         num_changes: nodes and initializers added, removed or rewritten.
-        note: what the pass wants a reader to know, or an empty string.
+        note: a remark of the pass, or an empty string.
     """
 
     name: str
@@ -25,7 +26,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class FusionCount:
-    """How many subgraphs of a kind were fused; `expected` is None where the model does not say."""
+    """The number of fused subgraphs of a kind; `expected` is None where it is unknown."""
 
     kind: str
     expected: int | None
@@ -33,14 +34,14 @@ class FusionCount:
 
 
 @dataclass(frozen=True)
-class KeptLayer:
-    """A layer that is kept in higher precision.
+class FallbackLayer:
+    """A layer that stays in higher precision.
 
     Attributes:
         name: of its weight.
-        error: the largest 1 - cosine of an output, or of a row of it, where this layer alone is quantized as far as the
-            others are; on the calibration inputs that are worst where all layers are.
-        precision: what it is kept in: `float32`, or `int8` for a weight of 8 bits among those of 4.
+        error: the largest 1 - cosine of an output, or of a row of it, with this layer alone quantized, on the worst
+            calibration inputs.
+        precision: `float32`, or `int8` for a weight of 8 bits among those of 4.
     """
 
     name: str
@@ -50,25 +51,25 @@ class KeptLayer:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a quantized model costs, measured on calibration texts.
+    """The error of a quantized model, measured on calibration texts.
 
     Attributes:
         precision: `int8` or `int4`.
-        activations: how the activations of int8 get their ranges, `dynamic` or `static`; empty for int4, which leaves
-            activations as they are.
-        num_layers: products with weights; those in `kept` have higher precision.
+        activations: how the activations of int8 get their ranges, `dynamic` or `static`; empty for int4, which does not
+            quantize them.
+        num_layers: linear layers; those in `kept` have higher precision.
         num_embeddings: lookups that read a quantized table.
-        embedding_precision: of these; empty where there are none.
-        num_texts: how many texts it was calibrated on; 0 for random ids.
+        embedding_precision: of these tables; empty without any.
+        num_texts: the number of calibration texts; 0 for random ids.
         error: the largest 1 - cosine of an output, or of a row of one, over all texts; real tokens alone count.
-        mean_error: the average of the same.
-        note: what a reader should know of the calibration; empty where there is nothing.
+        mean_error: the average instead of the largest.
+        note: a remark on the calibration; may be empty.
     """
 
     precision: str
     activations: str
     num_layers: int
-    kept: tuple[KeptLayer, ...]
+    kept: tuple[FallbackLayer, ...]
     num_embeddings: int
     embedding_precision: str
     num_texts: int
@@ -82,11 +83,11 @@ class Candidate:
     """A precision that `--precision auto` tried on this machine.
 
     Attributes:
-        precision: what `--precision` would have been, with what `--activations` would have been.
-        latency_ms: the median of each shape, by the name of the shape; empty where it was not timed.
-        size_bytes: of the file; None where there is none.
-        error: the largest 1 - cosine of an output, or of a row of one, on the calibration texts; None where it is not
-            known.
+        precision: as for `--precision`; `activations` as for `--activations`.
+        latency_ms: the median by the name of the shape; empty where it was not timed.
+        size_bytes: of the file; None without a file.
+        error: the largest 1 - cosine of an output, or of a row of one, on the calibration texts; None where it is
+            unknown.
         chosen: whether it is the output.
         reason: why it was not possible; empty where it was.
     """
@@ -102,12 +103,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class OptimizeReport:
-    """What `optimize` made of a model.
+    """The result of `optimize`.
 
     Attributes:
-        precision: of the output, also where it was chosen.
+        precision: of the output; for `--precision auto`, the chosen one.
         quantization: None where nothing was quantized.
-        candidates: what `--precision auto` tried; empty where the precision was given.
+        candidates: the candidates of `--precision auto`; empty for a given precision.
     """
 
     output: str
@@ -121,3 +122,13 @@ class OptimizeReport:
     candidates: tuple[Candidate, ...]
     verification: Verification | None
     duration_ms: dict[str, float]
+
+
+def __getattr__(name: str) -> object:
+    """Serve the old name of `FallbackLayer` for one release."""
+    if name != "KeptLayer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "KeptLayer is now FallbackLayer; the old name goes with the next release", DeprecationWarning, stacklevel=2
+    )
+    return FallbackLayer

@@ -1,4 +1,4 @@
-"""Prove an optimized file against the file that went in, and find the pass that is to blame where they differ."""
+"""Verify an optimized file against the input file, and find the faulty pass where they differ."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from onnxtool.verification import Verification
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SAMPLES_IN_A_STEP = 640  # twice what a step of wav2vec2 has, and enough for its first one
-_LONGEST = 64  # for a model that does not say how long its texts may be
+_SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
+_LONGEST = 64  # for a model without a maximum length
 
 
 @dataclass(frozen=True)
-class Prover:
-    """Compares files with the one that they were made from.
+class Verifier:
+    """Compares optimized files with their input file.
 
     Attributes:
-        source: the file that went in.
-        passes: what was done to it.
-        provider: where the result will run; where that cannot run here, both run on the CPU, and the result says so.
-        tolerance: what may differ.
+        source: the input file.
+        passes: the passes that ran on it.
+        provider: where both files run: the provider of the result, or the CPU where that one is not available.
+        tolerance: the allowed differences.
     """
 
     source: ModelFile
@@ -51,36 +51,36 @@ class Prover:
 
     @property
     def provider(self) -> str:
-        """Where both run."""
+        """The provider of both sessions."""
         wanted = self.context.provider
         return wanted if wanted == "cpu" or not cuda_problem() else "cpu"
 
-    def prove(self, path: Path) -> Verification:
+    def verify(self, path: Path) -> Verification:
         """Compare the file at `path` with the source on random inputs of several shapes and masks.
 
         Raises:
-            VerificationError: an output differs by more than it may; the hint names the pass that made it so.
+            VerificationError: an output differs by more than the tolerance; the hint names the faulty pass.
         """
         # One session at a time: each holds the weights twice while it loads.
         session = open_session(self.source.path, provider=self.provider, frugal=True)
-        answers = run_reference(session.run, _cases(self.source), name=self.source.path.name)
+        reference = run_reference(session.run, _cases(self.source), name=self.source.path.name)
         del session
-        verification = self._compare(path, answers)
+        verification = self._compare(path, reference)
         if not verification.passed:
-            guilty = self._find_guilty(answers, verification, path.parent)
-            require_passed(verification, f"no file was written; {guilty}")
+            faulty = self._find_faulty_pass(reference, verification, path.parent)
+            require_passed(verification, f"no file was written; {faulty}")
         return verification
 
-    def _compare(self, path: Path, answers: ReferenceOutputs) -> Verification:
+    def _compare(self, path: Path, reference: ReferenceOutputs) -> Verification:
         session = open_session(path, provider=self.provider, frugal=True)
-        return replace(verify(session.run, answers, self.tolerance), provider=self.provider)
+        return replace(verify(session.run, reference, self.tolerance), provider=self.provider)
 
-    def _find_guilty(self, answers: ReferenceOutputs, verification: Verification, folder: Path) -> str:
-        """Return which pass is the first after which the worst case fails, found by halving their list."""
+    def _find_faulty_pass(self, reference: ReferenceOutputs, verification: Verification, folder: Path) -> str:
+        """Return the first pass after which the worst case fails, found by bisection."""
         failed = [number for number, case in enumerate(verification.cases) if not case.passed]
         worst = max(failed, key=lambda number: verification.cases[number].max_abs_error)
-        case = replace(answers, cases=(answers.cases[worst],), outputs=(answers.outputs[worst],))
-        good, bad = 0, len(self.passes) + 1  # how many of the passes ran; one more than all has not been tried
+        case = replace(reference, cases=(reference.cases[worst],), outputs=(reference.outputs[worst],))
+        good, bad = 0, len(self.passes) + 1  # numbers of passes that ran; one more than all was not tried
         while bad - good > 1:
             middle = (good + bad) // 2
             if self._is_right_after(middle, case, folder):
@@ -88,12 +88,12 @@ class Prover:
             else:
                 bad = middle
         if bad > len(self.passes):
-            return "no pass alone is to blame, only all of them in several rounds; please report this model"
+            return "no single pass is faulty, only all of them in several rounds; please report this model"
         name = self.passes[bad - 1].name
-        return f"the pass {name} is the first after which {answers.cases[worst].description} differs"
+        return f"the pass {name} is the first after which {reference.cases[worst].description} differs"
 
     def _is_right_after(self, number: int, case: ReferenceOutputs, folder: Path) -> bool:
-        """Whether the first `number` passes leave a model that answers a case as the source does."""
+        """Whether the model after the first `number` passes gives the reference outputs of a case."""
         model = load_model(self.source.path)
         model, _ = run_passes(model, self.passes[:number], self.context, lambda _stage: None, most_rounds=1)
         with scratch_file(model, folder) as path:
@@ -101,12 +101,12 @@ class Prover:
 
 
 def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:
-    """Return the inputs on which a model is verified, to look at what happens inside of it."""
+    """Return the inputs on which a model is verified, to measure its inner values."""
     return [case.feeds for case in _cases(source)]
 
 
 def _holds_samples(info: TensorInfo) -> bool:
-    """Whether an input is a row of samples of sound, of which a model makes one step of hundreds."""
+    """Whether an input is a row of audio samples, hundreds of which are one step of the model."""
     return info.dtype.startswith("float") and len(info.shape) == 2 and not isinstance(info.shape[1], int)
 
 

@@ -1,1 +1,1 @@
-"""onnxruntime: providers, sessions, inputs made up from a model's signature, comparison of outputs, timing."""
+"""onnxruntime: providers, sessions, inputs generated from a model's signature, comparison of outputs, timing."""

@@ -27,7 +27,7 @@ class Case:
 
     Attributes:
         feeds: input name to array.
-        valid: bool [B, S], false on padding, where outputs mean nothing; None where there is no padding to tell.
+        valid: bool [B, S], false on padding, where outputs have no meaning; None where there is no padding.
         like: the description of the case before it from which this one differs in its padding only, so that the
             outputs must be the same; empty for none.
     """

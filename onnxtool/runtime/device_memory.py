@@ -25,7 +25,7 @@ class DeviceMemory:
 
 
 def device_memory(index: int = 0) -> DeviceMemory | None:
-    """Ask for the device of that number; None where there is no NVML or no such device."""
+    """Query the device of that number; None where there is no NVML or no such device."""
     name = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
     try:
         library = ctypes.CDLL(name)

@@ -56,7 +56,7 @@ def _waited_ns(descriptor: int) -> int:
 
 
 def load_average() -> float | None:
-    """Return the runnable threads of the machine, averaged over the last minute; None where nobody counts them."""
+    """Return the runnable threads of the machine, averaged over the last minute; None where the system does not say."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -78,7 +78,7 @@ def throttlings() -> dict[str, int]:
 
 
 def clock_share() -> float | None:
-    """Return the cores' present frequency over the highest they may have, on average; None where nobody says."""
+    """Return the cores' mean frequency over their highest one; None where the system does not say."""
     shares = []
     for folder in _PROCESSORS.glob("cpu[0-9]*/cpufreq"):
         present, highest = _number(folder / "scaling_cur_freq"), _number(folder / "cpuinfo_max_freq")
@@ -94,7 +94,7 @@ def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
 
 
 def processor_times() -> tuple[int, int]:
-    """Return the ticks that were stolen from this machine by its host, and all ticks; zeros where nobody says."""
+    """Return the ticks that the host took from this machine, and all ticks; zeros where they are not known."""
     try:
         ticks = [int(part) for part in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
     except (OSError, ValueError, IndexError):

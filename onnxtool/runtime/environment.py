@@ -64,7 +64,7 @@ def _requirements() -> tuple[list[Requirement], list[str]]:
     try:
         stated = importlib.metadata.requires("onnxtool") or []
     except importlib.metadata.PackageNotFoundError:
-        return [], ["onnxtool runs from its source folder, so nobody checked its requirements; pip install -e ."]
+        return [], ["onnxtool runs from its source folder, so its requirements were not checked; pip install -e ."]
     requirements = [Requirement(line) for line in stated]
     return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})], []
 
@@ -106,7 +106,7 @@ def _has_exporters() -> bool:
 
 
 def _providers() -> tuple[dict[str, str], list[str]]:
-    """Say `ok` for each provider that can run, else what keeps it; an absent GPU is no problem of the installation."""
+    """Return `ok` or what prevents it for each provider, and problems; an absent GPU is none."""
     try:
         import onnxruntime
     except ImportError as error:

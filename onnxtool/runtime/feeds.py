@@ -1,4 +1,4 @@
-"""Inputs made up from what a model says of its inputs, for verification and for timing.
+"""Inputs generated from a model's signature, for verification and for timing.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -170,7 +170,7 @@ def random_feeds(
     batch, and every other named axis the sequence.
 
     Raises:
-        InputError: an input is of a dtype or shape for which nothing can be made up.
+        InputError: an input is of a dtype or shape for which none can be generated.
     """
     generator = np.random.default_rng(seed)
     return {info.name: _random_array(info, shape, bounds, generator) for info in inputs}
@@ -200,7 +200,7 @@ def _random_array(
     if info.dtype == "bool":
         return generator.integers(0, 2, dims).astype(bool)
     raise InputError(
-        f"cannot make up values for the input {info.name} of dtype {info.dtype}", "verify this model by hand"
+        f"cannot generate values for the input {info.name} of dtype {info.dtype}", "verify this model by hand"
     )
 
 

@@ -1,10 +1,10 @@
-"""A fixed piece of arithmetic by which two benchmarks tell a slower machine from a slower model.
+"""A fixed computation that tells a slower machine from a slower model between two benchmarks.
 
-A baseline is measured on another day: the clock of the processor, the neighbour on the same physical core, what others
-read from memory and the host of a virtual machine may be others. What they do to a model they do to this kernel too. It
-is made of what a transformer does: products of a few rows with weights that are read from memory, and a function of
-each element of what fits in the second-level cache. numpy computes it, on one thread: a slower release of onnxruntime
-has to show in the comparison and must not be divided away.
+A baseline is measured on another day: clock frequency, load on the same physical core, memory traffic of other
+processes and the host of a virtual machine may differ. They affect this kernel as they affect a model. It does what a
+transformer does: products of a few rows with weights that are read from memory, and a function of each element of what
+fits in the second-level cache. numpy computes it on one thread: a slower release of onnxruntime has to show in the
+comparison and must not cancel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REPEATS = 3
 
 
 class ReferenceKernel:
-    """Times the kernel. The processor time of the thread counts, in which other processes have no part."""
+    """Times the kernel by the processor time of the thread, which excludes other processes."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Keep what torch, transformers and onnxruntime print off our streams, which carry our result and our progress."""
+"""Keep what torch, transformers and onnxruntime print off our streams, which carry the result and progress."""
 
 from __future__ import annotations
 

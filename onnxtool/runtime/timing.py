@@ -25,7 +25,7 @@ class LatencySummary:
 
 
 def summarize_latencies(samples_ms: Sequence[float]) -> LatencySummary:
-    """Sum up latencies in milliseconds; there must be at least one. The deviation is that of the population."""
+    """Summarize latencies in milliseconds; there must be at least one. The deviation is that of the population."""
     import numpy as np
 
     samples = np.asarray(samples_ms, dtype=np.float64)
@@ -68,7 +68,7 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak_rss() -> bool:
-    """Let `peak_rss_bytes` start anew from what is resident now; return whether the system can do that (Linux)."""
+    """Reset `peak_rss_bytes` to what is resident now; return whether the system supports that (Linux)."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # see proc(5)
     except OSError:

@@ -1,4 +1,4 @@
-"""What `stats` may be asked for, on the command line or by a repository's own configuration."""
+"""Settings of `stats`, from the command line or a repository's configuration file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Shape(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a repository asks of every run.
+    """What applies to every run in a repository.
 
     Attributes:
         source: the file that says so; None where there is none.
@@ -52,7 +52,7 @@ def find_settings(folder: Path) -> Settings:
     Looked for in `folder` and those above it, up to the root of a git repository.
 
     Raises:
-        InputError: a file cannot be read, or says what nobody asks for.
+        InputError: a file cannot be read, or has unknown settings.
     """
     try:
         here = folder.absolute()
@@ -72,7 +72,7 @@ def read_settings(file: Path) -> Settings:
     """Return the settings of `file`.
 
     Raises:
-        InputError: it cannot be read, has no settings, or says what nobody asks for.
+        InputError: it cannot be read, has no settings, or has unknown settings.
     """
     settings = _read(file)
     if settings is None:
@@ -92,7 +92,7 @@ def _read(file: Path) -> Settings | None:
     try:
         table: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{file} is no TOML: {error}", "correct it there") from error
+        raise InputError(f"{file} is not valid TOML: {error}", "correct the file") from error
     for part in _table(file).split("."):
         table = table.get(part) if isinstance(table, dict) else None
     if table is None:
@@ -108,10 +108,10 @@ def _settings(file: Path, table: Any) -> Settings:
     known = {"fail_if": (list,), "batch_size": (int,), "sequence_length": (int,), "weights": (bool,)}
     name = _table(file)
     if not isinstance(table, dict):
-        raise InputError(f"{name} of {file} is no table", f"write it as [{name}]")
+        raise InputError(f"{name} of {file} is not a table", f"write it as [{name}]")
     for key, value in table.items():
         if key not in known:
-            raise InputError(f"{file} has {name}.{key}, which nobody reads", f"there are {', '.join(known)}")
+            raise InputError(f"{file} has {name}.{key}, which is not a setting", f"use one of {', '.join(known)}")
         if type(value) not in known[key]:
             raise InputError(f"{name}.{key} of {file} is {value!r}", f"a {known[key][0].__name__} goes there")
     gates = table.get("fail_if", [])

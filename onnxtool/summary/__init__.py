@@ -1,4 +1,4 @@
-"""Summarize one ONNX file, for whoever describes it: `stats`, and `optimize` before and after."""
+"""Figures of one ONNX file, for `stats` and for `optimize` before and after."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) ->
             renamed[gone.pop(content)] = name
     found = frozenset(renamed.values())
     delta = _compare_mappings(
-        {name: _tell(weight) for name, weight in model.items() if name not in found},
-        {name: _tell(weight) for name, weight in base.items() if name not in renamed},
+        {name: _describe(weight) for name, weight in model.items() if name not in found},
+        {name: _describe(weight) for name, weight in base.items() if name not in renamed},
     )
     return _Initializers(delta, dict(sorted(renamed.items())))
 
@@ -96,9 +96,9 @@ def _content(weight: Weight) -> tuple[str, tuple[int, ...], str] | None:
     return (weight.dtype, weight.shape, weight.sha256) if weight.sha256 else None
 
 
-def _tell(weight: Weight) -> Json:
-    told: dict[str, Json] = {"dtype": weight.dtype, "shape": list(weight.shape)}
-    return told | {"sha256": weight.sha256} if weight.sha256 else told
+def _describe(weight: Weight) -> Json:
+    described: dict[str, Json] = {"dtype": weight.dtype, "shape": list(weight.shape)}
+    return described | {"sha256": weight.sha256} if weight.sha256 else described
 
 
 def _by_name(tensors: Iterable[TensorInfo]) -> dict[str, Json]:

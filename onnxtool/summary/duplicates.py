@@ -98,8 +98,8 @@ def _unreadable(model: ModelFile, error: OSError) -> ModelFileError:
 def _apart(model: ModelFile) -> set[_Run]:
     """Return the runs of bytes of the initializers, without those that overlap one before them.
 
-    What is read of these is no more than the files hold. A hostile model has a hundred thousand initializers that all
-    refer to nearly the same bytes, and reading each of them would never end.
+    So no more is read than the files hold: a hostile model has a hundred thousand initializers that all refer to nearly
+    the same bytes, and reading each of them would never end.
     """
     placed = ((_place(model, tensor), tensor.size_bytes) for tensor in model.structure.initializers)
     runs = {(place, size_bytes) for place, size_bytes in placed if place is not None and size_bytes}

@@ -221,7 +221,7 @@ def _look_up(gate: Gate, report: Json, place: str) -> Fraction:
         return figures[gate.figure]
     group, _, name = gate.figure.partition(".")
     is_count = (group == "ops" and name) or (group == "initializer_bytes" and name in DTYPE_NAMES)
-    # Operators are spelled with capitals: a gate on ops.Matmul would never be met, and nobody would know.
+    # Operators are spelled with capitals: a gate on ops.Matmul would never be met, without notice.
     other_case = [name for name in figures if name.casefold() == gate.figure.casefold()]
     if is_count and not other_case and isinstance(report, dict) and group in report:
         return Fraction(0)

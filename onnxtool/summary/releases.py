@@ -1,4 +1,4 @@
-"""Which release of onnxruntime a model needs at least, by its IR version and opsets.
+"""The first release of onnxruntime that loads a model, by its IR version and opsets.
 
 Each release is built with one release of ONNX and refuses what is newer. Which of ONNX goes with which of onnxruntime
 is in its documentation (https://onnxruntime.ai/docs/reference/compatibility.html) up to 1.18, and from there on in the
@@ -33,7 +33,7 @@ _RELEASES = (
 def least_onnxruntime(ir_version: int, opsets: Mapping[str, int]) -> str:
     """Return the first release that loads these versions; empty where the table knows of none.
 
-    Domains of other makers have no say: com.microsoft is at version 1 in every release, whatever it has got.
+    Other domains do not count: com.microsoft is at version 1 in every release.
     """
     for release, max_ir, max_opset, max_ml in _RELEASES:
         if ir_version <= max_ir and opsets.get("ai.onnx", 1) <= max_opset and opsets.get("ai.onnx.ml", 1) <= max_ml:

@@ -113,7 +113,7 @@ def test_all_unsupported_operators_are_named_at_once() -> None:
     with pytest.raises(GradientError) as caught:
         differentiate(model, "l", ["w", "v", "u"])
     assert caught.value.message == (
-        "no gradient for Det2 (node first); MaxPool (node second): its indices count columns first; "
+        "no gradient for Det2 (node first); MaxPool (node second): its indices are in column-major order; "
         "NonMaxSuppression2 (node third)"
     )
     assert caught.value.hint.startswith("freeze the parameters behind them: w, v; or add a rule")

@@ -324,7 +324,7 @@ def test_a_baseline_that_is_no_report_is_refused(path: Path, tmp_path: Path) -> 
     file = tmp_path / "b.json"
     with pytest.raises(GateError, match="cannot read the baseline"):
         benchmark(path, replace(TINY, baseline=file))
-    for content, message in (("{", "is not JSON"), ("[]", "is no report"), ("[" * 100_000, "is not JSON")):
+    for content, message in (("{", "is not JSON"), ("[]", "is not a benchmark report"), ("[" * 100_000, "is not JSON")):
         file.write_text(content, encoding="utf-8")
         with pytest.raises(GateError, match=message):
             benchmark(path, replace(TINY, baseline=file))

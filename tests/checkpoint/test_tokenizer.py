@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers
 
-from onnxtool.checkpoint.cutting import Way
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.truncation import ReadOptions
 from onnxtool.errors import InputError
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
 
@@ -142,10 +142,12 @@ def test_words_of_a_tokenizer_that_parts_none_are_found_at_spaces(tmp_path: Path
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (encoded,) = TextTokenizer(CheckpointFolder(tmp_path)).encode([("a cat got", "dog cat")], way=Way(placed=True))
-    assert encoded.places is not None
+    (encoded,) = TextTokenizer(CheckpointFolder(tmp_path)).encode(
+        [("a cat got", "dog cat")], options=ReadOptions(with_offsets=True)
+    )
+    assert encoded.offsets is not None
     found: dict[tuple[int, int], str] = {}
-    places = zip(encoded.places.parts, encoded.places.words, encoded.places.spans, strict=True)
+    places = zip(encoded.offsets.parts, encoded.offsets.words, encoded.offsets.spans, strict=True)
     for part, word, (start, end) in places:
         found[part, word] = found.get((part, word), "") + ("a cat got", "dog cat")[part][start:end]
     assert {place: text.strip() for place, text in found.items()} == {

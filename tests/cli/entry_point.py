@@ -115,16 +115,18 @@ def _streams(out: IO[bytes], err: IO[bytes]) -> Iterator[None]:
     streams = sys.stdout, sys.stderr
     for stream in streams:
         stream.flush()
+    ours: list[IO[str]] = []
     saved = [os.dup(number) for number in (1, 2)]
     try:
         for number, file in ((1, out), (2, err)):
             os.dup2(file.fileno(), number)
         # Never closed: loggers that were set up meanwhile keep them.
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        ours += [open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2)]  # noqa: SIM115
+        sys.stdout, sys.stderr = ours
         yield
     finally:
         sys.stdout, sys.stderr = streams
         for number, copy in zip((1, 2), saved, strict=True):
             os.dup2(copy, number)
             os.close(copy)
+        ours.clear()  # only now: a stream that goes writes what it still holds

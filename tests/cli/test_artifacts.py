@@ -82,6 +82,8 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
     report = json.loads(done.stdout)
     assert "bert.encoder.layer.0.attention.self.query.weight" in report["trained"]
     assert "bert.embeddings.LayerNorm.weight" in report["frozen"]
+    assert report["proof"]["num_gradients"] == len(report["trained"])
+    assert report["proof"]["gradient_error"] < 1e-4
     assert [entry["name"] for entry in report["inputs"]] == [
         "input_ids",
         "token_type_ids",

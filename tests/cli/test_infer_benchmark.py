@@ -43,7 +43,7 @@ def test_a_benchmark_prints_the_grid(folder: Path) -> None:
     assert " ".join(rows[0]) == "batch sequence runs p50 ms p95 ms p99 ms mean ms samples/s tokens/s"
     assert [row[:3] for row in rows[1:]] == [["1", "4", "3"], ["1", "8", "3"], ["2", "4", "3"], ["2", "8", "3"]]
     assert all(row[7] == "±" for row in rows[1:])
-    assert lines[start + 6].startswith("note: 1x4 is not to be trusted: 3 runs are few")
+    assert lines[start + 6].startswith("note: 1x4 is unreliable: 3 runs are few")
     assert any(line.startswith("Processor: ") for line in lines)
     assert any(line.startswith("Versions: onnxtool ") for line in lines)
 

@@ -77,7 +77,7 @@ def test_rejected_lines_are_counted_and_do_not_fail_the_run(folder: Path) -> Non
     (folder / "corpus.jsonl").write_text('{"id": "1", "contents": "a cat"}\n{"id": "1", "contents": "again"}\n{\n')
     process = _run(folder, "--input", "corpus.jsonl", "--output", "vectors/")
     assert process.returncode == 0
-    assert "Lines that gave no text, in vectors.rejects.jsonl:" in process.stdout
+    assert "Rejected lines, in vectors.rejects.jsonl:" in process.stdout
     assert len((folder / "vectors.rejects.jsonl").read_text().splitlines()) == 2
     strict = _run(folder, "--input", "corpus.jsonl", "--output", "other/", "--strict")
     assert strict.returncode == 1

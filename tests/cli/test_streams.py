@@ -60,7 +60,7 @@ def test_an_argument_that_is_no_text_is_a_usage_error(folder: Path, arguments: l
     """Such a file is there, and no library that reads models could open it."""
     done = run_onnxtool(folder, *arguments, os.fsdecode(b"\xff.onnx"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the argument '\\udcff.onnx' is no text in UTF-8\n")
+    assert done.stderr.startswith("error: the argument '\\udcff.onnx' is not valid UTF-8\n")
 
 
 def test_json_is_utf_8_in_every_locale(folder: Path) -> None:

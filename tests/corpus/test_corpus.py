@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
-from onnxtool.corpus.quantization import quantize_weights
 from onnxtool.corpus.report import CorpusReport
+from onnxtool.corpus.shards import quantize_weights
 from onnxtool.errors import InputError, OutputExistsError
 from tests.corpus.corpora import (
     V,

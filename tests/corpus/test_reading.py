@@ -13,7 +13,7 @@ import pytest
 from onnxtool.corpus import sources, windows
 from onnxtool.corpus.known_ids import KnownIds
 from onnxtool.corpus.sources import Document, Reject, SourceReader, find_sources
-from onnxtool.corpus.windows import Window, accepted, part_corpus
+from onnxtool.corpus.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
 from tests.corpus.corpora import make_texts, write_corpus
 
@@ -30,7 +30,7 @@ def _documents(count: int) -> Iterator[tuple[Document, int]]:
 
 
 def _parted(count: int, shard_size: int, done: tuple[str, ...] = ()) -> list[Window]:
-    return list(part_corpus(_documents(count), shard_size, done))
+    return list(split_corpus(_documents(count), shard_size, done))
 
 
 def test_json_lines_of_anserini_and_of_beir_are_read(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_file_that_is_damaged_or_no_corpus_is_an_error(tmp_path: Path) -> None
         ("cut.jsonl.gz", "is damaged after line"),
         ("plain.jsonl.gz", "is damaged after line 0"),
         ("wrong.parquet", "cannot be read"),
-        ("corpus.csv", "is no corpus"),
+        ("corpus.csv", "is not a corpus"),
         ("empty", "has no file of a corpus"),
         ("missing.jsonl", "no such input file"),
     ):
@@ -152,7 +152,7 @@ def test_reading_takes_memory_for_the_ids_alone(tmp_path: Path, monkeypatch: pyt
 
 def _streamed(path: Path) -> Iterator[Window]:
     documents = accepted(SourceReader(find_sources(path)[0]), lambda _reject: None)
-    return part_corpus(documents, 2048, ())
+    return split_corpus(documents, 2048, ())
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 9, 20])

@@ -130,7 +130,7 @@ def test_a_manifest_that_is_none_is_an_error(tmp_path: Path, content: str) -> No
     """It is named, and nothing is removed."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
     (tmp_path / "vectors.manifest.json").write_text(content)
-    with pytest.raises(InputError, match=r"vectors\.manifest\.json is no manifest"):
+    with pytest.raises(InputError, match=r"vectors\.manifest\.json is not a manifest"):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     assert (tmp_path / "vectors.manifest.json").read_text() == content
 

@@ -33,11 +33,11 @@ def test_without_verification_dynamo_comes_first() -> None:
     assert next(strategies_for("auto", (BATCH, SHORT), "sdpa", verified=False)).name == "dynamo"
 
 
-def test_patience_ends_only_where_another_strategy_is_left() -> None:
+def test_the_time_limit_ends_only_where_another_strategy_is_left() -> None:
     """Who asks for one exporter waits for it, and the last strategies are not given up."""
     strategies = list(strategies_for("auto", (BATCH, ENDLESS), "sdpa"))
-    assert [strategy.patience_s is None for strategy in strategies] == [bool(strategy.fixed) for strategy in strategies]
-    assert all(strategy.patience_s is None for strategy in strategies_for("dynamo", (BATCH, ENDLESS), "sdpa"))
+    assert [strategy.timeout_s is None for strategy in strategies] == [bool(strategy.fixed) for strategy in strategies]
+    assert all(strategy.timeout_s is None for strategy in strategies_for("dynamo", (BATCH, ENDLESS), "sdpa"))
 
 
 def test_fixed_axes_come_last_and_the_batch_after_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,12 @@ def test_anserini_gets_terms_in_two_graphs_and_a_vocabulary(workshop: Workshop, 
         np.testing.assert_allclose(dense[0], dense[1], atol=1e-4)  # float32 of two shapes
 
 
-def test_tei_gets_the_flags_that_it_reads(minilm: Path, tmp_path: Path) -> None:
+def test_tei_gets_the_flags_that_it_reads(workshop: Workshop, minilm: Path, tmp_path: Path) -> None:
     """Newer sentence-transformers write one name in place of flags."""
-    import shutil
-
-    checkpoint = tmp_path / "checkpoint"
-    shutil.copytree(minilm, checkpoint)
-    (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 384, "pooling_mode": "mean"}')
+    checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
+    shutil.copyfile(minilm / "modules.json", checkpoint / "modules.json")
+    (checkpoint / "1_Pooling").mkdir()
+    (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "mean"}')
     folder = exported(checkpoint, "tei", tmp_path)
     assert [o.name for o in ModelFile.open(folder / "model.onnx").structure.outputs] == ["last_hidden_state"]
     flags = json.loads((folder / "1_Pooling" / "config.json").read_text())

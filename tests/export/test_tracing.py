@@ -63,7 +63,7 @@ def test_a_trace_that_takes_too_long_is_given_up() -> None:
             exporter="dynamo",
             opset=None,
             hint="way out",
-            patience_s=0.05,
+            timeout_s=0.05,
         )
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

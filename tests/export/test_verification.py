@@ -19,22 +19,28 @@ from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.verification import TorchReference, verify_file
-from onnxtool.runtime.comparison import TOLERANCES
+from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.verification import Verification
 from tests.workshop import Workshop
 
 
-def prover(workshop: Workshop, name: str, head: str = "none") -> TorchReference:
+def reference(workshop: Workshop, name: str, head: str = "none") -> TorchReference:
+    """Load the model that files are compared with."""
     checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     modality = find_modality(model, checkpoint)
     signature = detect_signature(model, modality)
-    row = read_head(head, checkpoint.source)
-    return TorchReference(model, modality, signature.outputs, signature.sizes, row)
+    return TorchReference(model, modality, signature.outputs, signature.sizes, read_head(head, checkpoint.source))
 
 
-def verify_export(workshop: Workshop, path: Path, name: str, head: str = "none") -> Verification:
-    return verify_file(path, prover(workshop, name, head).reference_outputs(), TOLERANCES["fp32"])
+@pytest.fixture(scope="module")
+def encoder_outputs(workshop: Workshop) -> ReferenceOutputs:
+    """What PyTorch gives for the encoder that errors are planted in."""
+    return reference(workshop, "tiny-encoder").reference_outputs()
+
+
+def verify_encoder(path: Path, outputs: ReferenceOutputs) -> Verification:
+    return verify_file(path, outputs, TOLERANCES["fp32"])
 
 
 def replace_input(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
@@ -144,20 +150,23 @@ PLANTED = (
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_error_is_caught(
-    workshop: Workshop, tmp_path: Path, plant: Callable[[onnx.ModelProto], None]
+    workshop: Workshop,
+    tmp_path: Path,
+    encoder_outputs: ReferenceOutputs,
+    plant: Callable[[onnx.ModelProto], None],
 ) -> None:
     """The file loads and answers, and its answers are not the model's."""
     model = onnx.load(workshop.exported("tiny-encoder"))
     plant(model)
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError) as error:
-        verify_export(workshop, tmp_path / "broken.onnx", "tiny-encoder")
+        verify_encoder(tmp_path / "broken.onnx", encoder_outputs)
     assert not error.value.verification.passed
 
 
-def test_the_untouched_export_passes(workshop: Workshop) -> None:
+def test_the_untouched_export_passes(workshop: Workshop, encoder_outputs: ReferenceOutputs) -> None:
     """The planted errors are what made the others fail."""
-    verification = verify_export(workshop, workshop.exported("tiny-encoder"), "tiny-encoder")
+    verification = verify_encoder(workshop.exported("tiny-encoder"), encoder_outputs)
     assert verification.passed
 
 
@@ -173,41 +182,49 @@ def test_a_head_that_pools_padding_is_caught(workshop: Workshop, tmp_path: Path)
     source.input[0] = "planted_ones"
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="ragged|real text"):
-        verify_export(workshop, tmp_path / "broken.onnx", "tiny-splade", "splade")
+        verify_file(
+            tmp_path / "broken.onnx",
+            reference(workshop, "tiny-splade", "splade").reference_outputs(),
+            TOLERANCES["fp32"],
+        )
 
 
-def test_a_graph_that_runs_on_one_size_only_says_so(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_graph_that_runs_on_one_size_only_says_so(
+    workshop: Workshop, tmp_path: Path, encoder_outputs: ReferenceOutputs
+) -> None:
     """The worst case is the one that does not run, with onnxruntime's reason."""
     model = onnx.load(workshop.exported("tiny-encoder"))
     fix_the_batch(model)
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="onnxruntime cannot run") as error:
-        verify_export(workshop, tmp_path / "broken.onnx", "tiny-encoder")
+        verify_encoder(tmp_path / "broken.onnx", encoder_outputs)
     assert any(case.failure for case in error.value.verification.cases)
 
 
-def test_a_model_that_answers_differently_each_time_cannot_be_proven(workshop: Workshop) -> None:
+def test_a_model_that_answers_differently_each_time_cannot_be_verified(workshop: Workshop) -> None:
     """No file could be right; a Reformer without a seed for its hashes is so."""
-    asked = prover(workshop, "tiny-mlm")
+    drawing = reference(workshop, "tiny-encoder")
 
     def add_noise(_model: Any, _inputs: Any, output: Any) -> Any:
-        output["logits"] = output["logits"] + torch.rand(1)
+        output["last_hidden_state"] = output["last_hidden_state"] + torch.rand(1)
         return output
 
-    asked.model.register_forward_hook(add_noise)
-    with pytest.raises(ExportError, match="draws random numbers and answers differently each time: logits by"):
-        asked.reference_outputs()
+    drawing.model.register_forward_hook(add_noise)
+    with pytest.raises(
+        ExportError, match="draws random numbers and answers differently each time: last_hidden_state by"
+    ):
+        drawing.reference_outputs()
 
 
-def test_a_model_that_draws_under_its_own_seed_can_be_proven(workshop: Workshop) -> None:
+def test_a_model_that_draws_under_its_own_seed_can_be_verified(workshop: Workshop) -> None:
     """What it draws is the same in every run."""
-    asked = prover(workshop, "tiny-mlm")
+    drawing = reference(workshop, "tiny-encoder")
 
     def add_noise(_model: Any, _inputs: Any, output: Any) -> Any:
         torch.manual_seed(5)
-        output["logits"] = output["logits"] + torch.rand(1)
+        output["last_hidden_state"] = output["last_hidden_state"] + torch.rand(1)
         return output
 
-    asked.model.register_forward_hook(add_noise)
+    drawing.model.register_forward_hook(add_noise)
     with torch.random.fork_rng(devices=()):
-        assert asked.reference_outputs().cases
+        assert drawing.reference_outputs().cases

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.checkpoint.cutting import EncodedText, TokenPlaces
+from onnxtool.checkpoint.truncation import EncodedText, TokenOffsets
 from onnxtool.errors import InputError
 from onnxtool.infer import LoadedModel, LongTexts, SparseVectors, load
 from onnxtool.infer.heads.entities import Entities, TaggedToken
@@ -127,7 +127,7 @@ def test_the_window_with_more_context_on_its_shorter_side_counts() -> None:
     """Of two windows of five tokens that share three, the second has the last of these; of equals the first counts."""
     head = Entities(LabelNames({0: "X"}))
     windows = [
-        EncodedText((), (), (), truncated=False, places=TokenPlaces((), (), (), first=first)) for first in (0, 2)
+        EncodedText((), (), (), truncated=False, offsets=TokenOffsets((), (), (), first=first)) for first in (0, 2)
     ]
     readings = [[TaggedToken(0, (0, 0), label=window, score=1.0) for _ in range(5)] for window in (0, 1)]
     assert [token.label for token in head.join(readings, windows)] == [0, 0, 0, 0, 1, 1, 1]
@@ -165,9 +165,9 @@ def test_a_huge_text_is_not_read_whole_to_be_cut(tmp_path: Path, monkeypatch: py
     seen: list[int] = []
     read = model.tokenizer._read
 
-    def watched(texts: list[Any], *, placed: bool) -> Any:
+    def watched(texts: list[Any], *, with_offsets: bool) -> Any:
         seen.extend(len(text) for text in texts)
-        return read(texts, placed=placed)
+        return read(texts, with_offsets=with_offsets)
 
     monkeypatch.setattr(model.tokenizer, "_read", watched)
     (encoded,) = model.tokenize(["the cat sat on a mat " * 100_000])

@@ -119,7 +119,7 @@ class TinyModel:
             nodes += _position_nodes()
             table = np.zeros((self.positions, width), self.table.dtype)
             initializers += [numpy_helper.from_array(table, "position_embeddings.weight"), *_position_constants()]
-            states = "placed"
+            states = "with_offsets"
         if self.pooled:
             if "attention_mask" in self.inputs:
                 nodes += [
@@ -222,7 +222,7 @@ def _position_nodes() -> list[Any]:
         helper.make_node("Squeeze", ["length"], ["length_scalar"]),
         helper.make_node("Range", ["zero", "length_scalar", "one"], ["places"]),
         helper.make_node("Gather", ["position_embeddings.weight", "places"], ["placed_rows"]),
-        helper.make_node("Add", ["looked_up", "placed_rows"], ["placed"]),
+        helper.make_node("Add", ["looked_up", "placed_rows"], ["with_offsets"]),
     ]
 
 

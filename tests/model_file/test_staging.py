@@ -125,7 +125,7 @@ def test_a_companion_of_other_content_needs_force(tmp_path: Path) -> None:
 def test_a_folder_is_never_replaced(tmp_path: Path, force: bool) -> None:
     """An output that names a folder is refused, with force as well."""
     (tmp_path / "models").mkdir()
-    with pytest.raises(OutputWriteError, match="no regular file"):
+    with pytest.raises(OutputWriteError, match="not a regular file"):
         write_text(tmp_path / "models", "text", force=force)
     assert names_in(tmp_path) == ["models"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from onnxtool.model_file import scratch_file
 from onnxtool.optimize.quantization import activations
 from tests.optimize.exact_products import with_exact_products
+from tests.workshop import Workshop
 
 
 @pytest.fixture
@@ -24,3 +26,25 @@ def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return scratch_file(with_exact_products(model), folder)
 
     monkeypatch.setattr(activations, "scratch_file", write)
+
+
+@pytest.fixture(scope="session")
+def trained(workshop: Workshop, minilm: Path) -> Path:
+    """The first three layers of MiniLM with real weights, exported, with its tokenizer beside it; `fused.onnx` too."""
+
+    def make(folder: Path) -> None:
+        from transformers import BertModel
+
+        from onnxtool.export import ExportOptions, export_model
+        from onnxtool.optimize import OptimizeOptions, optimize_model
+
+        shutil.copytree(minilm, folder / "checkpoint")
+        BertModel.from_pretrained(minilm, num_hidden_layers=3).save_pretrained(folder / "checkpoint")
+        options = ExportOptions(
+            str(folder / "checkpoint"), output=folder / "minilm.onnx", exporter="torchscript", verify=False
+        )
+        export_model(options)
+        optimize_model(OptimizeOptions(folder / "minilm.onnx", output=folder / "fused.onnx", verify=False))
+        shutil.copytree(folder / "minilm", folder / "fused")
+
+    return workshop.made("trained", make) / "minilm.onnx"

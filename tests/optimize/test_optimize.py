@@ -211,12 +211,13 @@ def test_an_existing_output_needs_force(exported: Path) -> None:
     assert numpy_helper.to_array(onnx.load(output).graph.initializer[0]).size > 0
 
 
-def test_a_half_precision_export_is_judged_by_half_precision(minilm: Path, tmp_path: Path) -> None:
+def test_a_half_precision_export_is_judged_by_half_precision(workshop: Workshop, tmp_path: Path) -> None:
     """Its own rounding is no error of the passes."""
     from onnxtool.export import ExportOptions, export_model
 
+    checkpoint = str(workshop.checkpoint("tiny-encoder"))
     options = ExportOptions(
-        str(minilm), output=tmp_path / "m.onnx", exporter="torchscript", dtype="float16", verify=False
+        checkpoint, output=tmp_path / "m.onnx", exporter="torchscript", dtype="float16", verify=False
     )
     report = optimize_model(OptimizeOptions(Path(export_model(options).output)))
     assert report.verification is not None

@@ -98,10 +98,10 @@ def test_the_stolen_share_is_a_part_of_all_ticks() -> None:
 
 def test_the_kernel_takes_longer_for_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the products are at least three times the processor time."""
-    few = np.median([ReferenceKernel().time_ms() for _ in range(20)])
+    few = np.median([ReferenceKernel().time_ms() for _ in range(5)])
     monkeypatch.setattr("onnxtool.runtime.kernel._PRODUCTS", 1280)
     monkeypatch.setattr("onnxtool.runtime.kernel._FUNCTIONS", 300)
-    many = np.median([ReferenceKernel().time_ms() for _ in range(20)])
+    many = np.median([ReferenceKernel().time_ms() for _ in range(3)])
     assert 0 < 3 * few < many
 
 

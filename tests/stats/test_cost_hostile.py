@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.cli.documents import json_document
+from onnxtool.cli.streams import json_document
 from onnxtool.errors import ModelFileError
 from onnxtool.stats import Shape, describe_model
 from onnxtool.summary.figures import Cost

@@ -34,14 +34,14 @@ def test_settings_are_those_of_the_nearest_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[stats", "is no TOML"),
-        ("[stats]\nfail_of = []", "stats.fail_of, which nobody reads"),
+        ("[stats", "is not valid TOML"),
+        ("[stats]\nfail_of = []", "stats.fail_of, which is not a setting"),
         ("[stats]\nfail_if = 'x'", "stats.fail_if of"),
         ("[stats]\nfail_if = [1]", "stats.fail_if of"),
         ("[stats]\nbatch_size = 0", "stats.batch_size of"),
         ("[stats]\nbatch_size = true", "stats.batch_size of"),
         ("[other]", "has no table [stats]"),
-        ("stats = 3", "is no table"),
+        ("stats = 3", "is not a table"),
         (b"\xff", "cannot read"),
     ],
 )

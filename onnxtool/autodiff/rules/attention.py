@@ -1,4 +1,4 @@
-"""Gradients of onnxruntime's fused attention: the probabilities are computed again, and the rest is four products.
+"""Gradients of onnxruntime's fused attention: the probabilities are recomputed, and the rest is four matrix products.
 
 Letters: B samples, S queries, T keys, N heads, D the width of a head. With P = softmax(Q K' scale + mask) and O = P V:
 dV = P' dO, dP = dO V', dS = P (dP - sum(dP P)), dQ = dS K scale, dK = dS' Q scale.
@@ -19,12 +19,12 @@ _BIAS_OF_SCORES = 5  # the input of both operators
 
 @dataclass(frozen=True)
 class Heads:
-    """The inputs of attention, and what its gradients need.
+    """The inputs of attention, split into heads.
 
     Attributes:
-        queries: [B, N, S, D], as are keys and values with T.
-        scale: what scores are multiplied with.
-        added: what is added to the scores, which broadcasts to [B, N, S, T].
+        queries: [B, N, S, D], like keys and values with T.
+        scale: the factor of the scores.
+        added: masks and biases added to the scores, which broadcast to [B, N, S, T].
     """
 
     queries: Tensor
@@ -34,24 +34,24 @@ class Heads:
     added: Sequence[Tensor]
 
     def gradients(self, build: Builder, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys, values and scores from that of the output, [B, N, S, D]."""
-        scores = self.queries @ _turned(self.keys) * self.scale
+        """Return the gradients of queries, keys, values and scores; `dy` is that of the output, [B, N, S, D]."""
+        scores = self.queries @ _transposed(self.keys) * self.scale
         for one in self.added:
             scores = scores + one
         probabilities = build.op("Softmax", scores, axis=-1)
-        slopes = dy @ _turned(self.values)
+        slopes = dy @ _transposed(self.values)
         inner = (slopes * probabilities).sum([-1])
         of_scores = (slopes - inner) * probabilities
         scaled = of_scores * self.scale
-        return scaled @ self.keys, _turned(scaled) @ self.queries, _turned(probabilities) @ dy, of_scores
+        return scaled @ self.keys, _transposed(scaled) @ self.queries, _transposed(probabilities) @ dy, of_scores
 
 
-def _turned(matrices: Tensor) -> Tensor:
+def _transposed(matrices: Tensor) -> Tensor:
     return matrices.transpose([0, 1, 3, 2])
 
 
 def _split_heads(build: Builder, rows: Tensor, num_heads: int) -> Tensor:
-    """Turn [B, S, N D] into [B, N, S, D]."""
+    """Reshape [B, S, N D] to [B, N, S, D]."""
     return rows.reshape(build.concat([0, 0], [num_heads, -1])).transpose([0, 2, 1, 3])
 
 
@@ -63,19 +63,19 @@ def _check(n: Backward, caches: Sequence[int]) -> None:
     if any(n.has(place) for place in caches):
         raise Refusal("with a cache of keys and values")
     if n.attribute("do_rotary", 0):
-        raise Refusal("with rotary positions inside")
+        raise Refusal("with rotary embeddings")
     if any(gradient is not None for gradient in n.gradients[1:]):
         raise Refusal("through its second output")
 
 
 def _added(n: Backward, mask: int, queries: Tensor, keys: Tensor) -> list[Tensor]:
-    """Return what is added to the scores: masks of keys and of what comes later, and a bias."""
+    """Return the terms added to the scores: a key mask, a causal mask, and a bias."""
     build, dtype = n.build, n.x(0).dtype
     filler = build.constant(n.attribute("mask_filter_value", -10000.0), dtype)
     added = []
     if n.has(mask):
         if len(n.shape(mask)) != 2:
-            raise Refusal("with a mask of other than two axes")
+            raise Refusal("with a mask that does not have two axes")
         kept = build.op("Unsqueeze", n.x(mask), build.axes([1, 2]))
         zero = build.constant(0, kept.dtype)
         added.append(build.where(kept.equals(zero), filler, 0.0))
@@ -133,7 +133,7 @@ def _multi_head_attention(n: Backward) -> tuple[Tensor, ...]:
     _check(n, (6, 7, 8, 9))
     build = n.build
     if not (n.has(1) and n.has(2)) or {len(n.shape(place)) for place in range(3)} != {3}:
-        raise Refusal("with keys and values that are packed or split into heads")
+        raise Refusal("with packed keys and values, or ones split into heads")
     rows = [n.x(place) for place in range(3)]
     if n.has(3):
         sizes = build.concat(*(one.size().slice(-1, 3) for one in rows))

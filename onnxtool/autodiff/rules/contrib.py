@@ -1,7 +1,6 @@
-"""Gradients of onnxruntime's own operators, which its optimizer and exporters fuse others into.
+"""Gradients of onnxruntime's own operators, which its optimizer and exporters fuse standard operators into.
 
-Their gradients consist of standard operators all the same. FakeQuant and ScaledSum come from builds of onnxruntime for
-training; no other build runs them.
+Their gradients consist of standard operators. FakeQuant and ScaledSum exist only in training builds of onnxruntime.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def _quick_gelu(n: Backward) -> Tensor:
 
 def _fused_matmul(n: Backward) -> Tensor:
     if n.attribute("transBatchA", 0) or n.attribute("transBatchB", 0):
-        raise Refusal("it moves the axes of the batch")
+        raise Refusal("it transposes batch axes")
     ranks = len(n.shape(0)), len(n.shape(1))
     if min(ranks) < 2:
         raise Refusal("it multiplies a vector")
@@ -50,7 +49,7 @@ def _fused_matmul(n: Backward) -> Tensor:
 
 
 def _skipped(n: Backward, bias: int) -> Tensor:
-    """Return what a SkipLayerNormalization normalizes."""
+    """Return the sum that a SkipLayerNormalization normalizes."""
     added = n.x(0) + n.x(1)
     return added + n.x(bias) if n.has(bias) else added
 
@@ -59,7 +58,7 @@ def _skip_layer_norm(n: Backward) -> tuple[Tensor, Tensor]:
     """Return the gradient with respect to the sum that is normalized, and the normalized values."""
     total = _skipped(n, 4)
     epsilon = n.attribute("epsilon", 1e-12)
-    # For its statistics alone: what it shifts by does not matter, but onnxruntime 1.17 falls over where there is none.
+    # Only its statistics are read: the bias does not matter, but onnxruntime 1.17 crashes without one.
     inputs = total, n.x(2), n.x(2)
     _, mean, deviation = n.build.ops("LayerNormalization", *inputs, outputs=3, axis=-1, epsilon=epsilon)
     normalized = (total - mean) * deviation
@@ -78,7 +77,7 @@ def _parts(n: Backward) -> tuple[Tensor, Tensor]:
 
 
 def _through_skip(n: Backward) -> Tensor:
-    """Return the gradient of what is added up; the sum itself may be read as well, as the fourth output."""
+    """Return the gradient of the summands; the sum may be read as well, as the fourth output."""
     gradient = _parts(n)[0]
     further = n.gradients[3] if len(n.gradients) > 3 else None
     return sum_to(n.build, gradient if further is None else gradient + further, of=n.y(), to=n.x(n.index))
@@ -93,7 +92,7 @@ def _skip_shift(n: Backward) -> Tensor:
 
 
 def _fake_quant(n: Backward) -> Tensor:
-    """Let the gradient through where the value was within the range of the integers."""
+    """Pass the gradient where the value was in the range of the integers."""
     return n.build.where(n.y(1), n.dy, 0.0)
 
 

@@ -52,15 +52,15 @@ def _matrix(n: Backward, axis: int, rank: int) -> Tensor:
     # Each row is a sample, so that the input of Resize has the rank that the node expects.
     shape = [size if place in (0, axis) else build.axes([1]) for place in range(rank)]
     attributes = {name: n.node.attributes[name].value for name in _OF_INTERPOLATION if name in n.node.attributes}
-    picture = unit.reshape(build.concat(*shape))
+    image = unit.reshape(build.concat(*shape))
     if n.has(_SIZES):
         shape[axis] = n.x(_SIZES).slice(axis, axis + 1)
-        resized = build.op("Resize", picture, None, None, build.concat(*shape), **attributes)
+        resized = build.op("Resize", image, None, None, build.concat(*shape), **attributes)
     else:
         scales = n.x(_SCALES)
         parts = [scales.slice(place, place + 1) if place == axis else build.constant([1.0], scales.dtype)
                  for place in range(rank)]  # fmt: skip
-        resized = build.op("Resize", picture, None, build.op("Concat", *parts, axis=0), **attributes)
+        resized = build.op("Resize", image, None, build.op("Concat", *parts, axis=0), **attributes)
     return resized.reshape(build.concat(size, [-1])).transpose([1, 0])
 
 

@@ -20,7 +20,7 @@ def swapped(tensor: Tensor, rank: int) -> Tensor:
 
 
 def _rows(n: Backward, tensor: Tensor, columns: Dimension, rank: int) -> Tensor:
-    """Lay the last axis out as columns, and all before it as rows."""
+    """Flatten to a matrix with the last axis as columns."""
     if rank == 2:
         return tensor
     if isinstance(columns, int):
@@ -40,7 +40,7 @@ def _matmul_left(n: Backward) -> Tensor:
 def _matmul_right(n: Backward) -> Tensor:
     a, b = n.shape(0), n.shape(1)
     if len(b) == 2 and len(a) > 1:
-        # All rows of the batch in one product, where a batch of products would have to be summed afterwards.
+        # One product over all rows of the batch, instead of a batch of products that has to be summed.
         left = _rows(n, n.x(0), a[-1] if isinstance(a[-1], int) else b[0], len(a))
         return n.build.op("Gemm", left, _rows(n, n.dy, b[1], len(a)), transA=1)
     left, right, dy = as_matrices(n)
@@ -48,7 +48,7 @@ def _matmul_right(n: Backward) -> Tensor:
 
 
 def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
-    """Give both factors of a product two axes at least, as MatMul does inside."""
+    """Return both factors of a product and its gradient with at least two axes, as MatMul does internally."""
     left, right, dy = n.x(0), n.x(1), n.dy
     if len(n.shape(1)) == 1:
         right, dy = (n.build.op("Unsqueeze", tensor, n.build.axes([-1])) for tensor in (right, dy))
@@ -123,7 +123,7 @@ def layer_axes(n: Backward) -> tuple[list[int], list[int]]:
 
 
 def _layer_normalized(n: Backward) -> Tensor:
-    """Return the normalized input, computed in the higher one of the precisions of input and statistics."""
+    """Return the normalized input, computed in the higher precision of input and statistics."""
     widest = max(n.x(0).dtype, n.y(1).dtype, key=lambda dtype: dtype.bitwidth)
     mean, deviation = n.y(1).cast(widest), n.y(2).cast(widest)
     return ((n.x(0).cast(widest) - mean) * deviation).cast(n.dy.dtype)
@@ -134,7 +134,7 @@ def _layer_norm(n: Backward) -> Tensor:
 
 
 def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
-    """Add a bias of zeros where there is none: onnxruntime 1.17 falls over one without it that has statistics."""
+    """Add a bias of zeros if there is none: onnxruntime 1.17 crashes on statistics without a bias."""
     if n.has(2) or n.x(0).dtype != n.y(1).dtype:
         return ()
     bias = n.build.zeros(n.x(1).size(), n.x(1).dtype)
@@ -165,12 +165,12 @@ def _rms_norm_scale(n: Backward) -> Tensor:
 
 
 def _channels(n: Backward, vector: Tensor) -> Tensor:
-    """Align a vector, one number a channel, with the second axis."""
+    """Align a vector of one element per channel with the second axis."""
     return vector.reshape([-1, *[1] * (len(n.shape()) - 2)])
 
 
-def _over(n: Backward) -> list[int]:
-    """Return the axes that a normalization averages over: all but the channels', and but the batch's for instances."""
+def _batch_axes(n: Backward) -> list[int]:
+    """Return the axes that a normalization averages over: all except channels, and for instances except the batch."""
     first = [] if n.node.op_type == "InstanceNormalization" else [0]
     return [*first, *range(2, len(n.shape()))]
 
@@ -181,8 +181,8 @@ def _statistics(n: Backward) -> tuple[Tensor, Tensor]:
     if n.node.op_type == "BatchNormalization" and not n.attribute("training_mode", 0):
         centred, variance = x - _channels(n, n.x(3)), _channels(n, n.x(4))
     else:
-        centred = x - x.mean(_over(n))
-        variance = (centred * centred).mean(_over(n))
+        centred = x - x.mean(_batch_axes(n))
+        variance = (centred * centred).mean(_batch_axes(n))
     deviation = n.build.op("Reciprocal", n.build.op("Sqrt", variance + epsilon))
     return centred * deviation, deviation
 
@@ -192,7 +192,7 @@ def _batch_norm(n: Backward) -> Tensor:
     normalized, deviation = _statistics(n)
     if n.node.op_type == "BatchNormalization" and not n.attribute("training_mode", 0):
         return slope * deviation
-    return normalized_gradient(slope, normalized, deviation, _over(n))
+    return normalized_gradient(slope, normalized, deviation, _batch_axes(n))
 
 
 def _batch_norm_scale(n: Backward) -> Tensor:
@@ -204,9 +204,9 @@ def _batch_norm_bias(n: Backward) -> Tensor:
 
 
 def _running(n: Backward) -> Tensor:
-    """Return the gradient of a running mean or variance, which is read where the node does not train."""
+    """Return the gradient of a running mean or variance, which is an input in inference mode."""
     if n.attribute("training_mode", 0):
-        raise Refusal(f"not with respect to its input {n.index}, a running statistic that it writes")
+        raise Refusal(f"with respect to its input {n.index}, a running statistic that it updates")
     slope = n.dy * _channels(n, n.x(1))
     normalized, deviation = _statistics(n)
     each = slope * deviation if n.index == _RUNNING_MEAN else slope * normalized * deviation * deviation * 0.5
@@ -214,24 +214,24 @@ def _running(n: Backward) -> Tensor:
 
 
 def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
-    """Normalize with the statistics of the batch, which the gradients need as well.
+    """Normalize with the statistics of the batch, which the gradients share.
 
-    onnxruntime has no kernel for it on CUDA, and folds one into a convolution of constant weights though it trains.
+    onnxruntime has no CUDA kernel for training mode, and folds such a node into a convolution with constant weights.
     """
     if not n.attribute("training_mode", 0):
         return ()
     normalized, _ = _statistics(n)
     y = normalized * _channels(n, n.x(1)) + _channels(n, n.x(2))
-    mean = n.x(0).mean(_over(n))
+    mean = n.x(0).mean(_batch_axes(n))
     centred = n.x(0) - mean
     momentum = n.attribute("momentum", 0.9)
-    now = (mean.reshape([-1]), (centred * centred).mean(_over(n)).reshape([-1]))
+    now = (mean.reshape([-1]), (centred * centred).mean(_batch_axes(n)).reshape([-1]))
     running = [n.x(place) * momentum + one * (1 - momentum) for place, one in zip((3, 4), now, strict=True)]
     return (y, *running)[: len(n.node.outputs)]
 
 
 def _lp_norm(n: Backward) -> Tensor:
-    """Take away what goes along the normalized values, which changes no direction."""
+    """Subtract the component along the normalized values, which does not change the direction."""
     axes, order = [n.attribute("axis", -1)], n.attribute("p", 2)
     norm = n.build.op("ReduceL2" if order == 2 else "ReduceL1", n.x(0), n.build.axes(axes), keepdims=1)
     along = n.y() if order == 2 else n.build.op("Sign", n.x(0))
@@ -240,7 +240,7 @@ def _lp_norm(n: Backward) -> Tensor:
 
 
 def _dropout(n: Backward) -> Tensor:
-    """Let pass what the mask let pass, scaled alike; all of it where the node does not train."""
+    """Apply the mask and the scale of the forward pass; in inference mode, the gradient is unchanged."""
     training = n.constant(2)
     if not n.has(2) or (training is not None and not training.item()):
         return n.dy

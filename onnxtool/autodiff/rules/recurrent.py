@@ -1,7 +1,7 @@
-"""Gradients of LSTM and GRU: all gates of all steps at once from the outputs, then a Scan back through time.
+"""Gradients of LSTM and GRU: the gates of all steps are recomputed at once, then a Scan runs backward through time.
 
-Letters: S steps, B samples, I inputs, H hidden units, D directions, of which each is treated by itself. Gates are in
-ONNX's order: i, o, f, c for LSTM and z, r, h for GRU. The gradients through time: Hochreiter and Schmidhuber, Long
+Letters: S steps, B samples, I inputs, H hidden units, D directions, which are processed separately. Gates are in the
+order of ONNX: i, o, f, c for LSTM and z, r, h for GRU. The gradients through time: Hochreiter and Schmidhuber, Long
 Short-Term Memory, 1997, and Cho et al., arXiv:1406.1078.
 """
 
@@ -25,15 +25,15 @@ class Direction:
     Attributes:
         x: [S, B, I].
         before: the hidden state before each step, [S, B, H].
-        w: [G H, I], G the number of gates.
+        w: [G H, I], with G gates.
         r: [G H, H].
-        biases: of w and of r, [G H] each; None where there are none.
+        biases: of w and of r, [G H] each; None without biases.
         first: the states before the first step, [B, H] each.
         dy: the gradient with respect to the hidden state of each step from outside the layer, [S, B, H].
         last: the gradients with respect to the states after the last step, [B, H] each.
-        backward: it goes from the end to the start.
+        backward: whether it runs from the end to the start.
         hidden: H.
-        here: whether a step is part of a sample, bool [S, B, 1]; None where all samples have all steps. Beyond its end
+        is_valid: whether a step is part of a sample, bool [S, B, 1]; None if all samples have all steps. Beyond its end
             a sample keeps its states, and its outputs are zero.
     """
 
@@ -47,11 +47,11 @@ class Direction:
     last: tuple[Tensor, ...]
     backward: bool
     hidden: int
-    here: Tensor | None = None
+    is_valid: Tensor | None = None
 
     def masked(self, build: Builder, tensor: Tensor, beyond: float = 0.0) -> Tensor:
-        """Return a number a step with `beyond` in its place beyond the ends."""
-        return tensor if self.here is None else build.where(self.here, tensor, beyond)
+        """Replace the steps beyond the end of a sample by `beyond`."""
+        return tensor if self.is_valid is None else build.where(self.is_valid, tensor, beyond)
 
 
 def _refuse_unusual(n: Backward) -> None:
@@ -59,7 +59,7 @@ def _refuse_unusual(n: Backward) -> None:
     names = [name.lower() for name in n.attribute("activations", _DEFAULTS[kind])]
     usual = [name.lower() for name in _DEFAULTS[kind]]
     if names not in (usual, usual * 2):
-        raise Refusal(f"with activations of its own ({', '.join(names)})")
+        raise Refusal(f"with other activations ({', '.join(names)})")
     for attribute, meaning in (("clip", "clipped sums"), ("input_forget", "coupled gates")):
         if n.attribute(attribute, 0):
             raise Refusal(f"with {meaning} ({attribute})")
@@ -70,7 +70,7 @@ def _refuse_unusual(n: Backward) -> None:
 
 
 def _pick(n: Backward, tensor: Tensor, place: int, axis: int = 0) -> Tensor:
-    """Return one direction of a value, without that axis."""
+    """Select one direction of a value."""
     return n.build.op("Gather", tensor, n.build.constant(place, n.build.axes([0]).dtype), axis=axis)
 
 
@@ -91,7 +91,7 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
         for state in range(num_states)
     )
     outputs = _pick(n, n.y(), place, axis=1)
-    here, goes_on = _ends(n)
+    is_valid, has_next = _ends(n)
     start = build.op("Unsqueeze", first[0], build.axes([0]))
     pieces = [outputs.slice(1, 1 << 31), start] if backward else [start, outputs.slice(0, -1)]
     dy = _pick(n, n.gradients[0], place, axis=1) if n.gradients[0] is not None else build.zeros(outputs.size(), x.dtype)
@@ -99,16 +99,16 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
     last = tuple(build.zeros(shape, x.dtype) if one is None else _pick(n, one, place) for one in arriving)
     biases = build.ops("Split", _pick(n, n.x(_B), place), outputs=2, axis=0, num_outputs=2) if n.has(_B) else None
     before = build.op("Concat", *pieces, axis=0)
-    if backward and goes_on is not None:  # a shorter sample begins where it ends
-        before = build.op("Where", goes_on, before, start)
+    if backward and has_next is not None:  # a shorter sample begins where it ends
+        before = build.op("Where", has_next, before, start)
     return Direction(
         x, before, _pick(n, n.x(_W), place), _pick(n, n.x(_R), place),
-        None if biases is None else (biases[0], biases[1]), first, dy, last, backward, hidden, here,
+        None if biases is None else (biases[0], biases[1]), first, dy, last, backward, hidden, is_valid,
     )  # fmt: skip
 
 
 def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
-    """Return which steps are part of each sample, and which have a further one behind them; bool [S, B, 1]."""
+    """Return which steps are part of each sample, and which have a successor; bool [S, B, 1]."""
     if not n.has(_LENGTHS):
         return None, None
     build, lengths = n.build, n.x(_LENGTHS)
@@ -119,7 +119,7 @@ def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _gates(build: Builder, one: Direction) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what the inputs and what the states add to each gate, [S, B, H] each."""
+    """Return the contributions of inputs and states to each gate, [S, B, H] each."""
     sums = [one.x @ one.w.transpose([1, 0]), one.before @ one.r.transpose([1, 0])]
     if one.biases is not None:
         sums = [total + bias for total, bias in zip(sums, one.biases, strict=True)]
@@ -127,13 +127,13 @@ def _gates(build: Builder, one: Direction) -> tuple[list[Tensor], list[Tensor]]:
     return tuple(list(build.ops("Split", total, outputs=count, axis=-1, num_outputs=count)) for total in sums)  # type: ignore[return-value]
 
 
-def _columns(build: Builder, tensor: Tensor) -> Tensor:
-    """Lay steps and samples out as rows: [S B, N]."""
+def _as_rows(build: Builder, tensor: Tensor) -> Tensor:
+    """Flatten steps and samples to rows: [S B, N]."""
     return tensor.reshape(build.concat([-1], tensor.size().slice(-1, 3)))
 
 
 def _weight(build: Builder, gates: Tensor, factor: Tensor) -> Tensor:
-    return build.op("Gemm", _columns(build, gates), _columns(build, factor), transA=1)
+    return build.op("Gemm", _as_rows(build, gates), _as_rows(build, factor), transA=1)
 
 
 def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
@@ -149,7 +149,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
 
     _, before, cells = scan(build, remember, [one.first[1]], [keep, one.masked(build, i * g)], backward=one.backward)
     level = build.op("Tanh", cells)
-    # What does not depend on what comes back through time, for all steps at once.
+    # Everything that does not depend on gradients through time, for all steps at once.
     through_cell, through_output = o * (1.0 - level * level), level * o * (1.0 - o)
     slopes = [g * i * (1.0 - i), before * f * (1.0 - f), i * (1.0 - g * g)]
 
@@ -163,8 +163,8 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
         return [earlier + dh * beyond[0] if beyond else earlier, dc * forget], [gates]
 
     inputs = [keep, *(one.masked(build, slope) for slope in (through_cell, through_output, *slopes, one.dy))]
-    if one.here is not None:
-        inputs.append(build.op("Not", one.here).cast(one.x.dtype))
+    if one.is_valid is not None:
+        inputs.append(build.op("Not", one.is_valid).cast(one.x.dtype))
     dh, dc, gates = scan(build, back, one.last, inputs, backward=not one.backward)
     total = gates.sum([0, 1], keepdims=False)
     return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh, dc
@@ -211,7 +211,7 @@ def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, 
 
 
 def _gradients(n: Backward) -> tuple[Tensor, ...]:
-    """Return the gradients with respect to x, w, r, b and the states, of all directions together."""
+    """Return the gradients with respect to x, w, r, b and the states, for all directions."""
     build = n.build
     if n.node.op_type == "LSTM":
         parts = [_lstm(build, one) for one in _directions(n)]

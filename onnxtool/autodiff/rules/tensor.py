@@ -1,4 +1,4 @@
-"""Gradients of what moves elements: shapes, pieces, copies, and reading and writing at indices."""
+"""Gradients of operators that move elements: reshape, split, copy, gather and scatter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 from onnxtool.autodiff.rules.scatter import add_along, add_rows
 
 PADDING_INDEX = "onnxtool.padding_index"
-"""The metadata of a Gather along the first axis by which a row is named that has no gradient, as in nn.Embedding."""
+"""The metadata key of a Gather with the `padding_idx` of nn.Embedding, whose row has no gradient."""
 
 
-def _as_before(n: Backward) -> Tensor:
+def _reshaped(n: Backward) -> Tensor:
     return n.dy.reshape(n.x(0).size())
 
 
@@ -37,7 +37,7 @@ def _split(n: Backward) -> Tensor:
 
 
 def _slice(n: Backward) -> Tensor:
-    """Pad with zeros where nothing is left out between; write the elements back one axis after another otherwise."""
+    """Pad with zeros if all steps are 1; otherwise write the elements back, one axis after another."""
     steps = n.constant(4)
     if n.has(4) and steps is None:
         raise Refusal("its steps are not constant")
@@ -65,7 +65,7 @@ def _pad_slice(n: Backward) -> Tensor:
     sizes = build.op("Gather", shape, axes)
 
     def count(bounds: Tensor) -> Tensor:
-        """Count from the front, and stop at the ends."""
+        """Count bounds from the start, and clip them to the size."""
         positive = build.where(bounds < 0, bounds + sizes, bounds)
         return build.op("Max", build.op("Min", positive, sizes), build.constant(0, shape.dtype))
 
@@ -81,12 +81,12 @@ def _range(n: Backward, size: Tensor) -> Tensor:
 
 
 def _gather(n: Backward) -> Tensor:
-    """Bring the axis to the front, add up the rows of each index, and bring it back."""
+    """Move the axis to the front, sum the rows of each index, and move it back."""
     rank, num_indices = len(n.shape(0)), len(n.shape(1))
     axis = n.axis(0)
     size = n.x(0).size()
     read = list(range(axis, axis + num_indices))
-    rows = _without_padding(n).transpose(
+    rows = _padding_masked(n).transpose(
         [*read, *(place for place in range(rank - 1 + num_indices) if place not in read)]
     )
     front = [axis, *(place for place in range(rank) if place != axis)]
@@ -97,8 +97,8 @@ def _gather(n: Backward) -> Tensor:
     return added.transpose([front.index(place) for place in range(rank)])
 
 
-def _without_padding(n: Backward) -> Tensor:
-    """Return the gradient of what was read, zero where it was read at the index that counts for padding."""
+def _padding_masked(n: Backward) -> Tensor:
+    """Return the gradient of the output, zero for rows that were read at the padding index."""
     padding = n.node.metadata_props.get(PADDING_INDEX)
     if padding is None:
         return n.dy
@@ -114,7 +114,7 @@ def _gather_elements(n: Backward) -> Tensor:
 
 
 def _gather_nd(n: Backward) -> Tensor:
-    """Number the rows that are read through, and add up those of each number."""
+    """Compute the flat index of each row, and sum the rows with the same one."""
     build, batch = n.build, n.attribute("batch_dims", 0)
     depth = n.sizes(1)[-1]
     rank, shape = len(n.shape()), n.x(0).size()
@@ -135,8 +135,8 @@ def _gather_nd(n: Backward) -> Tensor:
     return add_rows(build, updates, number, shape=flat, rank=rank - batch - depth + 1).reshape(shape)
 
 
-def _scattered_into(n: Backward) -> Tensor:
-    """Return the gradient of the data: nothing where it was written over."""
+def _scatter_data(n: Backward) -> Tensor:
+    """Return the gradient of the data: zero where it was overwritten."""
     if _reduction(n) == "add":
         return n.dy
     zeros = n.build.zeros(n.x(2).size(), n.dy.dtype)
@@ -145,7 +145,7 @@ def _scattered_into(n: Backward) -> Tensor:
     return n.build.op("ScatterElements", n.dy, n.x(1), zeros, axis=n.attribute("axis", 0))
 
 
-def _scattered(n: Backward) -> Tensor:
+def _scatter_updates(n: Backward) -> Tensor:
     """Return the gradient of the updates."""
     _reduction(n)
     if n.node.op_type == "ScatterND":
@@ -156,7 +156,7 @@ def _scattered(n: Backward) -> Tensor:
 def _reduction(n: Backward) -> str:
     reduction = n.attribute("reduction", "none")
     if reduction not in ("none", "add"):
-        raise Refusal(f"not with the reduction {reduction}")
+        raise Refusal(f"with the reduction {reduction}")
     return reduction
 
 
@@ -186,13 +186,13 @@ def _pad(n: Backward) -> Tensor:
 
 
 def _pad_value(n: Backward) -> Tensor:
-    """Return the gradient of the number that is padded with: all that does not go to the data."""
+    """Return the gradient of the padding value: all that does not flow to the data."""
     total, inside = (n.build.op("ReduceSum", one, keepdims=0) for one in (n.dy, _pad(n)))
     return (total - inside).reshape(n.x(2).size())
 
 
 def _one_hot_values(n: Backward) -> Tensor:
-    """Return the gradients of the number off the positions, and of that on them."""
+    """Return the gradients of the off value and the on value."""
     off, on = (n.build.constant(number, n.dy.dtype) for number in (0.0, 1.0))
     hits = n.build.op("OneHot", n.x(0), n.x(1), n.build.op("Concat", *(one.reshape([1]) for one in (off, on)), axis=0),
                       axis=n.attribute("axis", -1))  # fmt: skip
@@ -209,7 +209,7 @@ def _range_step(n: Backward) -> Tensor:
 
 
 def _compress(n: Backward) -> Tensor:
-    """Put back what was chosen along an axis, or of all elements."""
+    """Write the selected elements back, along an axis or in the flat input."""
     positions = n.build.op("NonZero", n.x(1)).reshape([-1])
     if "axis" in n.node.attributes:
         rank, axis = len(n.shape()), n.axis(0)
@@ -225,7 +225,7 @@ def _reverse_sequence(n: Backward) -> Tensor:
 
 
 def _tile(n: Backward) -> Tensor:
-    """Give each axis one more before it, for the copies, and sum over those."""
+    """Insert an axis for the copies before each axis, and sum over it."""
     rank = len(n.shape())
     pairs = [part.reshape([-1, 1]) for part in (n.x(1), n.x(0).size())]
     shape = n.build.op("Concat", *pairs, axis=1).reshape([-1])
@@ -260,24 +260,24 @@ TENSOR: dict[str, Rule] = {
     "CumSum": rule(_cum_sum),
     "DepthToSpace": rule(_depth_to_space),
     "Expand": rule(lambda n: sum_to(n.build, n.dy, of=n.y(), to=n.x(0))),
-    "Flatten": rule(_as_before),
+    "Flatten": rule(_reshaped),
     "Gather": rule(_gather),
     "GatherElements": rule(_gather_elements),
     "GatherND": rule(_gather_nd),
     "OneHot": rule(None, None, _one_hot_values),
     "Pad": rule(_pad, None, _pad_value),
     "Range": rule(_range_start, None, _range_step),
-    "Reshape": rule(_as_before),
+    "Reshape": rule(_reshaped),
     "ReverseSequence": rule(_reverse_sequence),
-    "ScatterElements": rule(_scattered_into, None, _scattered),
-    "ScatterND": rule(_scattered_into, None, _scattered),
+    "ScatterElements": rule(_scatter_data, None, _scatter_updates),
+    "ScatterND": rule(_scatter_data, None, _scatter_updates),
     "Slice": rule(_slice),
     "SpaceToDepth": rule(_space_to_depth),
     "Split": Rule((_split,), outputs=range(1 << 31)),
-    "Squeeze": rule(_as_before),
+    "Squeeze": rule(_reshaped),
     "Tile": rule(_tile),
     "TopK": Rule((_top_k,)),
     "Transpose": rule(_transpose),
     "Trilu": rule(_trilu),
-    "Unsqueeze": rule(_as_before),
+    "Unsqueeze": rule(_reshaped),
 }

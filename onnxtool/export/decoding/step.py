@@ -76,11 +76,13 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
     if leaves.keys() != others.keys() - {"position_ids"}:
         raise ExportError(f"the cache of {type(model).__name__} is another one for other prompts", WITHOUT_CACHE)
     if own or IDS not in leaves:
-        raise ExportError(f"{type(model).__name__} generates with inputs of its own: {', '.join(own)}", WITHOUT_CACHE)
+        raise ExportError(
+            f"{type(model).__name__} generates with inputs beside ids, mask and cache: {', '.join(own)}", WITHOUT_CACHE
+        )
     if positions is not None and not (
         MASK in leaves and positions.equal(count_positions(leaves[MASK], leaves[IDS].shape[1]).expand_as(positions))
     ):
-        raise ExportError(f"{type(model).__name__} counts positions in a way of its own", WITHOUT_CACHE)
+        raise ExportError(f"{type(model).__name__} counts positions otherwise than generate does", WITHOUT_CACHE)
     for path in (IDS, MASK):
         if path in leaves and leaves[path].ndim != 2:
             raise ExportError(f"{type(model).__name__} generates with {path} {list(leaves[path].shape)}", WITHOUT_CACHE)
@@ -93,7 +95,8 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
     strange = [axis for path in axes for axis in axes[path] if isinstance(axis, str) and "_axis_" in axis]
     if strange:  # nobody could tell its size for an empty cache
         raise ExportError(
-            f"the cache of {type(model).__name__} grows in a way of its own: {', '.join(strange)}", WITHOUT_CACHE
+            f"the cache of {type(model).__name__} has axes that are neither batch nor length: {', '.join(strange)}",
+            WITHOUT_CACHE,
         )
     if parallel and (chunk := chunk_size(model)) is not None:
         _lengthen(arguments, 2 * chunk + 3)

@@ -185,7 +185,7 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
     """Return how many tokens the model takes, as far as its configuration and tokenizer tell; None for no limit."""
     positions = getattr(_text_config(model), "max_position_embeddings", None)
     limits = [positions, getattr(tokenizer, "model_max_length", None)]
-    # RoBERTa and its kin start counting positions after the padding id.
+    # RoBERTa and models like it count positions from the padding id on.
     embeddings = getattr(getattr(model, "base_model", model), "embeddings", None)
     padding_id = getattr(embeddings, "padding_idx", None)
     if isinstance(positions, int) and padding_id is not None:

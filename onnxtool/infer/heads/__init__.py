@@ -11,7 +11,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.embeddings import EMBEDDING, Embeddings
 from onnxtool.infer.heads.entities import Entities
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, VectorHead
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, VectorHead
 from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
 from onnxtool.infer.heads.masks import Masks, NextTokens
 from onnxtool.infer.heads.spans import END, START, AnswerSpans
@@ -42,7 +42,7 @@ class Shapes(AnswerHead[dict[str, tuple[int, ...]]]):
             readings.append(shapes)
         return readings
 
-    def answer(self, reading: dict[str, tuple[int, ...]], asked: Asked) -> Answer:
+    def answer(self, reading: dict[str, tuple[int, ...]], context: AnswerContext) -> Answer:
         """Answer with them."""
         return Answer(outputs=reading)
 

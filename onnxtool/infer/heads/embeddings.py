@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import (
     Pooling,
@@ -19,6 +18,7 @@ from onnxtool.checkpoint.pooling_modules import (
     normalize,
     read_pooling_modules,
 )
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite

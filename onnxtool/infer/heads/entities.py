@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, probabilities_of, softmax, span_of
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, probabilities_of, softmax, span_of
 from onnxtool.infer.heads.labels import LabelNames
 from onnxtool.infer.report import Span
 
@@ -47,7 +47,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
     """
 
     kind = "spans"
-    places_tokens = True
+    needs_offsets = True
 
     names: LabelNames
 
@@ -70,18 +70,18 @@ class Entities(AnswerHead[list[TaggedToken]]):
         """Take each token from the window in which it has most context on its shorter side."""
         best: dict[int, tuple[int, TaggedToken]] = {}
         for reading, window in zip(readings, windows, strict=True):
-            first = window.places.first if window.places else 0
-            for place, token in enumerate(reading):
-                context = min(place, len(reading) - 1 - place)
-                if first + place not in best or context > best[first + place][0]:
-                    best[first + place] = (context, token)
-        return [best[place][1] for place in sorted(best)]
+            first = window.offsets.first if window.offsets else 0
+            for position, token in enumerate(reading):
+                context = min(position, len(reading) - 1 - position)
+                if first + position not in best or context > best[first + position][0]:
+                    best[first + position] = (context, token)
+        return [best[position][1] for position in sorted(best)]
 
-    def answer(self, reading: list[TaggedToken], asked: Asked) -> Answer:
+    def answer(self, reading: list[TaggedToken], context: AnswerContext) -> Answer:
         """Answer with entities, or with all words where labels mark none; in the order of the text."""
         words = _words(reading)
         if not self._marks_entities:
-            return Answer(spans=tuple(self._span([word], asked.text) for word in words))
+            return Answer(spans=tuple(self._span([word], context.text) for word in words))
         groups: list[list[list[TaggedToken]]] = []
         for word in words:
             name = self.names[word[0].label]
@@ -91,7 +91,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
                 groups[-1].append(word)
             else:
                 groups.append([word])
-        return Answer(spans=tuple(self._span(group, asked.text) for group in groups if group))
+        return Answer(spans=tuple(self._span(group, context.text) for group in groups if group))
 
     @staticmethod
     def _goes_on(name: str, before: str) -> bool:
@@ -105,13 +105,15 @@ class Entities(AnswerHead[list[TaggedToken]]):
 
 
 def _tagged(probabilities: NDArray[np.float64], text: EncodedText) -> Iterator[TaggedToken]:
-    places = text.places
-    if places is None:
+    offsets = text.offsets
+    if offsets is None:
         return
     best, scores = probabilities.argmax(axis=1), probabilities.max(axis=1)
-    for place, part in enumerate(places.parts):
+    for position, part in enumerate(offsets.parts):
         if part >= 0:
-            yield TaggedToken(places.words[place], places.spans[place], int(best[place]), float(scores[place]))
+            yield TaggedToken(
+                offsets.words[position], offsets.spans[position], int(best[position]), float(scores[position])
+            )
 
 
 def _words(tokens: Sequence[TaggedToken]) -> list[list[TaggedToken]]:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.pooling_modules import Floats
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.report import Scored, Span
@@ -24,12 +24,12 @@ Vectors = TypeVar("Vectors")
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerContext:
     """What an answer is for.
 
     Attributes:
         text: the text itself; of a pair the second one.
-        windows: what the model read of it, one where it was not parted.
+        windows: what the model read of it, one where it was not split.
         top_k: how many candidates are wanted at most; None for as many as the head gives by itself.
     """
 
@@ -57,18 +57,18 @@ class Head(ABC):
 
     Attributes:
         kind: what the answers are, as in InferReport.
-        places_tokens: whether answers need to know where in the text the tokens stand.
+        needs_offsets: whether answers need to know where in the text the tokens stand.
         takes_pairs: whether the model was made for two texts at once.
         needs_pairs: whether one text by itself is not enough.
-        parts_long_texts: whether long texts are parted into windows where nothing else is asked for.
+        splits_long_texts: whether long texts are split into windows where nothing else is asked for.
         cut_side: on which side a long text is cut; None for what the tokenizer says.
     """
 
     kind: ClassVar[str]
-    places_tokens: ClassVar[bool] = False
+    needs_offsets: ClassVar[bool] = False
     takes_pairs: ClassVar[bool] = False
     needs_pairs: ClassVar[bool] = False
-    parts_long_texts: ClassVar[bool] = False
+    splits_long_texts: ClassVar[bool] = False
     cut_side: ClassVar[str | None] = None
 
     @property
@@ -77,14 +77,14 @@ class Head(ABC):
         return True
 
     def require_windows(self) -> None:
-        """Refuse to part a text into windows where what is read of them cannot be put together.
+        """Refuse to split a text into windows where what is read of them cannot be put together.
 
         Raises:
             InputError: it cannot.
         """
         raise InputError(
             f"what the model says of the windows of a text does not make {self.kind} of the whole",
-            "cut the text (--long truncate), or part it yourself into texts that can stand alone",
+            "cut the text (--long truncate), or split it yourself into texts that make sense alone",
         )
 
 
@@ -122,7 +122,7 @@ class AnswerHead(Head, Generic[Reading]):
         raise NotImplementedError
 
     @abstractmethod
-    def answer(self, reading: Reading, asked: Asked) -> Answer:
+    def answer(self, reading: Reading, context: AnswerContext) -> Answer:
         """Answer for a text of which `reading` was read."""
 
 
@@ -164,12 +164,12 @@ def require_finite(values: NDArray[Any], what: str) -> None:
 
 
 def largest(scores: Floats, count: int) -> list[int]:
-    """Return the places of the `count` largest scores, best first; of equals the first comes first."""
+    """Return the positions of the `count` largest scores, best first; of equals the first comes first."""
     if count < len(scores):
         # Sorting only what is kept; a vocabulary has a hundred thousand entries.
         threshold = np.partition(scores, -count)[-count]
-        places = np.flatnonzero(scores >= threshold)
+        positions = np.flatnonzero(scores >= threshold)
     else:
-        places = np.arange(len(scores))
-    order = np.argsort(-scores[places], kind="stable")[:count]
-    return [int(place) for place in places[order]]
+        positions = np.arange(len(scores))
+    order = np.argsort(-scores[positions], kind="stable")[:count]
+    return [int(position) for position in positions[order]]

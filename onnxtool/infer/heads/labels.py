@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import ACTIVATIONS, Floats, activation_name, sigmoid
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import (
     Answer,
+    AnswerContext,
     AnswerHead,
-    Asked,
     largest,
     probabilities_of,
     require_finite,
@@ -71,9 +71,9 @@ class Labels(AnswerHead[Floats]):
         """Return the probability of each label."""
         return list(probabilities_of(batch.output(2, "logits"), self.function))
 
-    def answer(self, reading: Floats, asked: Asked) -> Answer:
+    def answer(self, reading: Floats, context: AnswerContext) -> Answer:
         """Answer with all labels, or the first `top_k`."""
-        best = largest(reading, asked.top_k or len(reading))
+        best = largest(reading, context.top_k or len(reading))
         return Answer(tuple(Scored(self.names[i], float(reading[i])) for i in best))
 
 
@@ -115,7 +115,7 @@ class Scores(AnswerHead[Floats]):
         """Take the largest score over the windows (MaxP; Dai and Callan, 2019, arXiv:1905.09217)."""
         return np.asarray(np.stack(readings).max(axis=0))
 
-    def answer(self, reading: Floats, asked: Asked) -> Answer:
+    def answer(self, reading: Floats, context: AnswerContext) -> Answer:
         """Answer with the score."""
         return Answer((Scored(self.name, float(reading[0])),))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, largest, probabilities_of, softmax
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, largest, probabilities_of, softmax
 from onnxtool.infer.report import Scored
 
 _TOP_K = 10
@@ -49,7 +49,7 @@ class Masks(AnswerHead[NDArray[np.float64]]):
             for row, ids, valid in zip(logits, batch.ids, batch.mask, strict=True)
         ]
 
-    def answer(self, reading: NDArray[np.float64], asked: Asked) -> Answer:
+    def answer(self, reading: NDArray[np.float64], context: AnswerContext) -> Answer:
         """Answer with the candidates of all masks in one list."""
         if not len(reading):
             token = self.tokenizer.mask_token
@@ -59,8 +59,8 @@ class Masks(AnswerHead[NDArray[np.float64]]):
             # Several masks share one list; the number says which one a candidate is for.
             prefix = f"{number}: " if len(reading) > 1 else ""
             candidates += [
-                Scored(f"{prefix}{self.tokenizer.word(place)}", float(probabilities[place]))
-                for place in largest(probabilities, asked.top_k or _TOP_K)
+                Scored(f"{prefix}{self.tokenizer.word(position)}", float(probabilities[position]))
+                for position in largest(probabilities, context.top_k or _TOP_K)
             ]
         return Answer(tuple(candidates))
 
@@ -80,8 +80,10 @@ class NextTokens(AnswerHead[NDArray[np.float64]]):
         last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
         return list(probabilities_of(logits[np.arange(len(logits)), last], softmax))
 
-    def answer(self, reading: NDArray[np.float64], asked: Asked) -> Answer:
+    def answer(self, reading: NDArray[np.float64], context: AnswerContext) -> Answer:
         """Answer with the candidates for one token."""
-        best = largest(reading, asked.top_k or _TOP_K)
+        best = largest(reading, context.top_k or _TOP_K)
         note = "these are candidates for the next token; no text is generated"
-        return Answer(tuple(Scored(self.tokenizer.word(place), float(reading[place])) for place in best), note=note)
+        return Answer(
+            tuple(Scored(self.tokenizer.word(position), float(reading[position])) for position in best), note=note
+        )

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.cutting import EncodedText
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerHead, Asked, require_finite, softmax, span_of
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, require_finite, softmax, span_of
 
 START, END = "start_logits", "end_logits"
 _TOP_K = 3
-_KEPT = 64  # spans of a window: more than anybody asks for
 _KEPT = 64  # spans of a window: more than anybody asks for
 _MAX_TOKENS = 15  # of an answer, as in transformers' pipeline
 
@@ -41,10 +40,10 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
     """
 
     kind = "spans"
-    places_tokens = True
+    needs_offsets = True
     takes_pairs = True
     needs_pairs = True
-    parts_long_texts = True
+    splits_long_texts = True
 
     def read(self, batch: Batch) -> list[list[FoundSpan]]:
         """Return the best spans of each text, best first; none where it has no token."""
@@ -61,22 +60,22 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
         """Take the spans of all windows, a span that two of them have at its higher score."""
         best: dict[tuple[int, int], FoundSpan] = {}
         for span in (span for reading in readings for span in reading):
-            place = (span.start, span.end)
-            if place not in best or span.score > best[place].score:
-                best[place] = span
+            position = (span.start, span.end)
+            if position not in best or span.score > best[position].score:
+                best[position] = span
         return sorted(best.values(), key=lambda span: -span.score)
 
-    def answer(self, reading: list[FoundSpan], asked: Asked) -> Answer:
+    def answer(self, reading: list[FoundSpan], context: AnswerContext) -> Answer:
         """Answer with the best spans."""
-        spans = self.join([reading], asked.windows)[: asked.top_k or _TOP_K]
-        return Answer(spans=tuple(span_of("answer", span.score, asked.text, span.start, span.end) for span in spans))
+        spans = self.join([reading], context.windows)[: context.top_k or _TOP_K]
+        return Answer(spans=tuple(span_of("answer", span.score, context.text, span.start, span.end) for span in spans))
 
 
 def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedText) -> list[FoundSpan]:
-    places = text.places
-    if places is None:
+    offsets = text.offsets
+    if offsets is None:
         return []
-    of_text = np.array([part == 1 for part in places.parts])
+    of_text = np.array([part == 1 for part in offsets.parts])
     candidates = of_text.copy()
     if text.is_special[0]:
         candidates[0] = True  # takes its part of the probability, and is no answer
@@ -84,14 +83,14 @@ def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedTe
         return []
     begins, stops = (np.where(of_text, _probabilities(logits, candidates), 0.0) for logits in (start, end))
     scores = np.tril(np.triu(np.outer(begins, stops)), _MAX_TOKENS - 1)
-    numbers = np.array(places.words)
+    numbers = np.array(offsets.words)
     words = np.unique(numbers[of_text])
     belongs = (numbers[:, None] == words) & of_text[:, None]
     by_words = belongs.T @ scores @ belongs  # [words, words]: spans from a word to a word
     first, last = belongs.argmax(axis=0), len(numbers) - 1 - belongs[::-1].argmax(axis=0)
     kept = np.argsort(-by_words, axis=None, kind="stable")[:_KEPT]
     return [
-        FoundSpan(places.spans[first[row]][0], places.spans[last[column]][1], float(by_words[row, column]))
+        FoundSpan(offsets.spans[first[row]][0], offsets.spans[last[column]][1], float(by_words[row, column]))
         for row, column in zip(*np.unravel_index(kept, by_words.shape), strict=True)
         if by_words[row, column] > 0
     ]

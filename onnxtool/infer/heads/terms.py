@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtool.checkpoint.cutting import EncodedText
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import Floats, PoolingModule, SpladePooling, apply_all, read_pooling_modules
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite

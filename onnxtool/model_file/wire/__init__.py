@@ -5,7 +5,7 @@ the length-delimited fields and jumps over every tensor payload: milliseconds in
 Field numbers are those of onnx.proto3 in the ONNX specification.
 
 A model file is untrusted input: every length is checked against the message that contains it, nesting and what is
-kept in memory are bounded, and whatever does not parse raises ModelFileError with the byte at which it went wrong.
+kept in memory are bounded, and what does not parse raises ModelFileError with the byte at which it went wrong.
 """
 
 from onnxtool.model_file.wire.externalize import LARGE_BYTES as LARGE_BYTES

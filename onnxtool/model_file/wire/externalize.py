@@ -25,7 +25,7 @@ _EXTERNAL = 1
 def externalized(path: Path) -> bytes:
     """Return the ModelProto at `path` with the raw data of large initializers replaced by where it lies in the file.
 
-    A tool that reads external data then maps the weights from the model file itself, whatever its size: they are
+    A tool that reads external data then maps the weights from the model file itself, at any size: they are
     neither parsed nor copied. Initializers inside of nodes, and those in typed fields, stay as they are.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What an attention is made of, found by meaning: scores and their scale, masks, and the heads of q, k and v."""
+"""Match the parts of an attention: scores and their scale, masks, and the heads of q, k and v."""

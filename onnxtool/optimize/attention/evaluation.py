@@ -1,4 +1,4 @@
-"""Compute small parts of a graph, such as a mask, by running nothing but what leads to them."""
+"""Compute small parts of a graph, such as a mask, by running only the nodes above them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MOST_NODES = 300
-_MOST_NUMBERS = 8  # a constant of more is a table
+_MOST_NUMBERS = 8  # a larger constant is a table
 _LARGEST_BYTES = 1 << 20  # of an initializer: a table of positions is a part of a mask, an embedding is not
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What leads to some values of a graph.
+    """The nodes from which some values of a graph are computed.
 
     Attributes:
         values: the values.
-        nodes: what makes them, in the order of the graph. What stands above a Shape is not among them where the
-            shape follows from the sizes of the inputs.
+        nodes: in the order of the graph. Nodes above a Shape are not among them where the shape follows from the
+            sizes of the inputs.
         inputs: the graph inputs that it reads.
-        sized: the values whose shapes it asks for, without computing them.
+        sized: the values whose shapes it reads, without computing them.
         weights: the initializers that it reads.
     """
 
@@ -41,7 +41,7 @@ class Slice:
 
 
 def slice_above(values: Sequence[ir.Value], shapes: Shapes) -> Slice | None:
-    """Return what leads to `values`; None where that is too much to be a mask, such as the hidden states."""
+    """Return the slice above `values`; None where it is too large to be a mask, such as that of hidden states."""
     nodes: dict[ir.Node, None] = {}
     inputs: dict[ir.Value, None] = {}
     sized: dict[ir.Value, None] = {}
@@ -56,7 +56,7 @@ def slice_above(values: Sequence[ir.Value], shapes: Shapes) -> Slice | None:
             if value.const_value is None or value.const_value.nbytes > _LARGEST_BYTES:
                 return None
             weights[value] = None
-        elif _asks_for_size(node) and shapes.of(node.inputs[0]) is not None and node.inputs[0] is not None:
+        elif _is_shape(node) and shapes.of(node.inputs[0]) is not None and node.inputs[0] is not None:
             sized[node.inputs[0]] = None
             nodes[node] = None
         elif node not in nodes:
@@ -71,12 +71,12 @@ def slice_above(values: Sequence[ir.Value], shapes: Shapes) -> Slice | None:
     return Slice(tuple(values), tuple(order), tuple(inputs), tuple(sized), tuple(weights))
 
 
-def _asks_for_size(node: ir.Node) -> bool:
+def _is_shape(node: ir.Node) -> bool:
     return node.op_type == "Shape" and node.domain == ""
 
 
 def largest_number(part: Slice) -> int:
-    """Return the largest plain number in the constants that a slice reads: no window it knows of is wider."""
+    """Return the largest plain number in the constants of a slice: it contains no wider attention window."""
     largest = 0
     for node in part.nodes:
         for operand in node.inputs:
@@ -84,13 +84,13 @@ def largest_number(part: Slice) -> int:
             if array is None or array.dtype.kind not in "if" or array.size > _MOST_NUMBERS:
                 continue
             finite = np.abs(array[np.isfinite(array)].astype(np.float64))
-            # What stands for infinity: the end of a slice, the lowest score.
+            # Larger numbers stand for infinity: the end of a slice, the lowest score.
             largest = max([largest, *(int(number) for number in finite.reshape(-1) if number < 1 << 24)])
     return largest
 
 
 def table_lengths(part: Slice) -> set[int]:
-    """Return how long the tables are that a slice reads: a window may be written into one, where no number tells it."""
+    """Return the lengths of the tables that a slice reads: one may contain a window that no plain number tells."""
     tensors = [value.const_value for value in part.weights]
     values = [node.attributes.get("value") for node in part.nodes if node.op_type == "Constant"]
     tensors += [value.as_tensor() for value in values if value is not None]
@@ -119,19 +119,19 @@ def evaluate(
         session = ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
         names = {value.name for value in session.get_inputs()}
         return list(session.run(None, {name: array for name, array in feeds.items() if name in names}))
-    except Exception:  # noqa: BLE001  onnxruntime has no error of its own; what it cannot run is no mask for us
+    except Exception:  # noqa: BLE001  onnxruntime has no error class of its own; a slice that it cannot run is no known mask
         return None
 
 
 def _to_proto(model: ir.Model, part: Slice, shapes: Mapping[str, Shape]) -> bytes | None:
-    """Serialize a slice as a model of its own, in which each Shape is the constant that it is at these sizes."""
+    """Serialize a slice as a model of its own, in which each Shape is a constant for these sizes."""
     import onnx
     import onnx_ir as ir
     from onnx import helper, numpy_helper
 
     nodes, constants = [], []
     for node in part.nodes:
-        sized = node.inputs[0] if _asks_for_size(node) else None
+        sized = node.inputs[0] if _is_shape(node) else None
         if sized is None or sized not in part.sized:
             nodes.append(ir.to_proto(node))
             continue

@@ -1,4 +1,4 @@
-"""Linear layers in front of an attention: a MatMul with a weight and its bias, in the forms that exporters give them.
+"""Match linear layers in front of an attention: a MatMul with a weight and its bias, in the forms of all exporters.
 
 Letters of shapes: B batch, S sequence, I inputs, O outputs.
 """
@@ -23,7 +23,7 @@ class Linear:
         x: [B, S, I].
         weight: an initializer [I, O].
         bias: an initializer [O], or None.
-        part: which third of O, where one layer gives q, k and v; None for all of it.
+        part: which third of O, where one layer computes q, k and v; None for all of it.
     """
 
     x: ir.Value
@@ -33,7 +33,7 @@ class Linear:
 
 
 def find_linear(value: ir.Value, shapes: Shapes) -> Linear | None:
-    """Find the linear layer that gives `value`, [B, S, O], or the third of one that gives all of q, k and v."""
+    """Match the linear layer that computes `value`, [B, S, O], or the third of one that computes all of q, k and v."""
     split = producer(value, "Split")
     if split is not None and split.inputs[0] is not None and len(split.outputs) == 3:
         sizes = {shapes.fixed(output, -1) for output in split.outputs}
@@ -48,15 +48,15 @@ def _whole(value: ir.Value, shapes: Shapes) -> Linear | None:
     add = producer(value, "Add")
     if add is not None:
         sides = operands(add, lambda side: is_weight(side, 1))
-        if sides is None or (product := _product(sides[1])) is None:
+        if sides is None or (matmul := _matmul(sides[1])) is None:
             return None
-        bias, weight = sides[0], product[1]
-        return Linear(*product, bias) if tensor_of(bias).shape[0] == tensor_of(weight).shape[1] else None
-    product = _product(value)
-    return Linear(*product, None) if product is not None else _flattened(value, shapes)
+        bias, weight = sides[0], matmul[1]
+        return Linear(*matmul, bias) if tensor_of(bias).shape[0] == tensor_of(weight).shape[1] else None
+    matmul = _matmul(value)
+    return Linear(*matmul, None) if matmul is not None else _flattened(value, shapes)
 
 
-def _product(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+def _matmul(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     """Return x and weight of a MatMul."""
     node = producer(value, "MatMul")
     if node is None or node.inputs[0] is None or node.inputs[1] is None or not is_weight(node.inputs[1], 2):
@@ -65,7 +65,7 @@ def _product(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _flattened(value: ir.Value, shapes: Shapes) -> Linear | None:
-    """Find `Reshape(Gemm(Reshape(x)))`, in which a batch of sequences is one long matrix in between."""
+    """Match `Reshape(Gemm(Reshape(x)))`, which flattens a batch of sequences to one matrix in between."""
     after = producer(value, "Reshape")
     gemm = None if after is None else producer(after.inputs[0], "Gemm")
     before = None if gemm is None else producer(gemm.inputs[0], "Reshape")

@@ -1,8 +1,8 @@
-"""What a mask means: padding, causal, both, nothing, or a bias that has to be added as it is.
+"""Find the kind of a mask: padding, causal, both, none, or a bias that has to be added as it is.
 
-A mask is computed by twenty operators in one export and by two in the next. Here it is run, on rows of several lengths,
-padded on either side and with holes, and compared with the masks that fused operators know by name. Whatever is none
-of them stays a bias, which is always right.
+One export computes a mask by twenty operators, another one by two. Here the mask is computed for rows of several
+lengths, padded on either side and with holes, and compared with the masks that fused operators know by name. Any other
+mask stays a bias, which is always correct.
 
 Letters of shapes: B batch, S queries, L keys, H heads.
 """
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 _LOWEST = -1e4
 # A mask grows with the square of it; with a window that is wider, it stays a bias.
 _LONGEST = 2100
-_HOLES = 0.3  # of the tokens of a row, masked out in the middle: no rule about lengths gives that
+_HOLES = 0.3  # of the tokens of a row, masked out in the middle: no rule about lengths reproduces that
 
 
 @dataclass(frozen=True)
-class Meaning:
-    """What the masks of an attention amount to.
+class MaskKind:
+    """What the masks of an attention are, taken together.
 
     Attributes:
-        padding: the graph input [B, L], 1 for keys that may be attended to; None for none.
-        is_causal: whether a query sees no keys after its own place.
-        is_bias: whether they are none of what we know, and have to be added as they are.
+        padding: the graph input [B, L], 1 for keys that may be attended to; None without padding.
+        is_causal: whether a query sees no keys after its own position.
+        is_bias: whether they are of no known kind, and have to be added as they are.
     """
 
     padding: ir.Value | None = None
@@ -44,30 +44,30 @@ class Meaning:
     is_bias: bool = False
 
 
-NOTHING, BIAS = Meaning(), Meaning(is_bias=True)
+NO_MASK, BIAS = MaskKind(), MaskKind(is_bias=True)
 
 
-def find_meaning(model: ir.Model, masking: Masking, shapes: Shapes) -> Meaning:
-    """Find out what a masking means, at the sizes of a probe of `shapes` and at such that are past every window."""
+def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes) -> MaskKind:
+    """Find the kind of a masking, at the sizes of a probe of `shapes` and at sizes beyond every attention window."""
     if not masking.values:
-        return NOTHING
+        return NO_MASK
     part = slice_above(masking.values, shapes)
     if part is None or any(term.is_merged for term in masking.terms):
         return BIAS
-    meaning = _at(model, part, masking, shapes.probes[0])
-    if meaning is None or meaning.is_bias or not shapes.probes[0]:
-        return meaning or BIAS
+    mask_kind = _at(model, part, masking, shapes.probes[0])
+    if mask_kind is None or mask_kind.is_bias or not shapes.probes[0]:
+        return mask_kind or BIAS
     for sizes in _past_windows(part, shapes):
         beyond = _at(model, part, masking, sizes)
         if beyond is not None:
-            return meaning if beyond == meaning else BIAS
+            return mask_kind if beyond == mask_kind else BIAS
     return BIAS
 
 
 def _past_windows(part: Slice, shapes: Shapes) -> Iterator[Mapping[str, int]]:
-    """Yield sizes past every window of a mask; where the mask has none of a size, the next ones are to be tried.
+    """Yield sizes beyond every window of a mask; a mask that has no such size is tried at the next ones.
 
-    A window that is wider than anything the model takes is none, and longer than its tables no mask is.
+    A window wider than the longest input has no effect, and no mask is longer than the tables it is cut from.
     """
     sizes, window = shapes.probes[0], largest_number(part)
     batch = next(iter(sizes))
@@ -81,8 +81,8 @@ def _past_windows(part: Slice, shapes: Shapes) -> Iterator[Mapping[str, int]]:
     yield {**past, batch: sizes[batch]}
 
 
-def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> Meaning | None:
-    """Say what the masks of a slice mean at the given sizes of the dynamic axes; None where there are none of them."""
+def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> MaskKind | None:
+    """Return the kind of the masks of a slice at these sizes of the dynamic axes; None where they have no such size."""
     feeds, masks = _feeds(part, sizes)
     if feeds is None:
         return BIAS
@@ -93,24 +93,24 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
     if allowed is None or allowed.ndim > 4:
         return BIAS
     if allowed.all():
-        return NOTHING
+        return NO_MASK
     allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
     keys = allowed.shape[-1]
     causal = np.tril(np.ones((keys, keys), bool))
     rows: list[tuple[ir.Value | None, NDArray[np.bool_]]] = [(None, np.ones((1, 1, 1, keys), bool))]
     rows += [(value, mask[:, None, None, :]) for value, mask in masks.items() if mask.shape[-1] == keys]
     for value, row in rows:
-        # A query that is padding itself may see anything, or nothing: what comes of it is never read.
+        # A query that is padding itself may see any keys: its output is never read.
         real = row.swapaxes(-1, -2)
         if value is not None and _equal(row & real, allowed & real):
-            return Meaning(value)
+            return MaskKind(value)
         if _equal(row & causal & real, allowed & real):
-            return Meaning(value, is_causal=True)
+            return MaskKind(value, is_causal=True)
     return BIAS
 
 
 def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Whether masks can be put on the same scores; what is cut from a table that is too short cannot."""
+    """Whether masks apply to the same scores; one that is cut from a table that is too short does not."""
     try:
         np.broadcast_shapes(*(array.shape for array in arrays))
     except ValueError:
@@ -122,7 +122,7 @@ def _equal(mask: NDArray[np.bool_], allowed: NDArray[np.bool_]) -> bool:
     """Whether two masks are the same where they are broadcast against each other."""
     try:
         one, other = np.broadcast_arrays(mask, allowed)
-    except ValueError:  # of shapes that are none of one attention
+    except ValueError:  # their shapes do not belong to one attention
         return False
     return np.array_equal(one, other)
 
@@ -130,7 +130,7 @@ def _equal(mask: NDArray[np.bool_], allowed: NDArray[np.bool_]) -> bool:
 def _feeds(
     part: Slice, sizes: Mapping[str, int]
 ) -> tuple[dict[str, NDArray[Any]] | None, dict[ir.Value, NDArray[np.bool_]]]:
-    """Make up what the slice reads: ragged masks with holes, and numbers for all else."""
+    """Make inputs of a slice: ragged masks with holes, and random numbers for all others."""
     generator = np.random.default_rng(0)
     feeds: dict[str, NDArray[Any]] = {}
     masks: dict[ir.Value, NDArray[np.bool_]] = {}
@@ -146,10 +146,10 @@ def _feeds(
             mask = _ragged(shape[0], shape[1], generator)
             masks[value] = mask
             feeds[str(value.name)] = mask.astype(dtype)
-        elif dtype.kind == "f":  # what depends on hidden states may be anything on others than those that are tried
+        elif dtype.kind == "f":  # a mask that depends on hidden states may differ on those that are not tried
             return None, {}
         else:
-            # Not 0 and 1 alone: where any of the others is not taken like 1, this is no mask by another name.
+            # Not 0 and 1 alone: an input is a mask only if every other number has the effect of 1.
             numbers = generator.integers(0, 4, shape).astype(dtype)
             feeds[str(value.name)] = numbers
             if len(shape) == 2:
@@ -167,7 +167,7 @@ def _ragged(rows: int, length: int, generator: np.random.Generator) -> NDArray[n
 
 
 def _allowed(masking: Masking, arrays: Sequence[NDArray[Any]]) -> NDArray[np.bool_] | None:
-    """Return where scores stay, [B or 1, H or 1, S or 1, L]; None where anything else than that is done to them."""
+    """Return where scores stay, [B or 1, H or 1, S or 1, L]; None where the masks do more than drop scores."""
     allowed: NDArray[np.bool_] = np.ones((1, 1, 1, 1), bool)
     for term, array in zip(masking.terms, arrays, strict=False):
         added = array.astype(np.float64) * term.scale
@@ -175,6 +175,6 @@ def _allowed(masking: Masking, arrays: Sequence[NDArray[Any]]) -> NDArray[np.boo
         if not np.all(stays | (added <= _LOWEST)):
             return None
         allowed = allowed & stays
-    for blockade, array in zip(masking.blockades, arrays[len(masking.terms) :], strict=True):
-        allowed = allowed & (array.astype(bool) == blockade.keeps)
+    for masked_fill, array in zip(masking.masked_fills, arrays[len(masking.terms) :], strict=True):
+        allowed = allowed & (array.astype(bool) == masked_fill.keeps)
     return allowed

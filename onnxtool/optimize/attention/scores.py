@@ -1,4 +1,4 @@
-"""Find attentions: a Softmax of what queries and keys give, which weights values, or an operator that says so.
+"""Find attentions: a Softmax of scores of queries and keys that weights values, or an Attention operator.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _LONGEST_CHAIN = 16
-_LOWEST = -1e4  # what is added to a score to keep it out; a larger number is a bias
+_LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
 _CAPPED = "scores that are capped by a Tanh"
 _SAME_ELEMENTS = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Dropout")
 
 
 class RefusedError(Exception):
-    """A Softmax that is no attention we can write, with the reason why."""
+    """A Softmax that cannot be written as a fused attention, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Blockade:
-    """Where scores are replaced by something very low.
+class MaskedFill:
+    """Scores that a Where replaces by a very low number.
 
     Attributes:
         condition: bool, broadcasts to [B, H, S, L].
-        keeps: the value of the condition at which a score stays.
+        keeps: the value of the condition for which a score stays.
     """
 
     condition: ir.Value
@@ -55,28 +55,28 @@ class Blockade:
 
 @dataclass(frozen=True)
 class Masking:
-    """All that is done to scores between their product and their Softmax."""
+    """Everything done to the scores between their MatMul and their Softmax."""
 
     terms: tuple[Term, ...] = ()
-    blockades: tuple[Blockade, ...] = ()
+    masked_fills: tuple[MaskedFill, ...] = ()
 
     @property
     def values(self) -> tuple[ir.Value, ...]:
-        """What it reads: the values of the terms, then the conditions of the blockades."""
-        return (*(term.value for term in self.terms), *(blockade.condition for blockade in self.blockades))
+        """The values of the terms, then the conditions of the masked fills."""
+        return (*(term.value for term in self.terms), *(masked_fill.condition for masked_fill in self.masked_fills))
 
 
 @dataclass(frozen=True)
 class Found:
-    """An attention in a graph, as it stands there: `softmax(masking(scale * queries @ keys)) @ values`.
+    """An attention in a graph: `softmax(masking(scale * queries @ keys)) @ values`.
 
     Attributes:
         queries: [B, H, S, D] or [B * H, S, D].
         keys: [B, H, D, L] or [B * H, D, L] where `is_transposed`, else [B, H, L, D].
         values: [B, H, L, D] or [B * H, L, D].
-        scale: what their product is multiplied by.
-        is_causal: whether the operator itself keeps queries from seeing later keys.
-        result: what comes out, [B, H, S, D] or [B * H, S, D], zero rows of blocked queries included.
+        scale: the factor of `queries @ keys`.
+        is_causal: whether the operator itself masks later keys.
+        result: [B, H, S, D] or [B * H, S, D], with rows of zeros for queries that may attend to nothing.
     """
 
     queries: ir.Value
@@ -90,10 +90,10 @@ class Found:
     result: ir.Value
 
 
-def anchors(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the node around which each attention of a graph stands that is not an operator of onnxruntime yet.
+def match_roots(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the match root of each attention of a graph that is not an operator of onnxruntime yet.
 
-    It is the Softmax whose probabilities weight something, or the `Attention` of ai.onnx.
+    It is the Softmax whose probabilities weight values, or the `Attention` of ai.onnx.
     """
     for node in graph:
         is_weighting = node.op_type == "Softmax" and _weights_something(node.outputs[0])
@@ -101,18 +101,18 @@ def anchors(graph: ir.Graph) -> Iterator[ir.Node]:
             yield node
 
 
-def keeps_probabilities(anchor: ir.Node) -> bool:
-    """Whether anything reads the probabilities around an anchor beside the MatMul that weights values by them."""
-    return anchor.op_type == "Softmax" and _weighting(anchor.outputs[0]) is None
+def keeps_probabilities(root: ir.Node) -> bool:
+    """Whether another node than the MatMul that weights values reads the probabilities of a match root."""
+    return root.op_type == "Softmax" and _weighting(root.outputs[0]) is None
 
 
-def find_attention(anchor: ir.Node, shapes: Shapes) -> Found:
-    """Take apart the attention around a Softmax, or an `Attention` of ai.onnx.
+def find_attention(root: ir.Node, shapes: Shapes) -> Found:
+    """Match the attention around a Softmax, or an `Attention` of ai.onnx.
 
     Raises:
-        RefusedError: it is not of a form that we know.
+        RefusedError: it is of no known form.
     """
-    return _of_operator(anchor, shapes) if anchor.op_type == "Attention" else _of_softmax(anchor, shapes)
+    return _of_operator(root, shapes) if root.op_type == "Attention" else _of_softmax(root, shapes)
 
 
 def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
@@ -128,7 +128,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
         raise RefusedError("probabilities that are read elsewhere as well")
     product, conditions = weighting
     for condition in conditions:
-        if not any(condition is blockade.condition for blockade in trail.blockades) and not _is_nan(condition):
+        if not any(condition is masked_fill.condition for masked_fill in trail.masked_fills) and not _is_nan(condition):
             raise RefusedError("probabilities that are masked otherwise than the scores")
     queries, keys = trail.product.inputs[:2]
     values = product.inputs[1]
@@ -141,7 +141,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
         values=values,
         num_heads=trail.num_heads,
         scale=trail.scale,
-        masking=Masking(tuple(trail.terms), tuple(trail.blockades)),
+        masking=Masking(tuple(trail.terms), tuple(trail.masked_fills)),
         is_causal=False,
         result=_without_zeroed_rows(product.outputs[0]),
     )
@@ -165,7 +165,7 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> Found:
         raise RefusedError("a causal Attention without as many queries as keys")
     masking = Masking()
     if mask is not None and shapes.dtype(mask) == np.bool_:
-        masking = Masking(blockades=(Blockade(mask, keeps=True),))
+        masking = Masking(masked_fills=(MaskedFill(mask, keeps=True),))
     elif mask is not None:
         masking = Masking(terms=(Term(mask, 1.0, is_merged=False),))
     return Found(
@@ -189,14 +189,14 @@ class _Trail:
     num_heads: int | None
     scale: float
     terms: list[Term]
-    blockades: list[Blockade]
+    masked_fills: list[MaskedFill]
 
 
 def _take_apart(value: ir.Value, shapes: Shapes) -> _Trail:
     """Walk from the scores up to the MatMul of queries and keys, and note what happens on the way."""
     scale, here = 1.0, value
     terms: list[Term] = []
-    blockades: list[Blockade] = []
+    masked_fills: list[MaskedFill] = []
     num_heads: int | None = None
     node: ir.Node | None = None
     for _ in range(_LONGEST_CHAIN):
@@ -206,17 +206,17 @@ def _take_apart(value: ir.Value, shapes: Shapes) -> _Trail:
         if node is None:
             break
         if node.op_type == "MatMul":
-            return _Trail(node, num_heads, scale, terms, blockades)
-        above, factor = _step(node, shapes, terms, blockades, scale)
+            return _Trail(node, num_heads, scale, terms, masked_fills)
+        above, factor = _step(node, shapes, terms, masked_fills, scale)
         scale, here = scale * factor, above
     name = "nothing" if node is None else node.op_type
     raise RefusedError(f"scores that are made by {name}, not by queries and keys")
 
 
 def _step(
-    node: ir.Node, shapes: Shapes, terms: list[Term], blockades: list[Blockade], scale: float
+    node: ir.Node, shapes: Shapes, terms: list[Term], masked_fills: list[MaskedFill], scale: float
 ) -> tuple[ir.Value, float]:
-    """Go one operator up, noting what it adds or blocks; return the scores above it and what it scales them by."""
+    """Go one operator up, and note the term or masked fill that it adds; return the scores above it and its factor."""
     first = node.inputs[0]
     if first is None:
         raise RefusedError(f"{node.op_type} without an input")
@@ -245,7 +245,7 @@ def _step(
             raise RefusedError("a mask over heads and batch in one")
         for kept, blocked, keeps in ((no, yes, False), (yes, no, True)):
             if condition is not None and kept is not None and _is_lowest(blocked):
-                blockades.append(Blockade(condition, keeps))
+                masked_fills.append(MaskedFill(condition, keeps))
                 return kept, 1.0
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
@@ -261,15 +261,15 @@ def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
         raise RefusedError("an Add without an input")
     candidates = [(first, second)] if node.op_type == "Sub" else [(first, second), (second, first)]
     for scores, added in candidates:
-        if shapes.same(scores, node.outputs[0]) and _leads_to_product(scores):
+        if shapes.same(scores, node.outputs[0]) and _leads_to_matmul(scores):
             return scores, added
-    if any(_leads_to_product(side, "Tanh") for side in (first, second)):
+    if any(_leads_to_matmul(side, "Tanh") for side in (first, second)):
         raise RefusedError(_CAPPED)
     raise RefusedError("a sum of which no side comes from queries and keys")
 
 
-def _leads_to_product(value: ir.Value, *beside: str) -> bool:
-    """Whether `value` comes from a MatMul of two computed tensors through operators of scores, and those `beside`."""
+def _leads_to_matmul(value: ir.Value, *beside: str) -> bool:
+    """Whether `value` comes from a MatMul of two computed tensors through operators on scores, or those of `beside`."""
     waiting = [value]
     for _ in range(2 * _LONGEST_CHAIN):
         if not waiting:
@@ -286,7 +286,7 @@ def _leads_to_product(value: ir.Value, *beside: str) -> bool:
 
 
 def _weights_something(probabilities: ir.Value) -> bool:
-    """Whether a MatMul reads `probabilities`, or what views, masks and cuts leave of them, whatever else does."""
+    """Whether a MatMul reads `probabilities`, directly or through views, masks and slices."""
     waiting = [probabilities]
     for _ in range(_LONGEST_CHAIN):
         if not waiting:
@@ -320,14 +320,14 @@ def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None
 
 
 def _is_nan(condition: ir.Value) -> bool:
-    """Whether a condition asks for the NaN that the Softmax of a row of infinities is."""
+    """Whether a condition tests for NaN, which the Softmax of a row of infinities gives."""
     return producer(condition, "IsNaN") is not None
 
 
 def _without_zeroed_rows(result: ir.Value) -> ir.Value:
-    """Go past the Where that sets the rows of queries to zero which may attend to nothing.
+    """Skip the Where that sets rows of queries to zero that may attend to nothing.
 
-    Such a row is padding: whatever stands in it, nothing reads it.
+    Such a row is padding, and nothing reads it.
     """
     uses = list(result.uses())
     if len(uses) == 1 and not result.is_graph_output():

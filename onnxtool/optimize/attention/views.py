@@ -1,8 +1,7 @@
-"""Which tensor a view shows, and how: found by moving the indices of its elements through the view's operators.
+"""Find the tensor behind a view and its layout, by moving the indices of its elements through the operators.
 
-Exporters split heads and turn matrices in a dozen ways, with shapes that they compute from other shapes. What a chain
-of them does to the elements is the same question for all of them: number the elements of the first tensor, let the
-operators move the numbers, and look where they are.
+Exporters split heads and transpose matrices in a dozen ways, with shapes computed from other shapes. One method serves
+for all of them: number the elements of the first tensor, let the operators move the numbers, and look where they are.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 """
@@ -30,7 +29,7 @@ _RESHAPES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
 
 
 class Layout(Enum):
-    """How a tensor holds the heads of q, k or v."""
+    """The layout of the heads of q, k or v in a tensor."""
 
     FLAT = "B, S, H * D"
     HEADS_INSIDE = "B, S, H, D"
@@ -39,11 +38,11 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class Heads:
-    """What a MatMul of an attention reads.
+    """The operand of a MatMul of an attention.
 
     Attributes:
         source: the tensor, in one of the layouts.
-        scale: what its elements are multiplied by on the way.
+        scale: the factor between the tensor and the operand.
     """
 
     source: ir.Value
@@ -54,7 +53,7 @@ class Heads:
 
 
 def find_heads(value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: bool = False) -> Heads | None:
-    """Find the tensor furthest up of which `value` shows the heads, [B, H, S, D] or [B * H, S, D].
+    """Find the first tensor of which `value`, [B, H, S, D] or [B * H, S, D], is a view of the heads.
 
     Args:
         value: an operand of a MatMul.
@@ -71,7 +70,7 @@ def find_heads(value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: b
     found = None
     for source, scale, chain in _chains_above(value, shapes):
         layout = _layout_of(value, source, chain, shapes, (num_heads, head_size), transposed=transposed)
-        # The flat one is what linear layers give; nothing above it is of use.
+        # Linear layers give the flat layout; there is nothing to find above it.
         if layout is not None:
             found = Heads(source, layout, num_heads, head_size, scale)
         if layout is Layout.FLAT:
@@ -80,9 +79,9 @@ def find_heads(value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: b
 
 
 def find_joined(value: ir.Value, shapes: Shapes, num_heads: int) -> ir.Value | None:
-    """Find the value [B, S, H * D] that shows `value`, [B, H, S, D] or [B * H, S, D], with its heads joined.
+    """Find the value [B, S, H * D] that is `value`, [B, H, S, D] or [B * H, S, D], with its heads joined.
 
-    Everything between the two is read by nothing else. None where there is none.
+    None where there is none, or where anything else reads a value between the two.
     """
     chain: list[ir.Node] = []
     here = value
@@ -115,7 +114,7 @@ def _is_joined(
 
 
 def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, float, list[ir.Node]]]:
-    """Yield `value` and each value above it of which it is a view, with the scale and the nodes in between."""
+    """Yield `value` and each value of which it is a scaled view, with the scale and the nodes in between."""
     chain: list[ir.Node] = []
     scale, here = 1.0, value
     yield here, scale, chain
@@ -133,7 +132,7 @@ def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, f
 
 
 def _step_above(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """Return the value that a node shows, and what it multiplies it by; None where it does more than that."""
+    """Return the value of which a node is a view, and the factor; None where it does more than that."""
     first = node.inputs[0]
     if first is None:
         return None
@@ -158,7 +157,7 @@ def _layout_of(
     *,
     transposed: bool,
 ) -> Layout | None:
-    """Return the layout in which `source` holds what `value` shows, the same one for all sizes."""
+    """Return the layout of the heads of `value` in `source`, which is the same for all sizes; None for no layout."""
     layouts: set[Layout | None] = set()
     for probe in shapes.small:
         shape = shapes.of(source, probe)
@@ -174,7 +173,7 @@ def _layout_of(
 
 
 def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_size: int) -> Layout | None:
-    """Say how the elements of a tensor of `shape` are laid out, of which `moved` are the heads."""
+    """Name the layout of a tensor of `shape` whose heads are `moved`."""
     indices = _number(shape)
     batch = moved.size // (num_heads * head_size * moved.shape[-2])
     outside = (batch, num_heads, moved.shape[-2], head_size)
@@ -192,7 +191,7 @@ def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_si
 
 
 def _move(indices: Indices, chain: Sequence[ir.Node], shapes: Shapes, probe: int) -> Indices | None:
-    """Return what the nodes of a chain make of the numbered elements; None where a shape is not known."""
+    """Move the numbered elements through the nodes of a chain; None where a shape is not known."""
     for node in chain:
         if node.op_type == "Transpose":
             indices = indices.transpose(attribute(node, "perm") or None)

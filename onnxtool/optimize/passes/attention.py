@@ -1,11 +1,10 @@
-"""Write every attention as one operator of onnxruntime.
+"""Fuse attention into one operator of onnxruntime.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,10 @@ from onnxtool.graph.edit import MICROSOFT, remove_unused, replace, tensor_of
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.linear import Linear, find_linear
-from onnxtool.optimize.attention.masks import Meaning, find_meaning
-from onnxtool.optimize.attention.scores import Found, Masking, RefusedError, Term, anchors, find_attention
+from onnxtool.optimize.attention.masks import MaskKind, find_mask_kind
+from onnxtool.optimize.attention.scores import Found, Masking, RefusedError, Term, find_attention, match_roots
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,58 +26,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Parts:
-    """All that the fused operator needs to know of an attention.
+    """An attention as the fused operator needs it.
 
     Attributes:
-        joined: the value [B, S, H * D] that its operator takes the place of; None where the heads are not joined.
+        joined: the value [B, S, H * D] that the operator replaces; None where the heads are not joined.
     """
 
     found: Found
     queries: Heads
     keys: Heads
     values: Heads
-    meaning: Meaning
+    mask_kind: MaskKind
     joined: ir.Value | None
 
     @property
     def scale(self) -> float:
-        """What the product of queries and keys is multiplied by."""
+        """The factor of `queries @ keys`."""
         return self.found.scale * self.queries.scale * self.keys.scale
 
 
 @dataclass
 class _Shared:
-    """What the attentions of a graph share: masks in the form in which the fused operators take them."""
+    """What the attentions of a graph share: masks in the form that the fused operators take."""
 
     model: ir.Model
     shapes: Shapes
-    meanings: dict[Masking, Meaning] = field(default_factory=dict)
+    mask_kinds: dict[Masking, MaskKind] = field(default_factory=dict)
     values: dict[ir.Value | Masking, ir.Value] = field(default_factory=dict)
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`."""
-    nodes = list(anchors(model.graph))
+    nodes = list(match_roots(model.graph))
     if not nodes:
         return Outcome(model, 0)
     shared = _Shared(model, find_shapes(model))
-    num_changes = 0
-    refusals: Counter[str] = Counter()
+    reasons: list[str] = []
     for node in nodes:
         try:
             _fuse(_find_parts(node, shared), shared)
         except RefusedError as refusal:
-            refusals[str(refusal)] += 1
-        else:
-            num_changes += 1
-    note = "; ".join(f"{count} left alone: {reason}" for reason, count in refusals.items())
-    return Outcome(model, num_changes, note)
+            reasons.append(str(refusal))
+    return Outcome(model, len(nodes) - len(reasons), refusals(reasons))
 
 
-def _find_parts(anchor: ir.Node, shared: _Shared) -> _Parts:
-    """Find everything, and refuse before anything is written."""
+def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
+    """Match an attention and check its preconditions, before anything is written."""
     shapes = shared.shapes
-    found = find_attention(anchor, shapes)
+    found = find_attention(root, shapes)
     heads = []
     for name, value, is_transposed in (
         ("queries", found.queries, False),
@@ -97,13 +92,13 @@ def _find_parts(anchor: ir.Node, shared: _Shared) -> _Parts:
     joined = find_joined(found.result, shapes, found.num_heads)
     if joined is None and shapes.rank(found.result) != 4:
         raise RefusedError("heads that are merged with the batch to the end")
-    if found.masking not in shared.meanings:
-        shared.meanings[found.masking] = find_meaning(shared.model, found.masking, shapes)
-    return _Parts(found, queries, keys, values, shared.meanings[found.masking], joined)
+    if found.masking not in shared.mask_kinds:
+        shared.mask_kinds[found.masking] = find_mask_kind(shared.model, found.masking, shapes)
+    return _Parts(found, queries, keys, values, shared.mask_kinds[found.masking], joined)
 
 
 def _fuse(parts: _Parts, shared: _Shared) -> None:
-    """Write the fused operator in the place of what was found."""
+    """Replace the matched nodes by the fused operator."""
     last = (parts.joined or parts.found.result).producer()
     if last is None:
         raise RefusedError("a result that nothing makes")
@@ -128,7 +123,7 @@ def _attributes(parts: _Parts) -> dict[str, Any]:
     attributes: dict[str, Any] = {"num_heads": parts.queries.num_heads}
     if not np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6):
         attributes["scale"] = float(parts.scale)
-    if parts.meaning.is_causal or parts.found.is_causal:
+    if parts.mask_kind.is_causal or parts.found.is_causal:
         attributes["unidirectional"] = 1
     return attributes
 
@@ -157,23 +152,23 @@ def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | No
 
 
 def _joined_weights(linears: tuple[Linear, Linear, Linear], writer: Writer) -> list[ir.Value | None]:
-    """Return the weight [I, 3 * O] and the bias [3 * O] of q, k and v beside each other, made when they are saved.
+    """Return the concatenated weight [I, 3 * O] and bias [3 * O] of q, k and v, computed when the model is saved.
 
-    The bias is zeros where the layers have none: onnxruntime's CPU kernel takes it for given.
+    The bias is zeros where the layers have none: onnxruntime's CPU kernel requires one.
     """
     first = linears[0]
     name = str(first.weight.name)
     widths = [tensor_of(linear.weight).shape.numpy()[1] for linear in linears]
     if first.part is None:
-        weight = _beside_each_other([linear.weight for linear in linears], widths, first.weight)
-        bias = _beside_each_other([linear.bias for linear in linears], widths, first.weight)
+        weight = _concatenated([linear.weight for linear in linears], widths, first.weight)
+        bias = _concatenated([linear.bias for linear in linears], widths, first.weight)
         return [writer.initializer(weight, f"{name}_qkv"), writer.initializer(bias, f"{name}_qkv_bias")]
-    zeros = _beside_each_other([None], widths[:1], first.weight)
+    zeros = _concatenated([None], widths[:1], first.weight)
     return [first.weight, first.bias or writer.initializer(zeros, f"{name}_bias")]
 
 
-def _beside_each_other(values: Sequence[ir.Value | None], widths: Sequence[int], like: ir.Value) -> ir.TensorProtocol:
-    """Return the tensors of `values` joined along their last axis; zeros of its width where one is missing."""
+def _concatenated(values: Sequence[ir.Value | None], widths: Sequence[int], like: ir.Value) -> ir.TensorProtocol:
+    """Return the tensors of `values` concatenated along their last axis, with zeros for a missing one."""
     import onnx_ir as ir
 
     tensors = [None if value is None else tensor_of(value) for value in values]
@@ -202,7 +197,7 @@ def _flat(heads: Heads, writer: Writer) -> ir.Value:
 
 
 def _keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
-    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they are so already."""
+    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they already have that layout."""
     both = (parts.keys, parts.values)
     if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both):
         return [heads.source for heads in both]
@@ -213,7 +208,7 @@ def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     """Return the padding mask as int32 [B, L]."""
     import onnx_ir as ir
 
-    value = parts.meaning.padding
+    value = parts.mask_kind.padding
     if value is None or value.dtype == ir.DataType.INT32:
         return value
     if value not in shared.values:
@@ -224,8 +219,8 @@ def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
 
 
 def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
-    """Return the masks that have no name as float [1 or B, 1 or H, S, L], to be added."""
-    if not parts.meaning.is_bias:
+    """Return masks of no known kind as float [1 or B, 1 or H, S, L], to be added."""
+    if not parts.mask_kind.is_bias:
         return None
     masking = parts.found.masking
     if masking not in shared.values:
@@ -234,7 +229,7 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
 
 
 def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
-    """Add up the terms and blockades of scores, broadcast to as many queries and keys as there are."""
+    """Add the terms and masked fills of the scores, broadcast to the number of queries and keys."""
     masking = parts.found.masking
     dtype = shapes.dtype(parts.queries.source) or np.dtype(np.float32)
     lowest = writer.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
@@ -244,14 +239,14 @@ def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
         if term.scale != 1.0:
             value = writer.node("Mul", [value, writer.constant(np.array(term.scale, dtype), "bias_scale")])
         total = writer.node("Add", [total, value]) if number else value
-    for blockade in masking.blockades:
-        branches = [total, lowest] if blockade.keeps else [lowest, total]
-        total = writer.node("Where", [blockade.condition, *branches])
-    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, which spreads.
+    for masked_fill in masking.masked_fills:
+        branches = [total, lowest] if masked_fill.keeps else [lowest, total]
+        total = writer.node("Where", [masked_fill.condition, *branches])
+    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, and NaN propagates.
     total = writer.node("Max", [total, lowest])
     if any(_is_full(value, parts, shapes) for value in masking.values):
         return total
-    # Queries and keys the operator wants in full; batch and heads it broadcasts itself.
+    # The operator broadcasts batch and heads, but not queries and keys.
     sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
     ones = writer.constant(np.array([1, 1], np.int64), "ones")
     return writer.node("Expand", [total, writer.node("Concat", [ones, *sizes], {"axis": 0})])
@@ -268,7 +263,7 @@ def _by_heads(term: Term, num_heads: int, shapes: Shapes, writer: Writer) -> ir.
 
 
 def _is_full(value: ir.Value, parts: _Parts, shapes: Shapes) -> bool:
-    """Whether a value of rank 4 has as many queries and keys as there are."""
+    """Whether a value of rank 4 has the full number of queries and keys."""
     for probe in range(len(shapes.probes)):
         shape = shapes.of(value, probe)
         queries, keys = (shapes.of(heads.source, probe) for heads in (parts.queries, parts.keys))
@@ -280,7 +275,7 @@ def _is_full(value: ir.Value, parts: _Parts, shapes: Shapes) -> bool:
 
 
 def _length(heads: Heads, writer: Writer) -> ir.Value:
-    """Return how many queries or keys there are, int64 [1]."""
+    """Return the number of queries or keys, int64 [1]."""
     axis = _axis_of_length(heads)
     return writer.node("Shape", [heads.source], {"start": axis, "end": axis + 1})
 
@@ -290,7 +285,7 @@ def _axis_of_length(heads: Heads) -> int:
 
 
 def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, writer: Writer) -> None:
-    """Give the result its own form, [B, H, S, D], back."""
+    """Restore the layout of the result, [B, H, S, D]."""
     num_heads, head_size = parts.values.num_heads, parts.values.head_size
     target = writer.constant(np.array([0, 0, num_heads, head_size], np.int64), f"split_{num_heads}_{head_size}")
     heads = writer.node("Reshape", [fused, target])

@@ -1,4 +1,4 @@
-"""Let Gelu add the bias of the linear layer in front of it."""
+"""Fuse the bias of a linear layer into the Gelu behind it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from onnxtool.graph.edit import MICROSOFT, is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -18,7 +17,7 @@ _WITH_BIAS = {"Gelu": "BiasGelu", "FastGelu": "FastGelu"}
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Gelu(x + b)` by `BiasGelu(x, b)`, and `FastGelu(x + b)` by `FastGelu(x, b)`."""
+    """Replace `Gelu(Add(x, b))` by `BiasGelu(x, b)`, and `FastGelu(Add(x, b))` by `FastGelu(x, b)`."""
     found = [
         (node, add)
         for node in model.graph
@@ -41,7 +40,7 @@ def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     parts = operands(add, lambda one: is_weight(one, 1))
     length = None if parts is None else shapes.fixed(parts[0], 0)
     if parts is None or length is None or length != shapes.fixed(parts[1], -1):
-        return "what is added is no vector as long as the last axis"
+        return "the bias is no vector as long as the last axis"
     bias, value = parts
     if bias.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         return "neither float32 nor float16"

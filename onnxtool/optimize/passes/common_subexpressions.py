@@ -1,4 +1,4 @@
-"""Compute once what is computed more than once."""
+"""Merge nodes that compute the same value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LARGEST_CONSTANT = 1024  # elements
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Let all readers of nodes of the same operator, inputs and attributes read the first one; remove unused nodes."""
+    """Replace `y = Op(x)` and `z = Op(x)`, with equal attributes, by the first of them; remove unused nodes."""
     import onnx_ir.passes.common as common
 
     before = _size(model.graph)
     common.RemoveUnusedNodesPass()(model)
-    # Exporters write a constant anew for each of its readers.
+    # Exporters write a constant again for each of its readers.
     common.DeduplicateInitializersPass(size_limit=_LARGEST_CONSTANT)(model)
     common.CommonSubexpressionEliminationPass()(model)
     return Outcome(model, before - _size(model.graph))

@@ -13,11 +13,11 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_SAMPLES = 64  # of a weight's elements, far apart: enough to tell nearly all from each other without reading them
+_SAMPLES = 64  # elements of a weight, far apart: they tell nearly all weights apart without reading them
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Let every use of an initializer go to the first one of equal dtype, shape and bytes; drop those without uses."""
+    """Replace `y = Op(x, A)` by `y = Op(x, B)` where A and B have equal dtype, shape and bytes; drop unused ones."""
     graph = model.graph
     num_changes = 0
     alike: dict[Any, list[ir.Value]] = defaultdict(list)
@@ -27,7 +27,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if not value.uses():
             del graph.initializers[name]
             num_changes += 1
-        elif (key := _look(value)) is not None:
+        elif (key := _fingerprint(value)) is not None:
             alike[key].append(value)
     for values in alike.values():
         kept: list[ir.Value] = []
@@ -42,8 +42,8 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     return Outcome(model, num_changes)
 
 
-def _look(value: ir.Value) -> Any:
-    """Return dtype, shape and a few elements of a tensor; None for one whose memory cannot be looked at."""
+def _fingerprint(value: ir.Value) -> Any:
+    """Return dtype, shape and a few elements of a tensor; None for one that is not in memory or on disk."""
     tensor = value.const_value
     if tensor is None or tensor.dtype.name in ("STRING", "UNDEFINED") or is_made_on_saving(tensor):
         return None
@@ -53,7 +53,7 @@ def _look(value: ir.Value) -> Any:
 
 
 def _same(first: ir.Value, second: ir.Value) -> bool:
-    """Whether two tensors of the same look hold the same bytes, so that 0.0 and -0.0 differ and NaN is itself."""
+    """Whether two tensors of equal fingerprint have equal bytes, so that 0.0 and -0.0 differ and NaN equals itself."""
     one, other = (np.ascontiguousarray(tensor_of(value).numpy()).view(np.uint8) for value in (first, second))
     return np.array_equal(one, other)
 

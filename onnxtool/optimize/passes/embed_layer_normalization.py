@@ -1,29 +1,30 @@
-"""Write the embedding layer of BERT and its kin, lookups, sum and normalization, as one operator."""
+"""Fuse the embedding layer of models like BERT: lookups, sum and normalization become one operator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, producer, replace_and_erase, scalar
+from onnxtool.graph.edit import MICROSOFT, attribute, constant, is_weight, producer, replace_and_erase, scalar
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
-from onnxtool.optimize.positions import is_row_of
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+# Operators between a size as a scalar and the same size as a vector of one element.
+_WRAPPERS = ("Cast", "Reshape", "Squeeze", "Unsqueeze")
+
 
 @dataclass(frozen=True)
 class _Lookup:
-    """Rows of a table.
+    """A Gather of rows of a table.
 
     Attributes:
         table: float [V, D].
         ids: int [B, S] or [1, S].
-        sized_by: nodes that read the shape of the result where that of the ids would do.
+        sized_by: nodes that read batch size or length from the shape of the result, which the ids have as well.
     """
 
     table: ir.Value
@@ -33,7 +34,7 @@ class _Lookup:
 
 @dataclass(frozen=True)
 class _Embedding:
-    """The lookups of an embedding layer; `segments` is missing in some architectures."""
+    """The lookups of an embedding layer; some architectures have no `segments`."""
 
     words: _Lookup
     positions: _Lookup
@@ -41,10 +42,10 @@ class _Embedding:
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `LayerNormalization(Gather(W, ids) + Gather(P, positions) + Gather(T, segments), gamma, beta)` by one.
+    """Replace `LayerNormalization(Add(Add(Gather(W, ids), Gather(T, segments)), Gather(P, positions)), gamma, beta)`.
 
-    It is `EmbedLayerNormalization`, whose ids are int32. Tables may be read elsewhere as well and stay one tensor.
-    Ids below zero, which Gather counts from the end of a table, are an error of the fused operator.
+    The fused operator is `EmbedLayerNormalization`, whose ids are int32. Other nodes may read the tables; they stay one
+    tensor. Ids below zero, which Gather counts from the end of a table, are an error of the fused operator.
     """
     found = [
         (node, lookups)
@@ -74,7 +75,7 @@ def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
             waiting.extend((one, maker) for one in maker.inputs)
             continue
         table, ids = maker.inputs
-        if maker.op_type == "Add" or not all(_asks_for_size_of_ids(other) for other in others):
+        if maker.op_type == "Add" or not all(_reads_size_of_ids(other) for other in others):
             return None
         if table is None or ids is None or not is_weight(table, 2) or attribute(maker, "axis", 0) != 0:
             return None
@@ -82,8 +83,8 @@ def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
     return lookups if len(lookups) in (2, 3) else None
 
 
-def _asks_for_size_of_ids(node: ir.Node) -> bool:
-    """Whether `node` reads no more of the shape of a lookup than its ids have."""
+def _reads_size_of_ids(node: ir.Node) -> bool:
+    """Whether `node` reads only those axes of the shape of a lookup that its ids have."""
     return (
         node.op_type == "Shape"
         and not node.domain
@@ -101,7 +102,7 @@ def _fuse(node: ir.Node, lookups: list[_Lookup], shapes: Shapes, casts: dict[ir.
     reason = _objection(node, lookups, shapes)
     embedding = None if reason else _assign(lookups, shapes)
     if embedding is None:
-        return reason or "no telling words from positions by the shapes of their ids"
+        return reason or "words and positions cannot be told apart by the shapes of their ids"
     for lookup in lookups:
         for reader in lookup.sized_by:
             reader.replace_input_with(0, lookup.ids)
@@ -128,7 +129,7 @@ def _objection(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
     ):
         return "neither float32 nor float16"
     if any(shapes.rank(lookup.ids) != 2 for lookup in lookups):
-        return "ids that are no [B, S]"
+        return "ids that are not [B, S]"
     if any(lookup.ids.dtype not in (ir.DataType.INT32, ir.DataType.INT64) for lookup in lookups):
         return "ids that are no integers"
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
@@ -137,14 +138,14 @@ def _objection(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
 
 
 def _assign(lookups: list[_Lookup], shapes: Shapes) -> _Embedding | None:
-    """Tell which lookup is which; None where that cannot be told.
+    """Assign words, positions and segments to the lookups; None where they cannot be told apart.
 
-    The sum is the same whoever is who, but only positions may be [1, S], and words and segments are [B, S].
+    Any assignment gives the same sum, but only positions may be [1, S]; words and segments are [B, S].
     """
     by_size = sorted(lookups, key=lambda lookup: -(shapes.fixed(lookup.table, 0) or 0))
     batched = [one for one in by_size if shapes.of(one.ids) is not None and shapes.fixed(one.ids, 0) != 1]
     positions = [lookup for lookup in by_size if lookup not in batched]
-    if not positions:  # as computed from the words, in RoBERTa
+    if not positions:  # RoBERTa computes them from the words
         positions = [lookup for lookup in by_size if not lookup.ids.is_graph_input()]
     if len(positions) != 1:
         return None
@@ -152,9 +153,56 @@ def _assign(lookups: list[_Lookup], shapes: Shapes) -> _Embedding | None:
     if not all(shapes.same(lookup.ids, words.ids) for lookup in (words, *others)):
         return None
     ids = positions[0].ids
-    if not shapes.same(ids, words.ids) and not is_row_of(ids, words.ids, shapes):
+    if not shapes.same(ids, words.ids) and not _is_row_of(ids, words.ids, shapes):
         return None
     return _Embedding(words, positions[0], others[0] if others else None)
+
+
+def _is_row_of(ids: ir.Value, words: ir.Value, shapes: Shapes) -> bool:
+    """Whether `ids` is int [1, S] where `words` is int [B, S].
+
+    Shape inference does not follow a Slice to a computed size, so that position ids cut from a table are matched here.
+    """
+    pairs = [(shapes.of(ids, probe), shapes.of(words, probe)) for probe in range(len(shapes.found))]
+    if all(one is not None and other is not None and one == (1, other[1]) for one, other in pairs):
+        return True
+    return _is_cut_to_length(producer(ids, "Slice"), words, shapes)
+
+
+def _is_cut_to_length(cut: ir.Node | None, words: ir.Value, shapes: Shapes) -> bool:
+    """Whether `cut` is `Slice(table, starts=[0], ends=[S], axes=[1])` of a table int [1, P]."""
+    if cut is None or len(cut.inputs) < 4 or not is_weight(cut.inputs[0], 2):
+        return False
+    # A table of one position would be broadcast, to whatever length.
+    if shapes.fixed(cut.inputs[0], 0) != 1 or shapes.fixed(cut.inputs[0], 1) == 1:
+        return False
+    start, axis = constant(cut.inputs[1]), constant(cut.inputs[3])
+    steps = [constant(value) for value in cut.inputs[4:]]
+    if start is None or axis is None or start.tolist() != [0] or axis.tolist() not in ([1], [-1]):
+        return False
+    if any(step is None or step.tolist() != [1] for step in steps):
+        return False
+    return _is_length_of(cut.inputs[2], words, shapes)
+
+
+def _is_length_of(size: ir.Value | None, words: ir.Value, shapes: Shapes) -> bool:
+    """Whether `size` is read from the shape of a value whose second axis has the length of that of `words`."""
+    while (wrapper := producer(size, *_WRAPPERS)) is not None:
+        size = wrapper.inputs[0]
+    picked = producer(size, "Gather")
+    shape = producer(size if picked is None else picked.inputs[0], "Shape")
+    if shape is None:
+        return False
+    start, end = attribute(shape, "start", 0), attribute(shape, "end")
+    if picked is None:
+        axis = start if end == start + 1 else None
+    else:
+        index = constant(picked.inputs[1])
+        axis = int(index.reshape(-1)[0]) if index is not None and index.size == 1 and start == 0 else None
+    if axis != 1:
+        return False
+    pairs = [(shapes.of(shape.inputs[0], probe), shapes.of(words, probe)) for probe in range(len(shapes.found))]
+    return all(one is not None and other is not None and len(one) > 1 and one[1] == other[1] for one, other in pairs)
 
 
 def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]) -> ir.Value:
@@ -167,7 +215,7 @@ def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]
         *(words.table, positions.table, None if segments is None else segments.table),
         *(node.inputs[1], node.inputs[2], None, _as_int32(positions.ids, node, casts)),
     ]
-    # The second output is the number of tokens of a row by the mask, which is not given here.
+    # The second output is the number of tokens of a row by the mask, which is no input here.
     attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
     fused = ir.node("EmbedLayerNormalization", inputs, attributes, domain=MICROSOFT, num_outputs=2)
     normalized, num_tokens = Writer(node).add(fused)
@@ -177,7 +225,7 @@ def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]
 
 
 def _as_int32(ids: ir.Value, node: ir.Node, casts: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Return `ids` as int32, by a Cast in front of `node` where they are not, one for all that need it."""
+    """Return `ids` as int32; one Cast in front of `node` serves all readers."""
     import onnx_ir as ir
 
     if ids.dtype == ir.DataType.INT32:

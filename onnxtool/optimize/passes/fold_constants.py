@@ -1,4 +1,4 @@
-"""Compute once what does not depend on the inputs, and take out nodes that do nothing."""
+"""Compute constant subgraphs, and remove nodes that do nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.graph.edit import attribute, replace
 from onnxtool.graph.shapes import fill_types
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LARGEST_RESULT = 1 << 16
-# Those that NumPy computes with by itself.
+# The dtypes that NumPy computes with natively.
 _COMPUTED_DTYPES = frozenset(
     (
         *("BOOL", "DOUBLE", "FLOAT", "FLOAT16", "INT8", "INT16", "INT32", "INT64"),
@@ -25,8 +24,8 @@ _COMPUTED_DTYPES = frozenset(
     )
 )
 
-# The first broadcast their inputs, the second give at most as many elements as they get. Not here: what is random, what
-# holds graphs, DequantizeLinear, whose result is larger than what it is stored as, and Transpose, which would store a
+# The first broadcast their inputs, the second give at most as many elements as they get. Left out: random operators,
+# those with graphs inside, DequantizeLinear, whose result is larger than its input, and Transpose, which would store a
 # shared weight twice.
 _BROADCASTING = frozenset(
     (
@@ -46,9 +45,9 @@ _FOLDED = _BROADCASTING | _NOT_GROWING | _OTHERS
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace Constant nodes, and nodes of small constants, by initializers; drop Identity, and Cast to the same dtype.
+    """Replace `Constant()`, and `Add(1, 2)` of small constants, by initializers; drop `Identity` and needless `Cast`.
 
-    Results have at most 65536 elements. Graphs inside nodes are left alone.
+    Results have at most 65536 elements. Graphs inside nodes stay as they are.
     """
     fill_types(model)
     num_changes, reasons = 0, []
@@ -81,7 +80,7 @@ def _is_cast_to_same(node: ir.Node) -> bool:
 
 
 def _bypass(node: ir.Node) -> bool:
-    """Let the readers of a node's output read its input; False where an output of the graph needs the node."""
+    """Replace the output of a node by its input; False where an output of the graph needs the node."""
     value, output, graph = node.inputs[0], node.outputs[0], node.graph
     if value is None or graph is None:
         return False
@@ -94,7 +93,7 @@ def _bypass(node: ir.Node) -> bool:
 
 
 def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
-    """Put an initializer of the same name in the place of a node; False where that cannot be."""
+    """Replace a node by an initializer of the same name; False where that is not possible."""
     import onnx_ir as ir
 
     output, graph = node.outputs[0], node.graph
@@ -103,8 +102,7 @@ def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
     sources = [value for value in node.inputs if value is not None]
     name, output.name = output.name, None
     tensor.name = name
-    shape = ir.Shape(tensor.shape.numpy())
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
+    value = ir.val(name, const_value=tensor)
     output.replace_all_uses_with(value)
     graph.remove(node, safe=True)
     graph.register_initializer(value)
@@ -115,7 +113,7 @@ def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
 
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
-    """Return what a Constant node holds; None for text and sparse tensors, which initializers do not take as easily."""
+    """Return the tensor of a Constant node; None for text and sparse tensors, which not every initializer can hold."""
     import numpy as np
     import onnx_ir as ir
 
@@ -133,7 +131,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
-    """Return what the inputs hold where all of them are small constants, None for an absent one."""
+    """Return the arrays of the inputs where all of them are small constants, None for an absent one."""
     tensors = []
     for value in node.inputs:
         tensor = None if value is None or value.is_graph_input() else value.const_value
@@ -146,7 +144,7 @@ def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
 
 
 def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
-    """Return how many elements the result has at most."""
+    """Return an upper bound of the number of elements of the result."""
     import numpy as np
 
     given = [array for array in arrays if array is not None]
@@ -165,7 +163,7 @@ def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
 
 
 def _evaluate(node: ir.Node, arrays: Sequence[NDArray[Any] | None], opset: int) -> ir.TensorProtocol | None:
-    """Compute a node with ONNX's reference implementation; None where its result is not one that runtimes agree on."""
+    """Compute a node with ONNX's reference implementation; None where runtimes do not agree on its result."""
     import numpy as np
     import onnx
     import onnx_ir as ir

@@ -1,4 +1,4 @@
-"""Write each form of Gelu as one operator of onnxruntime: exact, by the hyperbolic tangent, or by the sigmoid."""
+"""Fuse each form of Gelu into one operator of onnxruntime: exact, by the hyperbolic tangent, or by the sigmoid."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from onnxtool.graph.edit import MICROSOFT, attribute, is_closed, operands, produ
 from onnxtool.graph.polynomials import Polynomial, as_polynomial, number_in
 from onnxtool.graph.shapes import fill_types
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,10 +24,10 @@ class _Form:
     """A form of Gelu: `factor * x * gate`.
 
     Attributes:
-        argument: the polynomial in x that the function of the gate takes.
-        offset: what is added to the function to make the gate.
-        factor: the constant.
-        fused: the operator that the whole is.
+        argument: the polynomial in x that is the input of the function in the gate.
+        offset: the number that is added to the function in the gate.
+        factor: the constant factor.
+        fused: the fused operator.
         attributes: its attributes.
     """
 
@@ -47,10 +46,11 @@ _FORMS: Mapping[str, _Form] = {
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `0.5 * x * (1 + Erf(x / Sqrt(2)))` by `Gelu(x)`, and its approximations by `FastGelu`, `QuickGelu`.
+    """Replace `Mul(Mul(x, Add(Erf(Div(x, 1.4142)), 1)), 0.5)` by `Gelu(x)`, and its approximations likewise.
 
-    Those are `0.5 * x * (1 + Tanh(Sqrt(2 / pi) * (x + 0.044715 * x ** 3)))` and `x * Sigmoid(1.702 * x)`, in any
-    order of factors. ONNX's own Gelu becomes onnxruntime's as well, so that later passes find one form.
+    `0.5 * x * (1 + Tanh(Sqrt(2 / pi) * (x + 0.044715 * x ** 3)))` becomes `FastGelu(x)`, and `x * Sigmoid(1.702 * x)`
+    becomes `QuickGelu(x)`. Factors may come in any order. ONNX's own Gelu becomes onnxruntime's, so that later passes
+    match one operator.
     """
     candidates = [node for node in model.graph if not node.domain and node.op_type in {*_FORMS, "Gelu"}]
     if not candidates:
@@ -75,7 +75,7 @@ def _rename(node: ir.Node) -> str:
 
 
 def _fuse(node: ir.Node, form: _Form) -> str | None:
-    """Replace the Gelu around an Erf, Tanh or Sigmoid; return why not, None where there is none around it."""
+    """Replace the Gelu around an Erf, Tanh or Sigmoid; return why not, None where the node is part of no Gelu."""
     gate, nodes = node.outputs[0], [node]
     if form.offset is not None:
         add = _reader(gate, "Add")
@@ -101,7 +101,7 @@ def _fuse(node: ir.Node, form: _Form) -> str | None:
 def _match_product(
     gate: ir.Value, function: ir.Node, form: _Form
 ) -> tuple[ir.Value, ir.Value, tuple[ir.Node, ...]] | None:
-    """Follow the multiplications of `gate` until they are `factor * x * gate`; return x, the product, the nodes."""
+    """Follow the Muls behind `gate` until they are `factor * x * gate`; return x, the product, the nodes."""
     result = gate
     nodes: tuple[ir.Node, ...] = ()
     factors: list[ir.Value] = []
@@ -121,7 +121,7 @@ def _match_product(
 
 
 def _reader(value: ir.Value, operator: str) -> ir.Node | None:
-    """Return the first reader that is an `operator`; whether others read it is checked for the whole pattern."""
+    """Return the first consumer that is an `operator`; other consumers are checked for the whole pattern."""
     graph = value_graph(value)
     return next(
         (node for node, _ in value.uses() if not node.domain and node.op_type == operator and node.graph is graph), None
@@ -129,7 +129,7 @@ def _reader(value: ir.Value, operator: str) -> ir.Node | None:
 
 
 def _variables(factors: list[ir.Value]) -> Iterator[ir.Value]:
-    """Yield what may be x: a factor, or what a factor is the product of with a number."""
+    """Yield the candidates for x: each factor, and what a factor multiplies by a number."""
     for factor in factors:
         if number_in(factor) is not None:
             continue

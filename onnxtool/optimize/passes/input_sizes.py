@@ -1,7 +1,7 @@
-"""Take sizes from the inputs of the graph, once, instead of from hidden states in every layer.
+"""Compute sizes from the inputs of the graph once, instead of from hidden states in every layer.
 
-An exporter asks a tensor for its shape wherever the model does, and computes the targets of Reshape and Expand from
-the answer by a dozen nodes. Nearly all of them are the sizes of the inputs and plain numbers.
+An exporter writes a Shape wherever the model reads one, and computes the targets of Reshape and Expand from it by a
+dozen nodes. Nearly all of these numbers are sizes of the inputs or constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
-_LONGEST = 8  # a row of positions is not made of sizes one by one
+_LONGEST = 8  # a longer row is one of positions, not of sizes
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Sizes:
     """Writes sizes at the start of a graph, each once.
 
     Attributes:
-        written: the values that are there already: names of axes and numbers, and whether they are a vector.
+        written: the values written so far, by names of axes and numbers, and whether they are a vector.
     """
 
     model: ir.Model
@@ -36,7 +36,7 @@ class _Sizes:
     written: dict[tuple[tuple[int | str, ...], bool], ir.Value] = field(default_factory=dict)
 
     def value(self, parts: tuple[int | str, ...], *, is_vector: bool) -> ir.Value:
-        """Return an int64 value of `parts`, in which a name stands for the size of an axis of the inputs."""
+        """Return an int64 value of `parts`; a name stands for the size of an axis of the inputs."""
         key = (parts, is_vector)
         if key not in self.written:
             self.written[key] = self._write(parts, is_vector=is_vector)
@@ -59,7 +59,7 @@ class _Sizes:
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace what is computed from `Shape(hidden)` by the same of `Shape(input)`, written once for all its readers."""
+    """Replace `Gather(Shape(hidden), 0)`, and all else computed from shapes, by `Shape<start=0, end=1>(input)`."""
     if model.graph.opset_imports.get("", 0) < 15 or not len(model.graph):
         return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
     shapes = find_shapes(model)
@@ -71,7 +71,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if _is_minimal(node):
             continue
         value = node.outputs[0]
-        # Readers that compute numbers themselves are replaced as well, or not at all.
+        # Consumers that compute such numbers themselves are handled on their own.
         readers = [(reader, index) for reader, index in value.uses() if str(reader.outputs[0].name) not in computed]
         if value.is_graph_output() or not readers or (new := _replacement(value, shapes, sizes)) is None:
             continue
@@ -83,7 +83,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _is_minimal(node: ir.Node) -> bool:
-    """Whether a node is what this pass would write: the size of one axis of an input, as a vector or a number."""
+    """Whether a node is what this pass writes: the size of one axis of an input, as a vector or a number."""
     if node.op_type == "Squeeze":
         above = producer(node.inputs[0], "Shape")
         return above is not None and _is_minimal(above)
@@ -101,7 +101,7 @@ def _is_minimal(node: ir.Node) -> bool:
 
 
 def _replacement(value: ir.Value, shapes: Shapes, sizes: _Sizes) -> ir.Value | None:
-    """Return the same numbers, written from sizes of the inputs; None where they are made of anything else."""
+    """Return the same numbers computed from sizes of the inputs; None where that is not possible."""
     arrays = [numbers[str(value.name)] for numbers in shapes.numbers]
     first = arrays[0]
     if first.ndim > 1 or first.size > _LONGEST or any(array.shape != first.shape for array in arrays):

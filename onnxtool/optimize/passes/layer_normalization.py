@@ -1,4 +1,4 @@
-"""Write the layer normalization that a model spells out in elementary operators as one operator."""
+"""Fuse layer normalization written as elementary operators."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from onnxtool.graph.edit import is_closed, is_weight, only_consumer, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
 
 if TYPE_CHECKING:
@@ -19,9 +18,9 @@ _FIRST_OPSET = 17
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `d / Sqrt(ReduceMean(d ** 2) + epsilon) * gamma + beta` with `d = x - ReduceMean(x)` by one operator.
+    """Replace `Add(Mul(Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon))), gamma), beta)`, `d = Sub(x, ReduceMean(x))`.
 
-    It is `LayerNormalization(x, gamma, beta)`; beta may be missing. Also with Reciprocal in place of Div.
+    The fused operator is `LayerNormalization(x, gamma, beta)`; beta may be missing, and Reciprocal may stand for Div.
     """
     found = [(node, match) for node in model.graph if (match := _match_centred(node)) is not None]
     if not found:

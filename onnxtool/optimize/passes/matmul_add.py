@@ -1,4 +1,4 @@
-"""Write a linear layer on a matrix as one operator."""
+"""Fuse a linear layer on a matrix into one Gemm."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from onnxtool.graph.edit import is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-_FIRST_OPSET = 7  # before, Gemm broadcasts nothing unless told to
+_FIRST_OPSET = 7  # before, Gemm does not broadcast by default
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `MatMul(x, W) + b` by `Gemm(x, W, b)`, where x is a matrix; Gemm takes nothing of a higher rank."""
+    """Replace `Add(MatMul(x, W), b)` by `Gemm(x, W, b)`, where x is a matrix, as Gemm takes no higher rank."""
     found = [
         (node, parts[0], times)
         for node in model.graph
@@ -48,7 +47,7 @@ def _fuse(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:
     if bias.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         return "neither float32 nor float16"
     if only_consumer(times.outputs[0], "Add") is not add:
-        return "the product is read elsewhere"
+        return "the output of the MatMul is read elsewhere"
     replace_and_erase(add.outputs[0], Writer(add).node("Gemm", [value, weight, bias], like=add.outputs[0]))
     return ""
 

@@ -10,7 +10,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, in
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Those of onnxoptimizer that need no weights. Left out: fuse_qkv, fuse_bn_into_conv and fuse_add_bias_into_conv
+# The passes of onnxoptimizer that need no weights. Left out: fuse_qkv, fuse_bn_into_conv and fuse_add_bias_into_conv
 # compute with weights; eliminate_duplicate_initializer compares them; rewrite_where changes the graph for TensorRT;
 # eliminate_consecutive_idempotent_ops joins two Reshape also where the second copies a size, which is another one then.
 _NAMES = (
@@ -44,7 +44,7 @@ _NAMES = (
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace the graph by onnxoptimizer's simplification of it."""
+    """Simplify the graph: `Transpose(Transpose(x))` becomes one Transpose, `Add(x, 0)` becomes x, and so on."""
     import onnxoptimizer
 
     if model.functions:

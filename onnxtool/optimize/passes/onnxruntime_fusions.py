@@ -1,7 +1,7 @@
-"""Run the fusions of onnxruntime.transformers where our own left an attention alone.
+"""Run the fusions of onnxruntime.transformers where the pass `attention` left one unfused.
 
-They take seconds and hold all weights in memory, and know forms of attention that ours do not: with a cache, across two
-sequences, of image and speech models.
+They take seconds and hold all weights in memory, but know more forms of attention: with a cache, across two sequences,
+of image and speech models.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxtool.graph.protos import restore_description, to_full_proto
-from onnxtool.optimize.attention.scores import anchors, keeps_probabilities
+from onnxtool.optimize.attention.scores import keeps_probabilities, match_roots
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 from onnxtool.runtime.quiet import quiet
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from onnxruntime.transformers.fusion_options import FusionOptions
 
-# transformers' model types that are, as graphs, one of those onnxruntime has patterns for under another name.
+# Model types of transformers with the same graph as one that onnxruntime has patterns for.
 _SAME_GRAPH = {
     "albert": "bert",
     "camembert": "bert",
@@ -27,18 +27,18 @@ _SAME_GRAPH = {
     "roberta": "bert",
     "xlm-roberta": "bert",
 }
-_FALLBACK = "bert"  # its fusions are the general ones: normalizations, Gelu, biases
+_FALLBACK = "bert"  # with the general fusions: normalizations, Gelu, biases
 
 
 def _apply(model: ir.Model, context: Context) -> Outcome:
-    """Replace subgraphs by com.microsoft operators of onnxruntime, where there is an attention that is none yet."""
+    """Replace `MatMul(Softmax(…), v)` and other subgraphs by com.microsoft operators, where an attention is left."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
-    left = list(anchors(model.graph))
+    left = list(match_roots(model.graph))
     if not left:
         return Outcome(model, 0)
     if any(keeps_probabilities(node) for node in left):
-        # They remove the Softmax all the same, and leave a graph without what its outputs are made of.
+        # The fusions remove the Softmax even so, and the graph then lacks a value that others read.
         return Outcome(model, 0, "not run: probabilities of attentions are read, which onnxruntime's fusions drop")
     model_type, note = _SAME_GRAPH.get(context.model_type, context.model_type), ""
     if model_type not in MODEL_TYPES:
@@ -47,7 +47,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     before = inventory(model)
     try:
         result = _fuse(model, model_type, context)
-    except Exception as error:  # its patterns raise whatever they trip over
+    except Exception as error:  # its patterns raise any error
         if model_type == _FALLBACK:
             raise
         note = f"onnxruntime's patterns for {model_type} fail on this graph ({error}); {_FALLBACK}'s were used"
@@ -72,7 +72,7 @@ def _fuse(model: ir.Model, model_type: str, context: Context) -> ir.Model:
             use_gpu=context.provider == "cuda",
         )
     result: ir.Model = ir.from_proto(fused.model)
-    result.opset_imports.setdefault("com.microsoft", 1)  # the fusions forget to import what they use
+    result.opset_imports.setdefault("com.microsoft", 1)  # the fusions do not add the domain that they use
     restore_description(result, model)
     return result
 

@@ -1,4 +1,4 @@
-"""Keep onnxruntime from fusing residuals into normalizations, where that is slower."""
+"""Prevent onnxruntime from fusing residuals into normalizations, where that is slower."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NORMALIZATIONS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNor
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Add(a, b)` in front of a normalization by `Sum(a, b)`, and `Add(Add(a, bias), b)` by `Sum(a, bias, b)`.
+    """Replace `LayerNormalization(Add(a, b), …)` by `LayerNormalization(Sum(a, b), …)`.
 
-    Every session of onnxruntime makes SkipLayerNormalization of the Add when it loads a file, unless it is told not to,
-    and on the CPU that takes several times as long as the two apart. It leaves a Sum alone, which computes the same in
-    the same order.
+    `Add(Add(a, bias), b)` becomes `Sum(a, bias, b)`. When onnxruntime loads a file, it fuses an Add in front of a
+    normalization into SkipLayerNormalization by default, which takes several times as long on the CPU. It does not fuse
+    a Sum, which adds the same numbers in the same order.
     """
     import onnx_ir as ir
 
@@ -40,7 +40,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _terms(add: ir.Node) -> list[ir.Value | None]:
-    """Return what is added up, in order: the bias of a linear layer that only this sum reads is a term of its own."""
+    """Return the terms in their order; the bias of a linear layer that only this sum reads is one of them."""
     first, second = add.inputs
     for one, other in ((first, second), (second, first)):
         inner = producer(one, "Add")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from onnxtool.graph.edit import attribute, is_closed, only_consumer, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from onnxtool.graph.edit import (
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -1,4 +1,4 @@
-"""Let a normalization add the residual, and the bias in front of it, by itself."""
+"""Fuse the residual, and the bias in front of it, into the normalization behind them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -24,7 +23,7 @@ _DEFAULT_EPSILON = 1e-5  # of LayerNormalization; that of the fused operators is
 
 @dataclass(frozen=True)
 class _Sum:
-    """What a normalization reads: `first + second`, and `first` has lost its `bias` where it had one."""
+    """The input of a normalization: `first + bias + second`."""
 
     node: ir.Node
     first: ir.Value
@@ -33,10 +32,10 @@ class _Sum:
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `LayerNormalization(a + b, gamma, beta)` by `SkipLayerNormalization(a, b, gamma, beta)`.
+    """Replace `LayerNormalization(Add(a, b), gamma, beta)` by `SkipLayerNormalization(a, b, gamma, beta)`.
 
-    Where one of the two is a MatMul with a bias, that goes in as well; where others read the sum, it becomes the fourth
-    output. `SimplifiedLayerNormalization` becomes `SkipSimplifiedLayerNormalization`, which has no beta.
+    A bias of a MatMul, `Add(MatMul(x, W), c)` as a or b, becomes the input `bias`; where other nodes read the sum, it
+    becomes the fourth output. `SimplifiedLayerNormalization` becomes `SkipSimplifiedLayerNormalization`, without beta.
     """
     found = [
         (node, add)
@@ -72,7 +71,7 @@ def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     import onnx_ir as ir
 
     if producer(node.inputs[0], "Add") is not add:
-        return "another normalization has taken the sum"
+        return "another normalization has fused the sum"
     first, second = add.inputs
     scales = [one for one in node.inputs[1:] if one is not None]
     if shapes.rank(first) != 3 or not shapes.same(first, second):
@@ -90,7 +89,7 @@ def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
 
 
 def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
-    """Return what the sum is of, without the bias of a linear layer that only this sum reads."""
+    """Return the terms of a sum, with the bias of a linear layer apart where only this sum reads the layer."""
     first, second = add.inputs
     if first is None or second is None:
         return None
@@ -105,7 +104,7 @@ def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
 
 
 def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
-    """Write the operator in front of the sum, of which there may be other readers; return its outputs."""
+    """Write the operator in front of the sum, which other nodes may read; return its outputs."""
     import onnx_ir as ir
 
     scale = node.inputs[1]

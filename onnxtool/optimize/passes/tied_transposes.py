@@ -1,4 +1,4 @@
-"""Find the transposed copy of a weight that an exporter stored beside it."""
+"""Replace the transposed copy of a weight by a Transpose of that weight."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_SMALLEST = 1 << 16  # elements; a smaller copy is not worth looking for
-_SAMPLES = 64  # elements, far apart: enough to tell nearly all weights from each other without reading them
+_SMALLEST = 1 << 16  # elements; smaller copies are not searched for
+_SAMPLES = 64  # elements, far apart: they tell nearly all weights apart without reading them
 _FUSED = frozenset({"FLOAT", "FLOAT16"})  # what `transposed_weights` takes
 _ROWS = 1024  # of a weight that are compared at a time
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace a weight `W` of `MatMul(x, W)` by `Transpose(V)` where `V` is another one, and `W` its transpose.
+    """Replace `MatMul(x, W)` by `MatMul(x, Transpose(V))`, where V is another initializer and W is its transpose.
 
-    Exporters that fold constants write the output layer so that is tied to an embedding. The Transpose is then left to
-    `transposed_weights`, which lets the product do it.
+    Exporters that fold constants write an output layer that is tied to an embedding in this way. `transposed_weights`
+    then fuses the Transpose into the MatMul.
     """
     graph = model.graph
     weights = [value for value in graph.initializers.values() if _is_candidate(value)]
@@ -64,7 +64,7 @@ def _is_only_multiplied(weight: ir.Value) -> bool:
 
 
 def _is_transposed(copy: ir.Value, original: ir.Value) -> bool:
-    """Whether the one is the other's transpose to the bit, so that NaN is itself, and 0.0 is not -0.0."""
+    """Whether one is the bitwise transpose of the other, so that NaN equals itself, and 0.0 and -0.0 differ."""
     if tensor_of(copy).dtype != tensor_of(original).dtype:
         return False
     one, other = (_bits(tensor_of(value).numpy()) for value in (copy, original))
@@ -80,7 +80,7 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _replace(copy: ir.Value, original: ir.Value) -> None:
-    """Let every reader of `copy` read the transpose of `original`."""
+    """Replace `copy` by the transpose of `original` in all its consumers."""
     for node, place in list(copy.uses()):
         node.replace_input_with(place, Writer(node).node("Transpose", [original], {"perm": [1, 0]}, like=copy))
     if copy.graph is not None:

@@ -1,4 +1,4 @@
-"""Take the transposition of a weight out of every run."""
+"""Transpose weights once, when the model is saved, instead of in every run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, producer, replace_and_erase, value_graph
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `MatMul(x, Transpose(W))` by `MatMul(x, W')`, with W' the transposed weight, made when it is saved.
+    """Replace `MatMul(x, Transpose(W))` by `MatMul(x, V)`, where V is the transposed weight, computed on saving.
 
-    Where something else reads W as well, such as the embedding that an output layer is tied to, a second copy would be
-    the price: it becomes `FusedMatMul(x, W, transB=1)`, and W stays one tensor.
+    Where another node reads W, such as the embedding that an output layer is tied to, V would be a second copy: then it
+    becomes `FusedMatMul<transB=1>(x, W)`, and W stays one tensor.
     """
     found = [
         (node, transpose)
@@ -62,7 +61,7 @@ def _fuse(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value
 
 
 def _only_multiplied(weight: ir.Value) -> bool:
-    """Whether all that becomes of a weight is to be transposed and multiplied with from the right."""
+    """Whether a weight is only transposed and then the right operand of MatMuls."""
     return not weight.is_graph_output() and all(
         reader.op_type == "Transpose"
         and not reader.domain
@@ -78,7 +77,7 @@ def _only_multiplied(weight: ir.Value) -> bool:
 
 
 def _transposed(weight: ir.Value) -> ir.TensorProtocol:
-    """Return the transposed weight, float [N, M] of [M, N], which is computed whenever its bytes are asked for."""
+    """Return the transposed weight, float [N, M] of [M, N], computed when its bytes are read."""
     import numpy as np
     import onnx_ir as ir
 

@@ -1,6 +1,6 @@
-"""What flows into the products of a model on calibration inputs, recorded by a session whose outputs they are.
+"""Record the inputs of linear layers on calibration inputs, by a session that has them as outputs.
 
-Letters of shapes: F calibration inputs, T sampled rows, K width of a product's input.
+Letters of shapes: F calibration inputs, T sampled rows, K width of a layer's input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from onnxtool.graph.shapes import fill_types, find_shapes
 from onnxtool.model_file import scratch_file
 from onnxtool.optimize.quantization.error import padding_mask
-from onnxtool.optimize.quantization.linear_layers import find_products, open_products
+from onnxtool.optimize.quantization.linear_layers import find_linear_layers, unfuse_linear_layers
 from onnxtool.runtime.session import Arrays, Session, open_session
 
 if TYPE_CHECKING:
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 
 Feeds = Mapping[str, "NDArray[Any]"]
 
-_ROWS_OF_A_FEED = 24  # of real tokens, drawn at random; a product of 3072 channels keeps 300 kB of each input
+_ROWS_OF_A_FEED = (
+    24  # of real tokens, drawn at random; for a layer of 3072 channels these are 300 kB per calibration input
+)
 
 
 @dataclass(frozen=True)
 class Activations:
-    """The input of a product on calibration inputs.
+    """The input of a layer on calibration inputs.
 
     Attributes:
-        lows: the smallest value in each channel of each calibration input that gives any, padding included, each
-            float32 [K].
+        lows: the smallest value in each channel of each calibration input, padding included, each float32 [K]; inputs
+            that give no rows are left out.
         highs: the largest.
         rows: rows of real tokens of each calibration input, each float32 [T, K].
     """
@@ -45,9 +47,9 @@ class Activations:
     rows: list[Floats] = field(default_factory=list)
 
     def add(self, values: Floats, valid: NDArray[np.bool_] | None, generator: np.random.Generator) -> None:
-        """Take in what a product was given in one run, float32 [..., K]."""
+        """Add the input of a layer in one run, float32 [..., K]."""
         flat = values.reshape(-1, values.shape[-1])
-        if not len(flat):  # before the first token there is no past
+        if not len(flat):  # the past before the first token has no rows
             return
         self.lows.append(flat.min(axis=0))
         self.highs.append(flat.max(axis=0))
@@ -59,12 +61,12 @@ class Activations:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a model computes on calibration inputs.
+    """The outputs of a model, and the inputs of its layers, on calibration inputs.
 
     Attributes:
-        outputs: of the model, one a calibration input.
-        activations: the input of each product, by the name of its value.
-        inputs: the name of that value, by the name of a product's weight; several of a weight that is used repeatedly.
+        outputs: of the model, one per calibration input.
+        activations: the input of each layer, by the name of its value.
+        inputs: the names of these values by the name of a layer's weight; several for a weight used several times.
     """
 
     outputs: tuple[Arrays, ...]
@@ -73,13 +75,13 @@ class Recording:
 
 
 def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
-    """Run `model`, written to `folder`, on each of `feeds` and record what its products are given."""
+    """Run `model`, written to `folder`, on each of `feeds` and record the inputs of its layers."""
     model = model.clone()
     names = tuple(str(value.name) for value in model.graph.outputs)
-    open_products(model, frozenset(), find_shapes(model))
-    products, _ = find_products(model)
+    unfuse_linear_layers(model, frozenset(), find_shapes(model))
+    layers, _ = find_linear_layers(model)
     fill_types(model)
-    values = {str(product.value.name): product.value for product in products}
+    values = {str(layer.value.name): layer.value for layer in layers}
     known = {*model.graph.inputs, *model.graph.outputs}
     model.graph.outputs.extend(value for value in values.values() if value not in known)
     session = open_written(model, folder)
@@ -92,12 +94,12 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
         for name, one in activations.items():
             one.add(given[name] if name in given else found[name], valid, generator)
     inputs: dict[str, tuple[str, ...]] = {}
-    for product in products:
-        inputs[product.name] = (*inputs.get(product.name, ()), str(product.value.name))
+    for layer in layers:
+        inputs[layer.name] = (*inputs.get(layer.name, ()), str(layer.value.name))
     return Recording(tuple(outputs), activations, inputs)
 
 
 def open_written(model: ir.Model, folder: Path) -> Session:
-    """Write `model` to `folder` for as long as it takes to open a session on it, on the CPU."""
+    """Write `model` to `folder`, open a session on it on the CPU, and remove the file."""
     with scratch_file(model, folder) as path:
         return open_session(path, provider="cpu", frugal=True)

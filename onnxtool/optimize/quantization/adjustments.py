@@ -1,6 +1,6 @@
-"""Choose what makes products easier to round, from what they are given on calibration inputs.
+"""Choose the adjustments that reduce rounding errors, from the activations on calibration inputs.
 
-Letters of shapes: T rows of activations, K their width, N the width of a product.
+Letters of shapes: T rows of activations, K their width, N the width of the output.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from onnxtool.optimize.quantization.arithmetic import (
     round_activations,
     round_weight,
 )
-from onnxtool.optimize.quantization.linear_layers import Product
+from onnxtool.optimize.quantization.linear_layers import LinearLayer
 
-# How much of the largest channel's range is left to it; the divisors of the others follow.
+# The part of its range that the widest channel keeps; the smoothing scales of the others follow.
 _LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
-# A division costs a few percent of the product's time: it has to take away a fifth of the error at least.
+# A division costs a few percent of the layer's time: it has to remove a fifth of the error at least.
 _WORTHWHILE = 0.8
-# How far from zero a fixed grid reaches, as a part of the largest value on all calibration inputs: a single outlier,
-# which may never come again, would take the grid from all others.
+# How far a fixed grid reaches from zero, as a part of the largest value on all calibration inputs: a single outlier,
+# which may never come again, would leave few steps of the grid for all others.
 _CLIPS = (1.0, 0.85, 0.7, 0.55, 0.4)
-# How much further than that it reaches in the end: other texts give larger values than those that were tried.
+# The grid is then widened by this factor: other texts give larger values than the calibration texts.
 HEADROOM = 1.5
-_MOST_COLUMNS = 256  # enough to tell divisors apart; each has a scale of its own, so that a part of them is exact
+_MOST_COLUMNS = 256  # enough to compare smoothing scales
 _FEWEST_CHANNEL = np.float32(1e-6)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What makes one product easier to round.
+    """The adjustments of one layer.
 
     Attributes:
-        group: the name of the value that it reads; products of one group share a division.
-        free: the adjustment that takes no time in a run.
-        best: the one with which the product loses least; the same where a division would not be worth its time.
+        group: the name of its input; layers of one group share a division.
+        free: the adjustment that costs no time in a run.
+        best: the one with the smallest error; equal to `free` where a division would not be worth its time.
     """
 
     group: str
@@ -49,52 +49,52 @@ class Choice:
 
 
 def choose_adjustments(
-    products: Sequence[Product], recording: Recording, *, static: bool = False, free_divisions: Set[str] = frozenset()
+    layers: Sequence[LinearLayer], recording: Recording, *, static: bool = False, free_smoothing: Set[str] = frozenset()
 ) -> dict[str, Choice]:
-    """Return the adjustments of each of `products` by its name, with one divisor for all that read the same value.
+    """Return the adjustments of each layer by its name, with one smoothing scale for all that read the same value.
 
-    Products that share their weight (ALBERT's layers) have none: each would need another one.
+    Layers that share their weight (ALBERT) have none: each would need another one.
 
     Args:
-        products: products with weights.
-        recording: what they are given on calibration inputs.
+        layers: linear layers.
+        recording: their activations on calibration inputs.
         static: whether activations get one grid for all inputs, in place of the range of each run.
-        free_divisions: the names of values that what makes them can divide, without a multiplication of their own.
+        free_smoothing: the names of values that can be divided without a node of its own.
     """
-    groups: dict[str, list[Product]] = {}
-    for product in products:
-        names = recording.inputs.get(product.name, ())
+    groups: dict[str, list[LinearLayer]] = {}
+    for layer in layers:
+        names = recording.inputs.get(layer.name, ())
         if len(names) == 1:
-            groups.setdefault(names[0], []).append(product)
+            groups.setdefault(names[0], []).append(layer)
     choices = {}
     for name, group in groups.items():
         plain, best = _choose_roundings(group, recording.activations[name], _CLIPS if static else (None,))
-        for product in group:
-            adjusted = best.adjustment(product)
-            unchanged = best is plain or name in free_divisions
-            choices[product.name] = Choice(name, adjusted if unchanged else plain.adjustment(product), adjusted)
+        for layer in group:
+            adjusted = best.adjustment(layer)
+            unchanged = best is plain or name in free_smoothing
+            choices[layer.name] = Choice(name, adjusted if unchanged else plain.adjustment(layer), adjusted)
     return choices
 
 
 @dataclass(frozen=True)
 class _Rounding:
-    """A way to round the activations of products.
+    """A rounding of the activations of layers.
 
     Attributes:
-        divisor: float32 [K]; None for ones.
-        clip: how far from zero one grid reaches, as a part of the largest value of all calibration inputs; None for a
-            grid for each of them, which is what an operator does that finds its range in each run.
-        headroom: how much further the one grid reaches.
+        smoothing_scale: float32 [K]; None for ones.
+        clip: how far one fixed grid reaches from zero, as a part of the largest value on all calibration inputs; None
+            for a grid per input, as an operator with dynamic ranges has it.
+        headroom: the factor by which the fixed grid is widened.
     """
 
     activations: Activations
-    divisor: Floats | None
+    smoothing_scale: Floats | None
     clip: float | None
     headroom: float = 1.0
 
     @property
     def grid(self) -> ActivationGrid | None:
-        """The one grid, where there is one."""
+        """The fixed grid; None for one per input."""
         if self.clip is None:
             return None
         low, high = (choose(ends) for choose, ends in zip((min, max), self._ranges(), strict=True))
@@ -110,23 +110,23 @@ class _Rounding:
         parts = zip(self.activations.rows, *self._ranges(), strict=True)
         return np.concatenate([round_activations(rows / by, low, high) for rows, low, high in parts])
 
-    def adjustment(self, product: Product) -> Adjustment:
-        """Return what this rounding makes of one of the products."""
-        return Adjustment(self.divisor, self._average_loss(product), self.grid)
+    def adjustment(self, layer: LinearLayer) -> Adjustment:
+        """Return this rounding as the adjustment of a layer."""
+        return Adjustment(self.smoothing_scale, self._average_loss(layer), self.grid)
 
-    def _average_loss(self, product: Product) -> Floats:
-        """Return what rounding takes from a product on average, float32 [N]."""
-        weight = product.weight_reader()()
+    def _average_loss(self, layer: LinearLayer) -> Floats:
+        """Return the average loss of a layer by rounding, float32 [N]."""
+        weight = layer.weight_reader()()
         exact = np.concatenate(self.activations.rows).mean(axis=0) @ weight
-        kept = self.rounded().mean(axis=0) @ round_weight(_multiplied(weight, self.divisor))
+        kept = self.rounded().mean(axis=0) @ round_weight(_multiplied(weight, self.smoothing_scale))
         average: Floats = (exact - kept).astype(np.float32)
         return average
 
     def _divided_by(self) -> Floats:
-        return np.ones(1, np.float32) if self.divisor is None else self.divisor
+        return np.ones(1, np.float32) if self.smoothing_scale is None else self.smoothing_scale
 
     def _ranges(self) -> tuple[list[float], list[float]]:
-        """Return the extremes of each calibration input, divided."""
+        """Return the extremes of each calibration input after the division."""
         by, activations = self._divided_by(), self.activations
         return [float((low / by).min()) for low in activations.lows], [
             float((high / by).max()) for high in activations.highs
@@ -134,43 +134,43 @@ class _Rounding:
 
 
 def _choose_roundings(
-    group: Sequence[Product], activations: Activations, clips: Sequence[float | None]
+    group: Sequence[LinearLayer], activations: Activations, clips: Sequence[float | None]
 ) -> tuple[_Rounding, _Rounding]:
-    """Return the roundings with which the products of `group` lose least: undivided, and divided if worth its time."""
-    weight = np.concatenate([_some_columns(product, len(group)) for product in group], axis=1)
+    """Return the roundings of least error for `group`: without a division, and with one if it is worth its time."""
+    weight = np.concatenate([_some_columns(layer, len(group)) for layer in group], axis=1)
     exact = np.concatenate(activations.rows) @ weight
 
     def loss(rounding: _Rounding) -> float:
-        lost = rounding.rounded() @ round_weight(_multiplied(weight, rounding.divisor))
+        lost = rounding.rounded() @ round_weight(_multiplied(weight, rounding.smoothing_scale))
         lost -= exact
         return float(np.square(lost, dtype=np.float64).sum())
 
-    def best(divisors: Sequence[Floats | None]) -> tuple[float, _Rounding]:
-        """Return the one that loses least of all divisors, and then of all clips, with what it loses."""
-        tried = [(loss(one), one) for one in (_Rounding(activations, divisor, clips[0]) for divisor in divisors)]
+    def best(scales: Sequence[Floats | None]) -> tuple[float, _Rounding]:
+        """Return the rounding of least error over all smoothing scales, then over all clips, with its error."""
+        tried = [(loss(one), one) for one in (_Rounding(activations, scale, clips[0]) for scale in scales)]
         least = min(tried, key=lambda one: one[0])
         clipped = [replace(least[1], clip=clip) for clip in clips[1:]]
         return min([least, *((loss(one), one) for one in clipped)], key=lambda one: one[0])
 
     plain_loss, plain = best((None,))
-    divided_loss, divided = best(_divisors(activations))
+    divided_loss, divided = best(_smoothing_scales(activations))
     plain, divided = (replace(one, headroom=HEADROOM) for one in (plain, divided))
     return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
 
 
-def _multiplied(weight: Floats, divisor: Floats | None) -> Floats:
-    """Return a weight, float32 [K, N], for activations that are divided by `divisor`, float32 [K]."""
-    return weight if divisor is None else weight * divisor[:, None]
+def _multiplied(weight: Floats, smoothing_scale: Floats | None) -> Floats:
+    """Return a weight, float32 [K, N], for activations that are divided by `smoothing_scale`, float32 [K]."""
+    return weight if smoothing_scale is None else weight * smoothing_scale[:, None]
 
 
-def _some_columns(product: Product, num_products: int) -> Floats:
-    weight = product.weight_reader()()
-    columns: Floats = weight[:, :: max(1, weight.shape[1] * num_products // _MOST_COLUMNS)]
+def _some_columns(layer: LinearLayer, num_layers: int) -> Floats:
+    weight = layer.weight_reader()()
+    columns: Floats = weight[:, :: max(1, weight.shape[1] * num_layers // _MOST_COLUMNS)]
     return columns
 
 
-def _divisors(activations: Activations) -> list[Floats]:
-    """Return divisors, float32 [K], that bring the channels of the widest range down to a part of it."""
+def _smoothing_scales(activations: Activations) -> list[Floats]:
+    """Return smoothing scales, float32 [K], that reduce the widest channels to a part of their range."""
     widths = np.maximum(np.max(activations.highs, axis=0), -np.min(activations.lows, axis=0))
     widths = np.maximum(widths, _FEWEST_CHANNEL)
     return [

@@ -1,6 +1,6 @@
-"""Weights in blocks with a scale and a zero point each, as onnxruntime reads them: MatMulNBits, GatherBlockQuantized.
+"""Quantize weights in blocks with a scale and a zero point each, as MatMulNBits and GatherBlockQuantized read them.
 
-Letters of shapes: K width of a product's input, N width of the product, C blocks of a column (K / BLOCK, rounded up).
+Letters of shapes: K width of a layer's input, N width of its output, C blocks of a column (K / BLOCK, rounded up).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 
-# What is left of the range of a block of 4 bits: cutting its largest weight off serves the other 31 of them.
+# Parts of the range of a block of 4 bits: clipping its largest weight serves the other 31.
 _CLIPS = (1.0, 0.92, 0.84, 0.76)
 _SMALLEST = np.float32(1e-30)  # the scale of a block of zeros
-# A channel that is nearly always zero on the calibration inputs may be more on others.
+# A channel that is nearly always zero on the calibration inputs may be larger on others.
 _LEAST_IMPORTANCE = 0.05
-_WEIGHTS_AT_A_TIME = 1 << 18  # which stay in the cache of a core from one candidate to the next
+_WEIGHTS_AT_A_TIME = 1 << 18  # they stay in the cache of a core from one candidate to the next
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers that a weight in blocks can be: `(code - zero) * scale`, for codes below `2**bits`.
+    """The values of a weight in blocks: `(code - zero) * scale`, for codes below `2**bits`.
 
     Attributes:
         bits: 4 or 8.
-        scale: float32 [N, C]; negative where the largest weight of a symmetric block is positive, as it has the code 0.
+        scale: float32 [N, C]; negative where the largest weight of a symmetric block is positive, which has the code 0.
         zero: uint8 [N, C], the code of zero; a symmetric block has the middle one.
     """
 
@@ -62,15 +62,15 @@ class Grids:
 
 
 def find_grid(weight: Floats, bits: int, importance: Floats | None = None) -> Grid:
-    """Choose for each block of `weight`, float32 [K, N], the grid on which it loses least.
+    """Choose for each block of `weight`, float32 [K, N], the grid of least error.
 
-    Four bits are few, so that symmetric and asymmetric grids over several parts of the block's range are tried, and the
-    scale of the best is then the one of least squares. Eight bits take the range as it is.
+    With 4 bits, symmetric and asymmetric grids over several parts of the block's range are tried, and the scale of the
+    best one is fitted by least squares. With 8 bits, the grid spans the range.
 
     Args:
         weight: float32 [K, N].
         bits: 4 or 8.
-        importance: float32 [K], what the square of an error counts; None for ones.
+        importance: float32 [K], the weight of a squared error; None for ones.
     """
     rows, columns = weight.shape
     num_blocks = -(-rows // BLOCK)
@@ -102,13 +102,13 @@ def pack_zeros(grid: Grid) -> NDArray[np.uint8]:
 
 
 def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Put the even ones of each two codes of 4 bits along the last axis into the lower half of a byte."""
+    """Pack two codes of 4 bits along the last axis into a byte, the first into its lower half."""
     packed: NDArray[np.uint8] = codes if bits == 8 else codes[..., 0::2] | np.left_shift(codes[..., 1::2], 4)
     return packed
 
 
 def _parts(weight: Floats) -> Iterator[tuple[slice, Floats]]:
-    """Yield some columns after others: which they are, and their blocks, float32 [n, C, BLOCK], padded with zeros."""
+    """Yield groups of columns: their slice, and their blocks, float32 [n, C, BLOCK], padded with zeros."""
     rows, columns = weight.shape
     num_blocks = -(-rows // BLOCK)
     step = max(1, _WEIGHTS_AT_A_TIME // (num_blocks * BLOCK))
@@ -140,7 +140,7 @@ def _asymmetric(blocks: Floats, bits: int) -> tuple[Floats, NDArray[np.uint8]]:
 
 
 def _symmetric(blocks: Floats, bits: int) -> tuple[Floats, NDArray[np.uint8]]:
-    """Return the grid around zero on which the largest weight of each block has the end one step further out."""
+    """Return the grid around zero on which the largest weight of each block is at the longer end."""
     low, high = blocks.min(axis=-1), blocks.max(axis=-1)
     largest = np.where(high > -low, high, low)
     scale = -largest / np.float32(2 ** (bits - 1))
@@ -166,7 +166,7 @@ def _search(blocks: Floats, counts: Floats) -> tuple[Floats, NDArray[np.uint8]]:
 
 
 def _least_squares(blocks: Floats, scale: Floats, zero: NDArray[np.uint8], counts: Floats) -> Floats:
-    """Return the scale with which the codes of `scale` come closest to the weights."""
+    """Return the scale with which the codes of `scale` are closest to the weights, by least squares."""
     steps = _codes(blocks, scale, zero, 4)
     steps -= zero[..., None]
     along = np.einsum("ncb,ncb,cb->nc", blocks, steps, counts)

@@ -1,4 +1,4 @@
-"""Convert a model to fewer bits with a bound on its error, which decides how many layers stay in higher precision."""
+"""Quantize a model within a bound on its error: layers stay in higher precision until it holds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from onnxtool.graph.shapes import find_shapes
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording, open_written, record
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
-from onnxtool.optimize.quantization.fallback_layers import MARGIN, Trials, find_kept_layers
-from onnxtool.optimize.quantization.linear_layers import Product, find_products, open_products
+from onnxtool.optimize.quantization.fallback_layers import MARGIN, Trials, find_fallback_layers
+from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.optimize.quantization.switches import Level, open_switchable
-from onnxtool.optimize.report import KeptLayer
+from onnxtool.optimize.report import FallbackLayer
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -29,38 +29,38 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How products and embeddings of a model are written in fewer bits.
+    """How linear layers and embeddings are quantized.
 
     Attributes:
-        levels: how a product can be written below float32, the cheapest first. Two of the same precision differ in what
-            they take to be more exact.
-        products: returns the pass that converts all products, those at a higher level than the first as that says.
-        embeddings: passes that convert embeddings with the precision that each leads to, the lowest first; that one is
-            taken which the error allows.
+        levels: the levels of a layer below float32, the cheapest first. Two of the same precision differ in the time
+            that they spend on a smaller error.
+        layers: returns the pass that quantizes all layers, given those above the first level.
+        embeddings: passes that quantize embeddings, with their precisions, the lowest first; the first one within the
+            bound is taken.
     """
 
     levels: tuple[Level, ...]
-    products: Callable[[Sequence[KeptLayer]], Pass]
+    layers: Callable[[Sequence[FallbackLayer]], Pass]
     embeddings: tuple[tuple[str, Pass], ...]
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model in fewer bits, and what is known of it.
+    """A quantized model and its error.
 
     Attributes:
-        outcome: the model and what was done to it, as of a pass.
-        kept: the layers in higher precision, those first that cost most error for their size.
-        num_layers: products with weights, those in `kept` among them.
-        num_embeddings: lookups of embeddings that read a quantized table.
-        embedding_precision: of these; empty where there are none.
+        outcome: the model, as the outcome of a pass.
+        kept: the fallback layers, by error per weight, the largest first.
+        num_layers: linear layers, those in `kept` among them.
+        num_embeddings: lookups that read a quantized table.
+        embedding_precision: of these tables; empty without any.
         error: the largest 1 - cosine of any row of an output, or of an output as a whole, on the calibration inputs.
         mean_error: the average over all of them.
         num_rows: how many rows and outputs were compared.
     """
 
     outcome: Outcome
-    kept: tuple[KeptLayer, ...]
+    kept: tuple[FallbackLayer, ...]
     num_layers: int
     num_embeddings: int
     embedding_precision: str
@@ -73,44 +73,44 @@ def quantize_within(
     model: ir.Model,
     feeds: Sequence[Feeds],
     max_error: float | None,
-    choose_scheme: Callable[[Sequence[Product], Recording, Say], Scheme],
+    choose_scheme: Callable[[Sequence[LinearLayer], Recording, Say], Scheme],
     on_progress: Say,
 ) -> Quantized:
-    """Convert the products of a float32 model with weights by a scheme, as far as `max_error` allows.
+    """Quantize the linear layers of a float32 model by a scheme, within `max_error`.
 
     Args:
-        model: an optimized float32 model; it stays as it is.
+        model: an optimized float32 model; it is not changed.
         feeds: calibration inputs, each input name to array, on which the error is measured.
-        max_error: the most that 1 - cosine of any row of an output, or of an output as a whole, may be. None for
-            whatever comes out with all layers at the lowest level.
-        choose_scheme: returns the scheme for the products of the model and what they are given on `feeds`.
-        on_progress: is told what is being done.
+        max_error: the most that 1 - cosine of any row of an output, or of an output as a whole, may be. None
+            for no bound, with all layers at the lowest level.
+        choose_scheme: returns the scheme for the layers of the model and their activations on `feeds`.
+        on_progress: receives the current step.
 
     Raises:
-        PassError: there is nothing to convert, no feeds, or not even one layer can be converted within `max_error`.
+        PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
     if not feeds:
         raise PassError("no calibration inputs", "pass texts to calibrate on")
     opened = model.clone()
-    open_products(opened, frozenset(), find_shapes(opened))
-    products, _ = find_products(opened)
-    if not products:
-        raise PassError("no product with a float32 weight to quantize", "the model has another precision already")
+    unfuse_linear_layers(opened, frozenset(), find_shapes(opened))
+    layers, _ = find_linear_layers(opened)
+    if not layers:
+        raise PassError("no linear layer has a float32 weight to quantize", "the model has another precision already")
     with tempfile.TemporaryDirectory(prefix="onnxtool-quantize-") as name:
         folder = Path(name)
         on_progress("recording activations")
         recording = record(model, feeds, folder)
-        scheme = choose_scheme(products, recording, on_progress)
+        scheme = choose_scheme(layers, recording, on_progress)
         measure = Measure(feeds, recording, folder)
-        raised: tuple[KeptLayer, ...] = ()
+        raised: tuple[FallbackLayer, ...] = ()
         on_progress("measuring the error")
         trial = _first_trial(model, scheme, measure)
         if max_error is not None and trial.error > MARGIN * max_error:
             del trial
             switchable = open_switchable(model, scheme.levels, folder)
-            raised = find_kept_layers(Trials(switchable, feeds, recording.outputs), max_error, on_progress)
-            del switchable  # which holds every weight at every level
+            raised = find_fallback_layers(Trials(switchable, feeds, recording.outputs), max_error, on_progress)
+            del switchable  # it holds every weight at every level
             on_progress("measuring the error")
             trial = _best_trial(model, scheme, raised, measure, max_error)
     precision = scheme.levels[0].precision
@@ -124,7 +124,7 @@ def quantize_within(
     return Quantized(
         trial.outcome,
         kept,
-        len({product.name for product in products}),
+        len({layer.name for layer in layers}),
         trial.num_embeddings,
         trial.embedding_precision,
         trial.error,
@@ -149,7 +149,7 @@ class _Trial:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a converted model is run on and compared with."""
+    """The inputs of a quantized model and its reference outputs."""
 
     feeds: Sequence[Feeds]
     recording: Recording
@@ -167,24 +167,24 @@ class Measure:
 
 
 def _first_trial(model: ir.Model, scheme: Scheme, measure: Measure) -> _Trial:
-    """Convert a copy of `model` with everything as cheap as it can be."""
+    """Quantize a copy of `model` with everything at the lowest level."""
     precision, embeddings = scheme.embeddings[0]
-    return _convert(model, (scheme.products(()), embeddings), precision, measure)
+    return _convert(model, (scheme.layers(()), embeddings), precision, measure)
 
 
 def _best_trial(
-    model: ir.Model, scheme: Scheme, raised: Sequence[KeptLayer], measure: Measure, max_error: float
+    model: ir.Model, scheme: Scheme, raised: Sequence[FallbackLayer], measure: Measure, max_error: float
 ) -> _Trial:
-    """Convert copies of `model`, with embeddings in the lowest precision first, until the error has its margin."""
+    """Quantize copies of `model`, with embeddings in the lowest precision first, until the error is low enough."""
     for precision, embeddings in scheme.embeddings:
-        trial = _convert(model, (scheme.products(raised), embeddings), precision, measure)
+        trial = _convert(model, (scheme.layers(raised), embeddings), precision, measure)
         if not trial.num_embeddings or trial.error <= MARGIN * max_error:
             return trial
-    return _convert(model, (scheme.products(raised),), "", measure)
+    return _convert(model, (scheme.layers(raised),), "", measure)
 
 
 def _convert(model: ir.Model, passes: Sequence[Pass], embedding_precision: str, measure: Measure) -> _Trial:
-    """Apply `passes`, the first of which converts products, to a copy of `model`, and measure what comes out."""
+    """Apply `passes`, the first of which quantizes layers, to a copy of `model`, and measure the errors."""
     converted = model.clone()
     outcomes = [step.apply(converted, Context()) for step in passes]
     num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])

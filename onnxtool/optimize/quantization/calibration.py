@@ -33,7 +33,7 @@ class Calibration:
     Attributes:
         feeds: input name to array, one for each run.
         num_texts: how many texts they hold; 0 for random ids.
-        note: what a reader should know of them; empty where there is nothing.
+        note: a remark for the report; may be empty.
     """
 
     feeds: tuple[Feeds, ...]
@@ -42,11 +42,11 @@ class Calibration:
 
 
 def make_calibration(path: Path, texts_path: Path | None = None, model_name: str | None = None) -> Calibration:
-    """Make inputs for the model at `path` of the texts in a file, else of onnxtool's own, else at random.
+    """Make inputs for a model from the texts in a file, else from onnxtool's own, else at random.
 
     Args:
         path: the ONNX file; its tokenizer is found beside it.
-        texts_path: a text a line, or JSON Lines with `id` and `contents`; 256 of them are enough.
+        texts_path: one text per line, or JSON Lines with `id` and `contents`; 256 of them are enough.
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
 
     Raises:

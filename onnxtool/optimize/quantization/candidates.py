@@ -1,4 +1,4 @@
-"""Try every precision that a provider offers on this machine, and choose the fastest whose error is allowed."""
+"""Try every precision of a provider on this machine, and choose the fastest with an allowed error."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
     "cpu": (("fp32", ""), ("fp16", ""), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),
     "cuda": (("fp32", ""), ("fp16", ""), ("int4", "")),
 }
-"""What is tried for each provider: precision, and how activations get their ranges. The first is the reference."""
+"""The candidates of each provider: precision, and how activations get their ranges. The first is the reference."""
 
 _SHAPES = ((1, 16), (8, 128))
-# Sessions are opened one after another, round by round: what else the machine does then falls on all of them, and no
-# two models are in memory at a time.
+# Sessions are opened one after another, round by round, so that other load on the machine affects all of them alike and
+# only one model is in memory at a time.
 _ROUNDS = 3
 _FEWEST_RUNS = 3
 _SECONDS = 0.2  # for each shape, model and round
@@ -44,12 +44,12 @@ _SECONDS = 0.2  # for each shape, model and round
 
 @dataclass
 class _Try:
-    """A candidate on its way.
+    """A candidate under way.
 
     Attributes:
         path: its file; None where there is none.
         samples_ms: latencies, by the name of the shape.
-        reason: why it is out of the running.
+        reason: why it is not possible.
     """
 
     precision: str
@@ -63,7 +63,7 @@ class _Try:
 
     @property
     def label(self) -> str:
-        """What progress calls it."""
+        """Its name in progress messages."""
         return f"{self.precision} {self.activations}".strip()
 
     @property
@@ -72,11 +72,11 @@ class _Try:
         return {name: summarize_latencies(samples).p50 for name, samples in self.samples_ms.items()}
 
     def give_up(self, error: OnnxtoolError) -> None:
-        """Note why it is out of the running, without the name of a file that will be gone."""
+        """Record why it is not possible, without the name of a temporary file."""
         self.reason = error.message.replace(str(self.path), "the file")
 
     def report(self, *, is_chosen: bool) -> Candidate:
-        """Return what is known of it."""
+        """Return it as a report."""
         return Candidate(
             precision=self.precision,
             activations=self.activations,
@@ -89,14 +89,14 @@ class _Try:
 
 
 def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Candidate, ...]]:
-    """Return `model`, the fused one, in the fastest precision within the bound of the error, and all that was tried.
+    """Return the fused `model` in the fastest precision within the bound of the error, and all candidates.
 
-    Fastest is the smallest geometric mean of the median latencies of all shapes. A candidate that cannot be had, or
-    whose error is too large, stays in the list with the reason.
+    The fastest one has the smallest geometric mean of the median latencies of all shapes. A candidate that is not
+    possible, or whose error is too large, stays in the list with the reason.
 
     Raises:
         ProviderError: the provider cannot run on this machine.
-        PassError: not even the model in float32 can be run.
+        PassError: the model in float32 cannot be run.
     """
     provider = resolve_provider(conversion.context.provider)
     with tempfile.TemporaryDirectory(dir=conversion.folder) as name:
@@ -104,7 +104,7 @@ def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Ca
         for one in tries:
             _make(one, conversion, model, Path(name))
             if tries[0].reason:  # all others are measured against it
-                raise PassError(f"the model in float32 cannot be had: {tries[0].reason}", "pass another --precision")
+                raise PassError(f"the model in float32 is not possible: {tries[0].reason}", "pass another --precision")
         _measure_errors(tries, conversion)
         _time(tries, timing_feeds(conversion.source, conversion.feeds), conversion)
     possible = [one for one in tries if not one.reason]
@@ -128,7 +128,7 @@ def _make(one: _Try, conversion: Conversion, model: ir.Model, folder: Path) -> N
 
 
 def _measure_errors(tries: Sequence[_Try], conversion: Conversion) -> None:
-    """Compare the answers of all candidates that were not calibrated with those of the first, in float32."""
+    """Compare the outputs of all candidates that were not calibrated with those of the first, in float32."""
     first, others = tries[0], [one for one in tries[1:] if one.path is not None]
     first.error = 0.0
     for one in others:
@@ -138,7 +138,7 @@ def _measure_errors(tries: Sequence[_Try], conversion: Conversion) -> None:
     if not unknown or first.path is None:  # which the first has
         return
     feeds = conversion.calibration.feeds
-    expected = _answers(first.path, feeds, conversion)
+    expected = _outputs(first.path, feeds, conversion)
     for one in unknown:
         conversion.on_progress(f"measuring the error of {one.label}")
         try:
@@ -150,7 +150,7 @@ def _measure_errors(tries: Sequence[_Try], conversion: Conversion) -> None:
             one.reason = f"its error is above {conversion.bound:g}"
 
 
-def _answers(path: Path, feeds: Sequence[Feeds], conversion: Conversion) -> list[Arrays]:
+def _outputs(path: Path, feeds: Sequence[Feeds], conversion: Conversion) -> list[Arrays]:
     session = open_session(path, provider=conversion.context.provider, frugal=True)
     return [session.run(given) for given in feeds]
 
@@ -167,9 +167,9 @@ def _largest_error(one: _Try, feeds: Sequence[Feeds], expected: Sequence[Arrays]
 
 
 def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]:
-    """Return random inputs by the name of their shape: a short text and a batch of long ones, as far as they fit.
+    """Return random inputs by the name of their shape: a short text and a batch of long ones, within the limits.
 
-    A model that reads no text has the shortest and the longest of `others`.
+    For a model without text inputs, they are the smallest and the largest of `others`.
     """
     inputs = source.structure.inputs
     if all(info.name != "input_ids" for info in inputs):
@@ -210,7 +210,7 @@ def _latencies_ms(session: Session, feeds: Feeds) -> list[float]:
         start = time.perf_counter()
         outputs = session.run_unchecked(feeds)
         samples.append((time.perf_counter() - start) * 1e3)
-        del outputs  # here, not inside the time of the next run
+        del outputs  # here, outside the time of the next run
     return samples
 
 

@@ -1,4 +1,4 @@
-"""Bring a fused model to a lower precision; what stays as it is, is measured on the model itself."""
+"""Convert a fused model to a lower precision; measurements on the model decide what stays in float32."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MAX_ERROR = 0.01
-"""What quantization may cost where nobody says: rankings of texts hardly move."""
+"""The default bound of the error by quantization: rankings of texts hardly change below it."""
 
 QUANTIZED = ("int8", "int4")
 DYNAMIC, STATIC = ACTIVATIONS = ("dynamic", "static")
-"""How the activations of int8 get their ranges: in each run, or once and for all on the calibration inputs."""
+"""How the activations of int8 get their ranges: in each run, or once from the calibration inputs."""
 
 _DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4"}
-# Half of what float16 holds: other texts give larger values than those that were tried.
+# Half of the range of float16: other texts give larger values than the calibration texts.
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A model in a precision, ready to be written.
+    """A converted model, ready to be written.
 
     Attributes:
-        steps: the passes that converted and finished it, with what each did.
-        quantization: what is known of its error; None where nothing was quantized.
+        steps: the passes that converted and finished it; `results` says what each did.
+        quantization: its error and layers; None where nothing was quantized.
     """
 
     model: ir.Model
@@ -53,18 +53,18 @@ class Converted:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is needed to convert a model.
+    """The context of a conversion.
 
     Attributes:
         source: the file that is optimized, with its tokenizer beside it.
-        feeds: inputs of many shapes, to see how large values become.
-        folder: where to put files that are run and removed again.
-        context: what is known of the model, and the provider it is for.
-        finishing: the passes that run once the model has its precision.
-        disabled_optimizers: those of onnxruntime's own that a session has to leave out.
+        feeds: inputs of many shapes, to measure how large values become.
+        folder: for temporary files.
+        context: model type and sizes, and the provider.
+        finishing: the passes that run after the conversion.
+        disabled_optimizers: optimizers of onnxruntime that a session must not run.
         max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
         texts_path: texts to calibrate on; None for onnxtool's own.
-        on_progress: is told what is being done.
+        on_progress: receives the current step.
     """
 
     source: ModelFile
@@ -88,10 +88,10 @@ class Conversion:
         return make_calibration(self.source.path, self.texts_path)
 
     def convert(self, model: ir.Model, precision: str, activations: str = DYNAMIC) -> Converted:
-        """Convert `model`, the fused one, which may be changed in place, and note in its metadata what it is now.
+        """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.
 
         Raises:
-            PassError: it cannot be converted, or not within `max_error`.
+            PassError: it cannot be converted within `max_error`.
             InputError: the texts cannot be read, or there is no tokenizer for them.
         """
         steps, quantization = tuple(self.finishing), None
@@ -111,7 +111,7 @@ class Conversion:
         done = [result.outcome]
 
         def apply(fused: ir.Model, _context: Context) -> Outcome:
-            """Take what was converted already; somebody else's model, when passes are searched, is converted anew."""
+            """Return the converted model the first time; the search for a faulty pass converts its models again."""
             return done.pop() if done else self._quantize(fused, precision, activations).outcome
 
         quantization = Quantization(
@@ -129,7 +129,7 @@ class Conversion:
         return Pass(precision, apply), quantization
 
     def _caveat(self, precision: str, activations: str) -> str:
-        """Return what the error on the calibration inputs does not tell of others."""
+        """Return what the error on the calibration inputs does not say about other inputs."""
         if precision != "int8" or activations != STATIC:
             return ""
         return (
@@ -144,9 +144,9 @@ class Conversion:
         return to_int4(model, feeds, self.bound, provider=self.context.provider, on_progress=say)
 
     def _describe(self, converted: Converted) -> None:
-        """Note in the metadata what the model is now, and how a session has to be set for it."""
+        """Record in the metadata the precision, and the optimizers that a session must not run."""
         properties = converted.model.metadata_props
-        properties.pop(STEPS_KEY, None)  # stamped anew with this step
+        properties.pop(STEPS_KEY, None)  # stamped again with this step
         if converted.precision in _DTYPES:
             properties[DTYPE_KEY] = _DTYPES[converted.precision]
         properties.pop(DISABLED_OPTIMIZERS_KEY, None)

@@ -1,4 +1,4 @@
-"""How far outputs are from those of the model that went in, as the number that `max_error` bounds."""
+"""The difference between outputs and reference outputs, as the number that `max_error` bounds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bo
     if valid is not None and found.ndim >= 3 and found.shape[:2] == valid.shape:
         found, expected = found[valid], expected[valid]
     elif valid is not None and found.ndim == 4 and found.shape[::2] == valid.shape:
-        # Keys or values, as `measure` takes them.
+        # Keys or values, [B, H, S, D].
         found, expected = found.swapaxes(1, 2)[valid], expected.swapaxes(1, 2)[valid]
     rows, wanted = (array.reshape(-1, array.shape[-1]) for array in (found, expected))
     parts = [
@@ -49,7 +49,7 @@ def _cosine_errors(rows: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.float
     one, other = rows.astype(np.float64), wanted.astype(np.float64)
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     cosines = (one * other).sum(axis=1) / np.maximum(norms, _SMALLEST_NORM)
-    # A row of zeros has no direction: it is right where both are zero.
+    # A row of zeros has no direction: it is correct where both are zero.
     cosines[norms <= _SMALLEST_NORM] = (one == other).all(axis=1)[norms <= _SMALLEST_NORM]
     errors: NDArray[np.float64] = np.where(np.isfinite(cosines), np.maximum(0.0, 1.0 - cosines), 2.0)
     return errors
@@ -60,9 +60,9 @@ def output_errors(
 ) -> NDArray[np.float64]:
     """Return 1 - cosine of each row of each floating output, and of each such output as a whole.
 
-    The worst of them is what `max_error` bounds: of hidden states and logits [B, S, D] that of each real token, of
-    embeddings [B, D] that of each text. A row of one number has no direction that could turn, so that outputs whose
-    last axis is one count as a whole only.
+    `max_error` bounds the largest of them: rows are real tokens of hidden states and logits [B, S, D], and texts of
+    embeddings [B, D]. A row of one number has no direction, so that outputs whose last axis is one count as a whole
+    only.
     """
     errors = [np.zeros(0)]
     for name, wanted in expected.items():

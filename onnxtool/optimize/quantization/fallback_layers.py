@@ -1,4 +1,4 @@
-"""Find the layers that have to stay in higher precision for the error to hold, with as little of it as possible."""
+"""Find the fewest layers that have to stay in higher precision for the error to hold."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from onnxtool.errors import PassError
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.switches import SwitchableModel
-from onnxtool.optimize.report import KeptLayer
+from onnxtool.optimize.report import FallbackLayer
 from onnxtool.runtime.session import Arrays
 
-# What calibration inputs may show of the error that is allowed: among other texts there are worse ones.
+# The part of the allowed error that calibration inputs may have: other texts may be worse.
 MARGIN = 0.6
 _MOST_FEEDS_TO_RANK_BY = 2
 _HIGHEST = "float32"
@@ -19,10 +19,10 @@ _HIGHEST = "float32"
 
 @dataclass(frozen=True)
 class Trials:
-    """A model whose layers can be switched to fewer bits, and what it is to be compared with.
+    """A model whose layers can be switched to fewer bits, and its reference outputs.
 
     Attributes:
-        expected: the outputs in float32, one a calibration input.
+        expected: the outputs in float32, one per calibration input.
     """
 
     model: SwitchableModel
@@ -30,15 +30,14 @@ class Trials:
     expected: Sequence[Arrays]
 
     def error(self, levels: Mapping[str, int], place: int) -> float:
-        """Return the largest error on one of the feeds with each layer at its level, those without one in float32."""
+        """Return the largest error on one of the feeds with each layer at its level; layers without one are float32."""
         return float(self.model.errors(levels, self.feeds[place], self.expected[place]).max(initial=0.0))
 
     def ranked(self, level: int, places: Sequence[int], on_progress: Callable[[str], None]) -> dict[str, float]:
         """Return all layers with the error of each alone at `level`, on the worst of the feeds at `places`.
 
-        Those come first whose error is largest for their weights. Errors of layers add up almost as if they were
-        independent, and the time of a layer goes with its weights: to keep those first that give most error back for
-        their time is then the cheapest way below a bound.
+        They are sorted by error per weight, the largest first. Errors of layers add up almost independently, and the
+        time of a layer grows with its weights, so that this order reaches a bound at the lowest cost.
         """
         sizes = self.model.num_weights
         errors = {}
@@ -48,11 +47,13 @@ class Trials:
         return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
 
 
-def find_kept_layers(trials: Trials, max_error: float, on_progress: Callable[[str], None]) -> tuple[KeptLayer, ...]:
+def find_fallback_layers(
+    trials: Trials, max_error: float, on_progress: Callable[[str], None]
+) -> tuple[FallbackLayer, ...]:
     """Return the fewest layers of the ranking that must be at a higher level for the error to be below `max_error`.
 
-    They rise to the next level one after another, and only when all are there the first of them rises again. The next
-    level may be of the same precision, and cost less than a higher one.
+    Layers are raised to the next level one after another; when all are there, the first of them is raised again. The
+    next level may have the same precision at a lower cost than a higher precision.
 
     Raises:
         PassError: all of them would have to be in float32.
@@ -63,14 +64,14 @@ def find_kept_layers(trials: Trials, max_error: float, on_progress: Callable[[st
     errors = [trials.error(dict.fromkeys(names, 0), place) for place in range(len(trials.feeds))]
     if max(errors) <= allowed:
         return ()
-    # The worst are what has to come down, and they tell soonest that a choice is not enough.
+    # Worst first: they show soonest that a choice is not enough.
     worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
 
     def holds(levels: Mapping[str, int]) -> bool:
         return all(trials.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
 
     level = next((one for one in range(last) if holds(dict.fromkeys(names, one + 1))), last)
-    # What a layer costs is told in the lowest precision, as exact as that can be where the next step leaves it.
+    # Layers are ranked in the lowest precision, at its most exact level.
     ranking_level = max(one for one in range(level + 1) if precisions[one] == precisions[0])
     ranked = trials.ranked(ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY], on_progress)
     if level == last:
@@ -83,11 +84,15 @@ def find_kept_layers(trials: Trials, max_error: float, on_progress: Callable[[st
         return holds(levels)
 
     levels = _levels_after(_fewest(len(names) - (level == last), is_enough), tuple(ranked), level)
-    return tuple(KeptLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
+    return tuple(FallbackLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
 
 
 def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: float, trials: Trials) -> None:
-    """Insist that the bound can be held with one layer that is not in float32, the last of `names`."""
+    """Check that the bound holds with one quantized layer, the last of `names`.
+
+    Raises:
+        PassError: it does not.
+    """
     levels = {names[-1]: len(precisions) - 2}
     error = max(trials.error(levels, place) for place in range(len(trials.feeds)))
     if error > MARGIN * max_error:
@@ -99,7 +104,7 @@ def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: flo
 
 
 def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
-    """Return the smallest number above 0 that is enough, where `most` is and more never spoils it."""
+    """Return the smallest number above 0 that is enough by bisection; `most` is enough."""
     too_few, enough = 0, most
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
@@ -111,7 +116,7 @@ def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
 
 
 def _levels_after(steps: int, names: Sequence[str], level: int) -> dict[str, int]:
-    """Return the level of each layer after so many of them, in the order of `names`, rose from `level` by one."""
+    """Return the level of each layer after the first `steps` of `names` were raised from `level` by one."""
     return {name: level + (number < steps) for number, name in enumerate(names)}
 
 

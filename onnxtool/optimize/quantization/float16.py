@@ -1,6 +1,6 @@
 """Convert weights and arithmetic to float16; inputs and outputs keep their types.
 
-What overflows stays in float32, and so do the operators that have no float16 kernel or lose too much in it.
+Nodes that overflow stay in float32, and so do operators without a float16 kernel, or with too large an error in it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _LARGEST = 65504.0
-# onnxruntime's converter leaves these in float32; a mask's lowest float32 would become an infinity behind them.
+# onnxruntime's converter keeps these in float32, and a mask's lowest float32 would become an infinity behind them.
 _TAKEN = frozenset({"Max", "Min"})
-# Which it forgets: these take float32 alone before opset 19, or always.
+# It converts these, which take only float32 before opset 19, or always.
 _LEFT = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
-# Their statistics, the further outputs, are float32 whatever they normalize.
+# Their other outputs, the statistics, are float32 for any input.
 _NORMALIZATIONS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
-# Attributes that name the dtype of what a node gives.
+# Attributes that name the dtype of the output.
 _DTYPES = ("to", "dtype", "output_datatype")
 
 
-def to_float16(kept: Collection[str] = ()) -> Pass:
-    """Return the pass that converts all but the nodes that make or read one of the values called `kept`."""
-    names = frozenset(kept)
+def to_float16(fallbacks: Collection[str] = ()) -> Pass:
+    """Return the pass that converts all nodes except those that compute or read a value named in `fallbacks`."""
+    names = frozenset(fallbacks)
     return Pass("float16", lambda model, _context: _apply(model, _context, names))
 
 
@@ -43,7 +43,7 @@ class _Conversion:
     Attributes:
         floats: the names of all values that are float32.
         halved: the nodes that compute in float16.
-        cast: what was cast already, by value and wanted dtype.
+        cast: the values cast so far, by value and wanted dtype.
     """
 
     model: ir.Model
@@ -52,13 +52,13 @@ class _Conversion:
     cast: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
 
     def is_half(self, value: ir.Value) -> bool:
-        """Whether a float value is made in float16 after the conversion."""
+        """Whether a float value is computed in float16 after the conversion."""
         node = value.producer()
         return node is not None and node in self.halved
 
 
-def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
-    """Replace float32 by float16, with Casts where it meets float32: inputs, outputs, and what stays as it is."""
+def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Outcome:
+    """Replace `y = Op(float x)` by `y = Op(float16 x)`, with a Cast at inputs, outputs and nodes that stay float32."""
     import onnx_ir as ir
     import onnx_ir.passes.common as common
 
@@ -69,7 +69,7 @@ def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
     angles = _angles(model)
-    halved = {node for node in model.graph if node not in angles and _computes_in_half(node, floats, kept)}
+    halved = {node for node in model.graph if node not in angles and _computes_in_half(node, floats, fallbacks)}
     conversion = _Conversion(model, floats, halved)
     outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
     for node in list(model.graph):
@@ -85,20 +85,20 @@ def _apply(model: ir.Model, _context: Context, kept: frozenset[str]) -> Outcome:
     for name, value in list(model.graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del model.graph.initializers[name]
-    num_kept = sum(1 for node in model.graph if node not in halved and any(v.name in kept for v in node.outputs))
+    num_kept = sum(1 for node in model.graph if node not in halved and any(v.name in fallbacks for v in node.outputs))
     note = f"{num_kept} nodes stay in float32, because they would overflow" if num_kept else ""
     return Outcome(model, len(halved), note)
 
 
 def _is_float32_matrix(value: ir.Value) -> bool:
-    """Whether there is a weight to convert; scalars and vectors may have stayed float32 on purpose."""
+    """Whether a value is a weight to convert; scalars and vectors may be float32 on purpose."""
     import onnx_ir as ir
 
     return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
 
 
 def _angles(model: ir.Model) -> set[ir.Node]:
-    """Return the nodes that make cosines and sines: a position times a frequency has few digits left in float16."""
+    """Return the nodes above cosines and sines: a position times a frequency has few correct digits in float16."""
     waiting = [node for node in model.graph if not node.domain and node.op_type in ("Cos", "Sin")]
     found: set[ir.Node] = set()
     while waiting:
@@ -111,11 +111,11 @@ def _angles(model: ir.Model) -> set[ir.Node]:
     return found
 
 
-def _computes_in_half(node: ir.Node, floats: frozenset[str], kept: frozenset[str]) -> bool:
+def _computes_in_half(node: ir.Node, floats: frozenset[str], fallbacks: frozenset[str]) -> bool:
     from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLOCK_LIST
 
     names = [str(value.name) for value in (*node.inputs, *node.outputs) if value is not None]
-    if not any(name in floats for name in names) or any(name in kept for name in names):
+    if not any(name in floats for name in names) or any(name in fallbacks for name in names):
         return False
     if node.op_type in _NORMALIZATIONS and any(one.uses() or one.is_graph_output() for one in node.outputs[1:]):
         return False
@@ -129,7 +129,7 @@ def _computes_in_half(node: ir.Node, floats: frozenset[str], kept: frozenset[str
 
 
 def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion) -> None:
-    """Let a node read a float value in the precision in which it computes."""
+    """Cast a float input of a node to the precision in which the node computes."""
     import onnx_ir as ir
 
     wanted = ir.DataType.FLOAT16 if node in conversion.halved else ir.DataType.FLOAT
@@ -148,7 +148,7 @@ def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion
 
 
 def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
-    """Let branches and bodies of loops, which stay in float32, read float32 of what a node gives in float16."""
+    """Cast float16 outputs of a node back to float32 for branches and loop bodies, which stay in float32."""
     import onnx_ir as ir
 
     for value in node.outputs:
@@ -163,7 +163,7 @@ def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
 
 
 def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """Return a tensor in float16, made when it is read; what is too large for it becomes the largest it has."""
+    """Return a tensor in float16, computed when it is read; numbers beyond its range become its largest number."""
     import onnx_ir as ir
 
     def convert() -> ir.TensorProtocol:
@@ -173,7 +173,7 @@ def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _retype(node: ir.Node, floats: frozenset[str]) -> None:
-    """Note that a node gives float16 now, also where it says so itself."""
+    """Set the dtype of the outputs of a node to float16, and the attributes that name it."""
     import onnx_ir as ir
 
     for output in node.outputs[:1] if node.op_type in _NORMALIZATIONS else node.outputs:
@@ -189,7 +189,7 @@ def _retype(node: ir.Node, floats: frozenset[str]) -> None:
 
 
 def _keep_output(value: ir.Value, graph: ir.Graph) -> None:
-    """Give an output of the graph its float32 back, under its name."""
+    """Cast an output of the graph back to float32, under its name."""
     import onnx_ir as ir
 
     name, value.name = value.name, f"{value.name}_float16"

@@ -1,4 +1,4 @@
-"""Keep embedding tables in blocks of 4 bits, or in those of the head that they are tied to.
+"""Quantize embedding tables to blocks of 4 bits, or to those of the head that they are tied to.
 
 Letters of shapes: V rows of a table, H their width, C blocks of a row.
 """
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from onnxtool.graph.edit import MICROSOFT, attribute, is_made_on_saving, replace_and_erase, tensor_of
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Outcome, Pass
+from onnxtool.optimize.pipeline import Outcome, Pass, refusals
 from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
-from onnxtool.optimize.quantization.int8_embeddings import is_large_table, open_fused_embeddings
+from onnxtool.optimize.quantization.int8_embeddings import is_large_table, unfuse_embeddings
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def int4_embeddings(grids: Grids | None = None) -> Pass:
-    """Return the pass that looks embeddings up in blocks of 4 bits.
+    """Return the pass that quantizes embeddings to blocks of 4 bits.
 
     Args:
-        grids: the grids that are known of one model, and how others are found; None for a pass that any model may have.
+        grids: the grids of one model, and the importances to find others; None for a pass for any model.
     """
     return Pass("int4_embeddings", lambda model, _context: _apply(model, Grids() if grids is None else grids))
 
@@ -33,10 +32,10 @@ def int4_embeddings(grids: Grids | None = None) -> Pass:
 def _apply(model: ir.Model, grids: Grids) -> Outcome:
     """Replace `Gather(table, ids)` by `GatherBlockQuantized(table in blocks, ids, scales, zero points)`.
 
-    A table whose head has blocks already reads those, of 4 bits or of 8. `EmbedLayerNormalization` is opened, where it
-    is given its positions.
+    A table that is tied to a quantized head shares its blocks, of 4 bits or of 8. `EmbedLayerNormalization` is unfused
+    where it has position ids.
     """
-    reasons = open_fused_embeddings(model)
+    reasons = unfuse_embeddings(model)
     found = [node for node in model.graph if node.op_type == "Gather" and not node.domain]
     written: dict[ir.Value, _Blocks] = {}
     num_changes = 0
@@ -45,9 +44,9 @@ def _apply(model: ir.Model, grids: Grids) -> Outcome:
         if table is None or not is_large_table(table):
             continue
         if attribute(node, "axis", 0) != 0:
-            reasons.append("not rows are looked up")
+            reasons.append("the lookup is not one of rows")
         elif tensor_of(table).shape.numpy()[1] % 2:
-            reasons.append("a row of an odd width has half a byte left")
+            reasons.append("a row of an odd width fills no whole bytes")
         else:
             if table not in written:
                 written[table] = _shared_blocks(table, model.graph, node) or _own_blocks(table, grids, node)

@@ -1,4 +1,4 @@
-"""Convert a model to int8, weights and activations, with a bound on its error."""
+"""Quantize a model to int8, weights and activations, within a bound on its error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustment
 from onnxtool.optimize.quantization.arithmetic import PLAIN, Adjustment
 from onnxtool.optimize.quantization.bounded import Quantized, Say, Scheme, quantize_within
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
-from onnxtool.optimize.quantization.int8_linear_layers import find_free_divisions, quantize_int8, write_adjusted
-from onnxtool.optimize.quantization.linear_layers import Product
+from onnxtool.optimize.quantization.int8_linear_layers import find_free_smoothing, quantize_int8, write_adjusted
+from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from onnxtool.graph.writer import Writer
     from onnxtool.optimize.pipeline import Pass
-    from onnxtool.optimize.report import KeptLayer
+    from onnxtool.optimize.report import FallbackLayer
 
 _INT8 = "int8"
 
@@ -32,49 +32,48 @@ def to_int8(
     static: bool = False,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> Quantized:
-    """Convert the products of a float32 model with weights to int8, as far as `max_error` allows.
+    """Quantize the linear layers of a float32 model to int8, within `max_error`.
 
-    What rounding takes from a product on average is given back in its bias. Channels whose outliers would take the grid
-    from all others are scaled down in front of a product, where a run has nothing to compute for that. Where the error
-    on `feeds` is not below `max_error` with a margin then, a multiplication scales them down in front of more and more
-    products, and then layers stay in float32, those first that cost most error for their size.
+    The average loss by rounding is added to the bias. Channels with outliers are scaled down in front of a layer where
+    that costs no node. Where the error on `feeds` is then not below `max_error` with a margin, a Mul scales them down
+    in front of more and more layers, and then layers stay in float32, those with the largest error per weight first.
 
     Args:
-        model: an optimized float32 model; it stays as it is.
+        model: an optimized float32 model; it is not changed.
         feeds: calibration inputs, each input name to array, on which the error is measured.
-        max_error: see `quantize_within`; with None, channels are scaled down wherever it is worth its time.
+        max_error: see `quantize_within`; with None, channels are scaled down wherever that is worth its time.
         static: whether activations are rounded to ranges that come from `feeds`, rather than to those of each run.
-        on_progress: is told what is being done.
+        on_progress: receives the current step.
 
     Raises:
-        PassError: there is nothing to convert, no feeds, or not even one layer can be in int8 within `max_error`.
+        PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
 
-    def choose(products: Sequence[Product], recording: Recording, say: Say) -> Scheme:
+    def choose(layers: Sequence[LinearLayer], recording: Recording, say: Say) -> Scheme:
         say("choosing scales")
-        choices = choose_adjustments(products, recording, static=static, free_divisions=find_free_divisions(products))
+        choices = choose_adjustments(layers, recording, static=static, free_smoothing=find_free_smoothing(layers))
         return _scheme(choices, bounded=max_error is not None)
 
     return quantize_within(model, feeds, max_error, choose, on_progress)
 
 
 def _scheme(choices: Mapping[str, Choice], *, bounded: bool) -> Scheme:
-    """Return how products are written: with a bound, divided only where the error needs it."""
+    """Return how layers are quantized: with a bound, activations are divided only where the error requires it."""
     best = {name: choice.best for name, choice in choices.items()}
     free = {name: choice.free for name, choice in choices.items()} if bounded else best
 
     def level(adjustments: Mapping[str, Adjustment], label: str) -> Level:
-        def write(product: Product, writer: Writer) -> ir.Value:
-            return write_adjusted(product, adjustments.get(product.name, PLAIN), writer, label)
+        def write(layer: LinearLayer, writer: Writer) -> ir.Value:
+            return write_adjusted(layer, adjustments.get(layer.name, PLAIN), writer, label)
 
         return Level(_INT8, write)
 
-    def convert(raised: Sequence[KeptLayer]) -> Pass:
-        kept = frozenset(layer.name for layer in raised if layer.precision != _INT8)
+    def convert(raised: Sequence[FallbackLayer]) -> Pass:
+        fallbacks = frozenset(layer.name for layer in raised if layer.precision != _INT8)
         divided = {choices[layer.name].group for layer in raised if layer.name in choices}
         return quantize_int8(
-            kept, {name: (best if choice.group in divided else free)[name] for name, choice in choices.items()}
+            fallbacks, {name: (best if choice.group in divided else free)[name] for name, choice in choices.items()}
         )
 
     levels = [level(free, "_free")]

@@ -1,4 +1,4 @@
-"""Keep embedding tables in int8, a quarter of their size.
+"""Quantize embedding tables to int8, a quarter of their size.
 
 Letters of shapes: V rows of a table, H their width, B batch, S sequence.
 """
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, replace_and_erase, tensor_of
 from onnxtool.graph.operators import named_inputs
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.notes import refusals
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import quantize_weight
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Smaller tables (positions, segments) are no size to speak of.
+# Smaller tables (positions, segments) hardly add to the size.
 _FEWEST_ROWS = 1024
 _NARROWEST = 8
 _FIRST_OPSET = 17  # of LayerNormalization
@@ -25,11 +24,11 @@ _DEFAULT_EPSILON = 1e-12  # of EmbedLayerNormalization
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Gather(table, ids)` by `Cast(Gather(int8 table, ids)) * Gather(scale, ids)`, with a scale for each row.
+    """Replace `Gather(table, ids)` by `Mul(Cast(Gather(int8 table, ids)), Gather(scale, ids))`, with a scale per row.
 
-    `EmbedLayerNormalization` is opened for that, where it is given its positions.
+    `EmbedLayerNormalization` is unfused first where it has position ids.
     """
-    reasons = open_fused_embeddings(model)
+    reasons = unfuse_embeddings(model)
     found = [
         node for node in model.graph if node.op_type == "Gather" and not node.domain and is_large_table(node.inputs[0])
     ]
@@ -37,7 +36,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     num_changes = 0
     for node in found:
         if attribute(node, "axis", 0) != 0:
-            reasons.append("not rows are looked up")
+            reasons.append("the lookup is not one of rows")
             continue
         _write(node, written)
         num_changes += 1
@@ -48,12 +47,12 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 
 def is_large_table(table: ir.Value | None) -> bool:
-    """Whether `table` is a float32 matrix that is worth it."""
+    """Whether `table` is a float32 matrix large enough to be quantized, which only lookups read."""
     import onnx_ir as ir
 
     if table is None or not is_weight(table, 2) or table.is_graph_output():
         return False
-    # Where anything else reads it (a head that stays in float32), a second copy would only add to the size.
+    # Where another node reads it (a head that stays in float32), a quantized copy would only add to the size.
     if any(reader.op_type not in ("Gather", "EmbedLayerNormalization") for reader, _ in table.uses()):
         return False
     tensor = tensor_of(table)
@@ -80,7 +79,7 @@ def _write(node: ir.Node, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) ->
 
 
 def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
-    """Return int8 [V, H] and its scale, float32 [V, 1], which are computed when their bytes are asked for."""
+    """Return int8 [V, H] and its scale, float32 [V, 1], computed when their bytes are read."""
     import numpy as np
     import onnx_ir as ir
 
@@ -95,7 +94,7 @@ def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.Tensor
     )
 
 
-def open_fused_embeddings(model: ir.Model) -> list[str]:
+def unfuse_embeddings(model: ir.Model) -> list[str]:
     """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return why not where it stays."""
     reasons = []
     for node in model.graph:
@@ -107,15 +106,15 @@ def open_fused_embeddings(model: ir.Model) -> list[str]:
         if model.opset_imports.get("", 0) < _FIRST_OPSET:
             reasons.append(f"opset below {_FIRST_OPSET}")
         elif inputs["position_ids"] is None:
-            reasons.append("the embedding counts its positions itself")
+            reasons.append("the embedding has no input of position ids")
         elif any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
             reasons.append("the mask or the sum of the embedding is read")
         else:
-            _open(node, inputs)
+            _unfuse(node, inputs)
     return reasons
 
 
-def _open(node: ir.Node, inputs: dict[str, Any]) -> None:
+def _unfuse(node: ir.Node, inputs: dict[str, Any]) -> None:
     writer = Writer(node)
     total = writer.node("Gather", [inputs["word_embedding"], inputs["input_ids"]], like=node.outputs[0])
     for table, ids in (("position_embedding", "position_ids"), ("segment_embedding", "segment_ids")):

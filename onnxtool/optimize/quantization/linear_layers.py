@@ -1,6 +1,6 @@
-"""The products with weights of a graph: which of them int8 can compute, and the packed attention opened up to show its.
+"""Find the linear layers of a graph that can be quantized, and unfuse operators that contain one, such as Attention.
 
-Letters of shapes: K width of the input, N width of the product.
+Letters of shapes: K width of the input, N width of the output.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PASSED_ON = ("num_heads", "mask_filter_value", "scale", "unidirectional")
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product of activations with a weight, and the bias that is added to it.
+class LinearLayer:
+    """A MatMul of activations with a weight, and the bias that is added to it.
 
     Attributes:
         weight: float32 [K, N], or [N, K] where `transposed`.
         bias: float32 [N]; None where there is none.
-        result: what the graph reads: the product, or its sum with the bias.
+        result: the output of the MatMul, or its sum with the bias.
     """
 
     node: ir.Node
@@ -56,7 +56,7 @@ class Product:
 
     @property
     def value(self) -> ir.Value:
-        """The activations, float32 [..., K]: what the node reads now, which may be another product written anew."""
+        """The activations, float32 [..., K]: the current input of the node, which another layer may have replaced."""
         value = self.node.inputs[0]
         if value is None:
             raise ValueError(f"{self.node.name} has no input")
@@ -64,8 +64,17 @@ class Product:
 
     @property
     def name(self) -> str:
-        """The name of the weight, which is how reports call a product."""
+        """The name of the weight, by which reports call a layer."""
         return str(self.weight.name)
+
+    @property
+    def stored_name(self) -> str:
+        """The name of the quantized weight.
+
+        A square one may be read as its transpose as well, which has other columns, and the shapes of the two are equal.
+        """
+        rows, columns = self.size
+        return f"{self.name}_transposed" if self.transposed and rows == columns else self.name
 
     @property
     def num_weights(self) -> int:
@@ -79,7 +88,7 @@ class Product:
         return (columns, rows) if self.transposed else (rows, columns)
 
     def weight_reader(self) -> Callable[[], Floats]:
-        """Return what reads the weight, float32 [K, N], also when the product has left the graph."""
+        """Return a function that reads the weight, float32 [K, N], also after the layer was removed from the graph."""
         tensor, transposed = tensor_of(self.weight), self.transposed
 
         def read() -> Floats:
@@ -96,9 +105,9 @@ class Product:
         return array
 
 
-def find_products(model: ir.Model) -> tuple[list[Product], list[str]]:
-    """Find the products of float32 activations with a float32 matrix, and why others were passed over."""
-    products, reasons = [], []
+def find_linear_layers(model: ir.Model) -> tuple[list[LinearLayer], list[str]]:
+    """Find the linear layers with a float32 weight, and the reasons why others cannot be quantized."""
+    layers, reasons = [], []
     for node in model.graph:
         if (node.domain, node.op_type) not in _TRANSPOSED or not is_weight(node.inputs[1], 2):
             continue
@@ -106,17 +115,17 @@ def find_products(model: ir.Model) -> tuple[list[Product], list[str]]:
         if reason:
             reasons.append(reason)
         else:
-            products.append(_product(node))
-    return products, reasons
+            layers.append(_linear_layer(node))
+    return layers, reasons
 
 
-# Attributes that say that the weight is transposed, by operator.
+# The attribute for a transposed weight, by operator.
 _TRANSPOSED = {("", "MatMul"): "", ("", "Gemm"): "transB", (MICROSOFT, "FusedMatMul"): "transB"}
 _PLAIN_ATTRIBUTES = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transBatchA": 0, "transBatchB": 0}
 
 
 def _objection(node: ir.Node) -> str:
-    """Return why int8 cannot compute a product; empty where it can."""
+    """Return why a layer cannot be quantized; empty where it can."""
     import onnx_ir as ir
 
     if tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
@@ -149,46 +158,46 @@ def _is_vector(value: ir.Value | None, length: int) -> bool:
     return is_weight(value, 1) and value is not None and tensor_of(value).size == length
 
 
-def _product(node: ir.Node) -> Product:
+def _linear_layer(node: ir.Node) -> LinearLayer:
     weight, result = _weight_of(node), node.outputs[0]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     add = only_consumer(result, "Add") if bias is None else None
     parts = None if add is None else operands(add, lambda one: _is_vector(one, _size(node)[1]))
     if add is not None and parts is not None:
         bias, result = parts[0], add.outputs[0]
-    return Product(node, weight, _is_transposed(node), bias, result)
+    return LinearLayer(node, weight, _is_transposed(node), bias, result)
 
 
-def open_products(model: ir.Model, kept: frozenset[str], shapes: Shapes) -> list[str]:
-    """Take apart the operators that hide a product with a weight, or its bias, where that is to be in fewer bits.
+def unfuse_linear_layers(model: ir.Model, fallbacks: frozenset[str], shapes: Shapes) -> list[str]:
+    """Unfuse operators that contain a linear layer, or its bias, where the layer is to be quantized.
 
-    `Attention(x, W, b)` becomes `MultiHeadAttention(x @ Wq + bq, x @ Wk + bk, x @ Wv + bv)`: one product and a split
-    of it take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: products in fewer bits add a bias for nothing.
-    Those whose weights are all in `kept` stay. Returns why others do.
+    `Attention(x, W, b)` becomes `MultiHeadAttention(x @ Wq + bq, x @ Wk + bk, x @ Wv + bv)`: one MatMul and a Split
+    take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: quantized layers add a bias at no cost. Operators whose
+    weights are all among `fallbacks` stay. Returns why others stay.
     """
     reasons = []
     for node in list(model.graph):
         if (node.domain, node.op_type) == (MICROSOFT, "BiasGelu"):
-            product = producer(node.inputs[0], "MatMul")
-            if product is not None and _weight_of(product).name not in kept and is_weight(product.inputs[1], 2):
-                _open_bias_gelu(node)
+            matmul = producer(node.inputs[0], "MatMul")
+            if matmul is not None and _weight_of(matmul).name not in fallbacks and is_weight(matmul.inputs[1], 2):
+                _unfuse_bias_gelu(node)
         if (node.domain, node.op_type) != (MICROSOFT, "Attention"):
             continue
-        reason = _objection_to_opening(node, shapes)
+        reason = _objection_to_unfusing(node, shapes)
         if reason:
             reasons.append(reason)
-        elif not kept.issuperset(_names_of_parts(_weight_of(node))):
-            _open_attention(node)
+        elif not fallbacks.issuperset(_names_of_parts(_weight_of(node))):
+            _unfuse_attention(node)
     return reasons
 
 
-def _open_bias_gelu(node: ir.Node) -> None:
+def _unfuse_bias_gelu(node: ir.Node) -> None:
     writer = Writer(node)
     total = writer.node("Add", node.inputs, like=node.inputs[0])
     replace_and_erase(node.outputs[0], writer.node("Gelu", [total], domain=MICROSOFT, like=node.outputs[0]))
 
 
-def _objection_to_opening(node: ir.Node, shapes: Shapes) -> str:
+def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
     import onnx_ir as ir
 
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
@@ -215,7 +224,7 @@ def _size_of_weight(node: ir.Node) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def _open_attention(node: ir.Node) -> None:
+def _unfuse_attention(node: ir.Node) -> None:
     writer = Writer(node)
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
     weight, bias = _weight_of(node), inputs["bias"]
@@ -242,7 +251,7 @@ def _names_of_parts(weight: ir.Value) -> list[str]:
 
 
 def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Value:
-    """Return the columns of queries, keys or values of a packed weight, read from it when somebody asks for them."""
+    """Return the columns of queries, keys or values of a packed weight, read from it when they are needed."""
     import onnx_ir as ir
 
     tensor = tensor_of(weight)
@@ -256,16 +265,16 @@ def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Val
 
 
 def shared_initializer(tensor: ir.TensorProtocol, name: str, writer: Writer) -> ir.Value:
-    """Return the initializer that holds `tensor`: that of another product with the same weight where there is one."""
+    """Return an initializer that holds `tensor`: that of another layer with the same weight where there is one."""
     held: ir.Value | None = writer.initializers.get(name)
-    # What a file brought under this name is not made on saving.
+    # An initializer of the input file under this name is not computed on saving.
     if held is not None and is_made_on_saving(tensor_of(held)) and tensor_of(held).shape == tensor.shape:
         return held
     return writer.initializer(tensor, name)
 
 
 def scalable_normalization(value: ir.Value) -> ir.Node | None:
-    """Return the normalization that makes `value`, where its scale and shift can take a factor a channel; else None."""
+    """Return the normalization that computes `value` if scale and shift can absorb a factor per channel, else None."""
     node = producer(value, "LayerNormalization")
     if node is None or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         return None

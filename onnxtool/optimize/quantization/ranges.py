@@ -1,4 +1,4 @@
-"""How large the values inside a model become, measured by running it."""
+"""Measure how large the values inside a model become, by running it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
             outputs = session.run(feed)
             for name in names:
                 found = float(outputs[_PREFIX + name])
-                if found != -np.inf:  # which is the largest of no elements, as keys before the first token have none
+                if found != -np.inf:  # the maximum of no elements, such as the keys before the first token
                     largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
     return largest
 

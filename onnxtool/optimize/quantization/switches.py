@@ -1,7 +1,7 @@
-"""A model that holds its products in float32 and in fewer bits, with an input that says which of them to take.
+"""A model with its linear layers in float32 and in fewer bits, and an input that selects between them.
 
-Any choice of layers is measured by running one session, where building and loading a model for each would take minutes.
-Letters of shapes: M products, L levels.
+One session measures any choice of layers; building and loading a model for each would take minutes.
+Letters of shapes: M layers, L levels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxtool.graph.shapes import fill_types, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
-from onnxtool.optimize.quantization.linear_layers import Product, find_products, open_products
+from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.runtime.session import Arrays, Session
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ _SWITCHES = "onnxtool.switches"
 
 @dataclass(frozen=True)
 class Level:
-    """A precision that a product can have.
+    """A precision of a layer.
 
     Attributes:
         precision: its name, such as `int8`.
-        write: writes the product in it and returns the result.
+        write: writes a layer in this precision and returns its result.
     """
 
     precision: str
-    write: Callable[[Product, Writer], ir.Value]
+    write: Callable[[LinearLayer, Writer], ir.Value]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SwitchableModel:
     """A session on a model with switches.
 
     Attributes:
-        num_weights: of each product that can be switched, by its name.
+        num_weights: the number of weights of each layer, by its name.
         precisions: the names of the levels, the lowest first.
     """
 
@@ -58,7 +58,7 @@ class SwitchableModel:
         """Return the errors of all outputs (see `output_errors`) on `feeds`.
 
         Args:
-            levels: the place of its level in `precisions` for each product that is not in float32.
+            levels: the place of its level in `precisions` for each layer that is not in float32.
             feeds: input name to array.
             expected: the outputs in float32.
         """
@@ -75,36 +75,36 @@ def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> S
     import onnx_ir as ir
 
     model = model.clone()
-    open_products(model, frozenset(), find_shapes(model))
+    unfuse_linear_layers(model, frozenset(), find_shapes(model))
     fill_types(model)
-    products, _ = find_products(model)
-    sizes = {product.name: product.num_weights for product in products}
+    layers, _ = find_linear_layers(model)
+    sizes = {layer.name: layer.num_weights for layer in layers}
     num_switches = len(levels) * len(sizes)
     switches = ir.Value(name=_SWITCHES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([num_switches]))
     model.graph.inputs.append(switches)
     places = {name: place for place, name in enumerate(sizes)}
-    for product in products:
-        _write_switches(product, levels, switches, range(places[product.name], num_switches, len(sizes)))
+    for layer in layers:
+        _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
     return SwitchableModel(sizes, tuple(level.precision for level in levels), open_written(model, folder))
 
 
-def _write_switches(product: Product, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
-    """Replace a product p by `p + switch * (int8 p - p)`, with such a term for each level."""
+def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
+    """Replace the result p of a layer by `p + switch * (int8 p - p)`, with one such term per level."""
     import onnx_ir as ir
 
-    graph, last = product.node.graph, product.result.producer()
+    graph, last = layer.node.graph, layer.result.producer()
     if graph is None or last is None:
-        raise ValueError(f"{product.name} is in no graph")
-    # Everything else reads the new node from now on, and only then the new node reads the product.
+        raise ValueError(f"{layer.name} is in no graph")
+    # First every consumer reads the new node, then the new node reads the layer.
     joint = ir.node("Identity", [None])
     graph.insert_after(last, joint)
-    replace(product.result, joint.outputs[0])
-    product.result.name = product.result.name or f"{product.name}_float32"  # an output of the graph gave its name away
+    replace(layer.result, joint.outputs[0])
+    layer.result.name = layer.result.name or f"{layer.name}_float32"  # an output of the graph has passed its name on
     writer = Writer(joint)
-    total = product.result
+    total = layer.result
     for level, place in zip(levels, places, strict=True):
-        quantized = level.write(product, writer)
+        quantized = level.write(layer, writer)
         switch = writer.node("Gather", [switches, writer.constant(np.array(place), f"onnxtool.place_{place}")])
-        difference = writer.node("Sub", [quantized, product.result])
-        total = writer.node("Add", [total, writer.node("Mul", [switch, difference])], like=product.result)
+        difference = writer.node("Sub", [quantized, layer.result])
+        total = writer.node("Add", [total, writer.node("Mul", [switch, difference])], like=layer.result)
     joint.replace_input_with(0, total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +11,21 @@ from onnxtool.errors import ArtifactError
 from onnxtool.options import Force, Option
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.forward_export import Forward, ForwardOptions, export_forward
-from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, LossType, make_artifacts
+from onnxtool.training.artifacts.generation import (
+    LOSSES,
+    ArtifactOptions,
+    ArtifactReport,
+    LossType,
+    OptimType,
+    make_artifacts,
+)
 from onnxtool.training.artifacts.reference import LossSetting
 from onnxtool.training.artifacts.verification import ArtifactVerification, verify_artifacts
 from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
 
 NONE = "none"
 LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
-OPTIMIZERS: Mapping[str, type[onnxblock.optim.Optimizer]] = {"AdamW": onnxblock.optim.AdamW, "SGD": onnxblock.optim.SGD}
-OPTIMIZER_NAMES = (*OPTIMIZERS, NONE)
+OPTIMIZER_NAMES = (*(kind.name for kind in OptimType), NONE)
 
 
 @dataclass(frozen=True)
@@ -29,21 +35,12 @@ class PreparationOptions:
     Attributes:
         model_path: an ONNX file; this or `forward` is given.
         forward: a checkpoint to export.
-        train: names or patterns of parameters to train.
-        freeze: names or patterns of parameters to freeze.
         loss: one of LOSS_NAMES.
-        loss_inputs: the inputs of the loss.
         class_axis: the class axis of a cross entropy; None for 1 with a file, and for the last with a checkpoint.
         ignore_index: of a cross entropy; None for none with a file, and for -100 with a checkpoint.
-        shift_labels: whether the logits at a token are for the label of the next one; None to shift the labels of
-            causal language models.
-        verify: compare loss and gradients of a checkpoint's artifacts with PyTorch.
+        shift_labels: None to shift the labels of causal language models.
         optimizer: one of OPTIMIZER_NAMES.
-        weight_decay: of the optimizer.
-        max_grad_norm: gradients are clipped to this norm.
-        additional_outputs: further outputs of the training and the eval model.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them.
-        output: the folder; None for `models/NAME-training`.
     """
 
     model_path: Annotated[Path | None, Option("A forward model, an ONNX file.")] = None
@@ -81,12 +78,12 @@ class PreparationOptions:
         ),
     ] = None
     ignore_index: Annotated[
-        int | None, Option("Labels of this value do not count.", default="none of a file, -100 of a checkpoint")
+        int | None, Option("Labels of this value are ignored.", default="none of a file, -100 of a checkpoint")
     ] = None
     shift_labels: Annotated[
         bool | None,
         Option(
-            "Whether the scores at a token are for the label of the next one.",
+            "Whether the logits at a token are for the label of the next one.",
             default="yes for checkpoints of causal language models, as in transformers",
         ),
     ] = None

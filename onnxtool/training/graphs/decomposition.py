@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.autodiff.builder import Builder, Tensor
+from onnxtool.graph.edit import attribute
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,12 +27,11 @@ def _cross_entropy(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor]:
     import onnx_ir as ir
 
     x, labels, *weights = (build.tensor(value) for value in node.inputs if value is not None)
-    ignored = node.attributes.get("ignore_index")
-    reduction = node.attributes.get_string("reduction", "mean")
+    ignored, reduction = attribute(node, "ignore_index"), attribute(node, "reduction", "mean")
     log_probability = build.op("LogSoftmax", x, axis=1)
     is_valid = None
     if ignored is not None:
-        is_valid = build.op("Not", labels.equals(build.constant(ignored.as_int(), labels.dtype)))
+        is_valid = build.op("Not", labels.equals(build.constant(ignored, labels.dtype)))
         labels = build.where(is_valid, labels, build.constant(0, labels.dtype))
     column = build.op("Unsqueeze", labels, build.axes([1]))
     losses = -build.op("Squeeze", build.op("GatherElements", log_probability, column, axis=1), build.axes([1]))
@@ -56,8 +56,7 @@ def decompose_batch_normalizations(graph: ir.Graph) -> None:
     build = Builder(graph)
     replaced: dict[ir.Node, list[Tensor]] = {}
     for node in graph:
-        mode = node.attributes.get("training_mode")
-        if node.op_type != "BatchNormalization" or node.domain != "" or mode is None or not mode.as_int():
+        if node.op_type != "BatchNormalization" or node.domain != "" or not attribute(node, "training_mode"):
             continue
         x, scale, bias = (build.tensor(value) for value in node.inputs[:3] if value is not None)
         axes = batch_axes(node)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.autodiff.builder import Builder
+from onnxtool.graph.edit import attribute
 from onnxtool.training.graphs.decomposition import batch_axes, moments
 
 if TYPE_CHECKING:
@@ -65,9 +66,8 @@ def set_training_mode(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
         if node.op_type == "Dropout" and node.domain == "":
             _enable_dropout(graph, node)
         elif node.op_type == "BatchNormalization" and node.domain == "":
-            mode = node.attributes.get("training_mode")
             names = {value.name for value in node.inputs[1:3] if value is not None}
-            if (mode is not None and mode.as_int()) or not names.isdisjoint(trained):
+            if attribute(node, "training_mode") or not names.isdisjoint(trained):
                 node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
                 _read_running_statistics(node)
                 node.resize_outputs(3)  # type inference requires all three in this mode

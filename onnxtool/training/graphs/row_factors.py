@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onnxtool.autodiff.builder import Builder, Tensor
+from onnxtool.graph.edit import attribute, constant
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -119,14 +120,10 @@ def _fits(node: ir.Node, place: int, width: int) -> bool:
 
 def _sums_rows(node: ir.Node) -> bool:
     """Return whether a node sums over all axes except the last."""
-    import onnx_ir as ir
-
-    x, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
-    constant = None if axes is None else ir.convenience.get_const_tensor(axes)
-    keepdims = node.attributes.get("keepdims")
-    if x is None or x.shape is None or constant is None or keepdims is None or keepdims.as_int():
+    x, axes = node.inputs[0], constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if x is None or x.shape is None or axes is None or attribute(node, "keepdims", 1):
         return False
-    return sorted(axis % len(x.shape) for axis in constant.numpy().tolist()) == list(range(len(x.shape) - 1))
+    return sorted(axis % len(x.shape) for axis in axes.tolist()) == list(range(len(x.shape) - 1))
 
 
 def _other(node: ir.Node, place: int) -> ir.Value:

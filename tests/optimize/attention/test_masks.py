@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.graph.shapes import find_shapes
-from onnxtool.optimize.attention.masks import BIAS, NOTHING, Meaning, find_meaning
-from onnxtool.optimize.attention.scores import Masking, anchors, find_attention
+from onnxtool.optimize.attention.masks import BIAS, NO_MASK, MaskKind, find_mask_kind
+from onnxtool.optimize.attention.scores import Masking, find_attention, match_roots
 from onnxtool.optimize.passes.attention import attention
 from tests.optimize.attention.graphs import INPUTS, MASKINGS, PADDING, PLACES, attention_graph, ragged_feeds
 from tests.optimize.passes.builders import apply, run
@@ -30,23 +30,23 @@ NAMES = {
 }
 
 
-def meaning_of(masking: str, inputs: str = INPUTS, constants: Mapping[str, Any] | None = None) -> Meaning:
-    """Return the meaning of the masks in an attention."""
-    return meaning_in(attention_graph(masking, inputs=inputs, constants=constants))
+def kind_of(masking: str, inputs: str = INPUTS, constants: Mapping[str, Any] | None = None) -> MaskKind:
+    """Return the kind of the masks in an attention."""
+    return kind_in(attention_graph(masking, inputs=inputs, constants=constants))
 
 
-def meaning_in(model: ir.Model) -> Meaning:
+def kind_in(model: ir.Model) -> MaskKind:
     shapes = find_shapes(model)
-    (anchor,) = anchors(model.graph)
-    return find_meaning(model, find_attention(anchor, shapes).masking, shapes)
+    (root,) = match_roots(model.graph)
+    return find_mask_kind(model, find_attention(root, shapes).masking, shapes)
 
 
-def name_of(meaning: Meaning) -> str:
-    """Call a meaning by what it has."""
+def name_of(mask_kind: MaskKind) -> str:
+    """Name a mask kind by its parts."""
     parts = [
-        *(["padding"] if meaning.padding is not None else []),
-        *(["causal"] if meaning.is_causal else []),
-        *(["bias"] if meaning.is_bias else []),
+        *(["padding"] if mask_kind.padding is not None else []),
+        *(["causal"] if mask_kind.is_causal else []),
+        *(["bias"] if mask_kind.is_bias else []),
     ]
     return ", ".join(parts) or "nothing"
 
@@ -54,12 +54,12 @@ def name_of(meaning: Meaning) -> str:
 @pytest.mark.parametrize("masking", MASKINGS)
 def test_a_mask_is_known_by_what_it_does(masking: str) -> None:
     """However it is computed."""
-    assert name_of(meaning_of(MASKINGS[masking])) == NAMES[masking]
+    assert name_of(kind_of(MASKINGS[masking])) == NAMES[masking]
 
 
 def test_the_padding_is_the_input_of_the_graph() -> None:
     """Not what was computed from it."""
-    padding = meaning_of(MASKINGS["both"]).padding
+    padding = kind_of(MASKINGS["both"]).padding
     assert padding is not None
     assert padding.is_graph_input()
     assert padding.name == "attention_mask"
@@ -68,12 +68,12 @@ def test_the_padding_is_the_input_of_the_graph() -> None:
 @pytest.mark.parametrize("width", [3, 8, 64, 512, 2000])
 def test_a_window_is_found_however_wide_it_is(width: int) -> None:
     """A short sequence would not show it."""
-    assert meaning_of(MASKINGS["window"], constants={"window": np.array(width)}) == BIAS
+    assert kind_of(MASKINGS["window"], constants={"window": np.array(width)}) == BIAS
 
 
 def test_a_window_that_is_too_wide_to_try_stays_a_bias() -> None:
     """A mask grows with the square of it, and a bias is always right."""
-    assert meaning_of(MASKINGS["window"], constants={"window": np.array(4096)}) == BIAS
+    assert kind_of(MASKINGS["window"], constants={"window": np.array(4096)}) == BIAS
 
 
 @pytest.mark.parametrize("positions", [64, 120, 600])
@@ -91,11 +91,11 @@ def test_a_window_is_found_in_a_model_of_few_positions(positions: int) -> None:
             "two_index": np.array([2]),
         },
     )
-    assert meaning_in(model) == BIAS
+    assert kind_in(model) == BIAS
 
 
-@pytest.mark.parametrize(("width", "expected"), [(20, BIAS), (64, Meaning(is_causal=True))])
-def test_a_window_in_a_table_is_found(width: int, expected: Meaning) -> None:
+@pytest.mark.parametrize(("width", "expected"), [(20, BIAS), (64, MaskKind(is_causal=True))])
+def test_a_window_in_a_table_is_found(width: int, expected: MaskKind) -> None:
     """GPT-Neo writes one into a table of all places; a table as wide as it is long has none."""
     places = np.arange(64)
     apart = places[:, None] - places[None, :]
@@ -110,7 +110,7 @@ def test_a_window_in_a_table_is_found(width: int, expected: Meaning) -> None:
         "two_index": np.array([2]),
         "axes": np.array([2, 3]),
     }
-    assert meaning_of(body, constants=constants) == expected
+    assert kind_of(body, constants=constants) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_a_window_in_a_table_is_found(width: int, expected: Meaning) -> None:
 def test_a_mask_may_be_of_any_dtype(dtype: str, condition: str) -> None:
     """Its name has to say that it is one."""
     body = f"{condition} allowed = Unsqueeze(real, outer) {PADDED}"
-    assert name_of(meaning_of(body, INPUTS.replace("int64[B, S] attention_mask", f"{dtype}[B, S] mask"))) == "padding"
+    assert name_of(kind_of(body, INPUTS.replace("int64[B, S] attention_mask", f"{dtype}[B, S] mask"))) == "padding"
 
 
 def test_a_mask_of_another_name_is_known_by_what_it_does() -> None:
     """Whatever is not zero counts as a token to see."""
     inputs = INPUTS.replace("attention_mask", "padding")
     model = attention_graph(f"{PADDING} {PADDED}".replace("attention_mask", "padding"), inputs=inputs)
-    assert name_of(meaning_in(model)) == "padding"
+    assert name_of(kind_in(model)) == "padding"
     feeds = ragged_feeds()
     real = feeds["attention_mask"].astype(bool)
     feeds["padding"] = feeds.pop("attention_mask")
@@ -140,42 +140,42 @@ def test_a_mask_of_the_first_tokens_alone_is_no_padding() -> None:
     """Rows that differ from the mask in one place are enough."""
     body = f"{PLACES} early = Less(column, window) {PADDING} both = And(allowed, early)"
     body += " masked = Where(both, scaled, lowest)"
-    assert meaning_of(body) == BIAS
+    assert kind_of(body) == BIAS
 
 
 def test_a_mask_of_every_head_for_itself_stays_a_bias() -> None:
     """The fused operators know one for all of them."""
     body = "masked = Where(by_head, scaled, lowest)"
-    assert meaning_of(body, constants={"by_head": np.array([True, False]).reshape(1, 2, 1, 1)}) == BIAS
+    assert kind_of(body, constants={"by_head": np.array([True, False]).reshape(1, 2, 1, 1)}) == BIAS
 
 
 def test_what_is_added_is_a_bias_unless_it_keeps_out() -> None:
     """-10 lowers a score and keeps no token out."""
     body = MASKINGS["padding, added"].replace("lowest", "low")
-    assert meaning_of(body, constants={"low": np.array(-10.0, np.float32)}) == BIAS
+    assert kind_of(body, constants={"low": np.array(-10.0, np.float32)}) == BIAS
 
 
 def test_what_keeps_nothing_out_is_nothing() -> None:
     """Such as an attention_mask of image models, which is there for its form."""
     body = f"{PLACES} all = Greater(column, below) masked = Where(all, scaled, lowest)"
-    assert meaning_of(body, constants={"below": np.array(-1)}) == NOTHING
+    assert kind_of(body, constants={"below": np.array(-1)}) == NO_MASK
 
 
 def test_a_mask_that_comes_from_hidden_states_stays_a_bias() -> None:
     """What it keeps out depends on numbers, not on the lengths of rows."""
     length = "b = Abs(x) a = ReduceMax <axes=[-1], keepdims=0> (b) real = Greater(a, one)"
     body = f"{length} allowed = Unsqueeze(real, outer) {PADDED}"
-    assert meaning_of(body) == BIAS
+    assert kind_of(body) == BIAS
 
 
 def test_no_masks_mean_nothing() -> None:
     """And nothing is run."""
     model = attention_graph()
-    assert find_meaning(model, Masking(), find_shapes(model)) == NOTHING
+    assert find_mask_kind(model, Masking(), find_shapes(model)) == NO_MASK
 
 
 @pytest.mark.parametrize("masking", ["padding", "both"])
 def test_a_model_of_fixed_sizes_has_masks_as_well(masking: str) -> None:
     """There is one size to try."""
     inputs = "float[3, 7, 8] x, int64[3, 7] attention_mask"
-    assert name_of(meaning_of(MASKINGS[masking], inputs)) == NAMES[masking]
+    assert name_of(kind_of(MASKINGS[masking], inputs)) == NAMES[masking]

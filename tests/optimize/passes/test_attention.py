@@ -5,13 +5,14 @@ Letters of shapes: B batch, S sequence, H = 2 heads, D = 4 the size of a head.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtool.optimize.attention.masks import NOTHING
+from onnxtool.optimize.attention.masks import NO_MASK
 from onnxtool.optimize.passes import attention as module
 from onnxtool.optimize.passes.attention import attention
 from tests.optimize.attention.graphs import MASKINGS, SCORES, WEIGHTING, attention_graph, ragged_feeds
@@ -20,13 +21,13 @@ from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,
     assert_same_numbers,
-    assert_twice_is_once,
     build,
     count,
     normal,
     operators,
     run,
 )
+from tests.optimize.passes.properties import Row
 
 MASK_INPUT, BIAS_INPUT = 3, 5  # of com.microsoft::Attention
 # What each masking becomes: whether there is a mask, a bias, and an attribute for causal.
@@ -83,15 +84,9 @@ def test_a_mask_becomes_what_it_means(masking: str) -> None:
     assert "Softmax" not in operators(model)
 
 
-@pytest.mark.parametrize("masking", MASKINGS)
-def test_an_attention_is_written_once(masking: str) -> None:
-    """The second time there is none."""
-    assert_twice_is_once(attention, attention_graph(MASKINGS[masking]))
-
-
 def test_a_mask_that_is_lost_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a planted error in the meaning of masks the numbers differ."""
-    monkeypatch.setattr(module, "find_meaning", lambda *_: NOTHING)
+    """With a planted error in the kind of a mask the numbers differ."""
+    monkeypatch.setattr(module, "find_mask_kind", lambda *_: NO_MASK)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_same_on_real_tokens(attention_graph(MASKINGS["padding"]), ragged_feeds())
 
@@ -310,3 +305,6 @@ def test_scores_of_one_side_are_no_attention() -> None:
     )
     model = build(text, {"w": normal(4, 5)})
     assert_left_alone(attention, model, "keys whose heads cannot be told apart")
+
+
+ROW = Row(attention, {name: partial(attention_graph, masking) for name, masking in MASKINGS.items()}, atol=None)

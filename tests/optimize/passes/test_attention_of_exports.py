@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.optimize.attention.scores import anchors
+from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
 from onnxtool.optimize.passes.fold_constants import fold_constants
@@ -57,10 +57,10 @@ def test_every_attention_of_an_architecture_is_fused(workshop: Workshop, exporte
     """And computes what PyTorch computes, on padding on either side and holes; without the mask it would not."""
     architecture = ARCHITECTURES[name]
     model = settled(workshop, exporter, name, form)
-    assert len(list(anchors(model.graph))) == architecture.num_layers
+    assert len(list(match_roots(model.graph))) == architecture.num_layers
     outcome = apply(attention, model)
     assert (outcome.num_changes, outcome.note) == (architecture.num_layers, "")
-    assert not list(anchors(model.graph))
+    assert not list(match_roots(model.graph))
 
     feeds = architecture.feeds()
     expected = ask_torch(architecture, form, feeds)
@@ -105,7 +105,7 @@ def test_capped_scores_are_left_alone(workshop: Workshop) -> None:
 def test_probabilities_that_are_outputs_are_kept(workshop: Workshop, name: str) -> None:
     """As `output_attentions` makes them."""
     model = settled(workshop, "torchscript", name, "eager")
-    for anchor in list(anchors(model.graph)):
-        anchor.outputs[0].dtype = ir.DataType.FLOAT
-        model.graph.outputs.append(anchor.outputs[0])
+    for root in list(match_roots(model.graph)):
+        root.outputs[0].dtype = ir.DataType.FLOAT
+        model.graph.outputs.append(root.outputs[0])
     assert_left_alone(attention, model, "2 left alone: probabilities that are read elsewhere as well")

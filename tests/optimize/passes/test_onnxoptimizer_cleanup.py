@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import onnx_ir as ir
 import pytest
 
@@ -12,10 +14,12 @@ from tests.optimize.passes.builders import (
     assert_left_alone,
     assert_same_numbers,
     build,
+    build_body,
     count,
     operators,
     ragged_feeds,
 )
+from tests.optimize.passes.properties import Row
 from tests.workshop import Workshop
 
 
@@ -67,3 +71,7 @@ def test_model_local_functions_are_not_lost() -> None:
     outcome = onnxoptimizer_cleanup.apply(model, CONTEXT)
     assert outcome.model is model
     assert "functions" in outcome.note
+
+
+NOTHING = "t = Identity(x) y = Neg(t)"
+ROW = Row(onnxoptimizer_cleanup, {"identity": partial(build_body, NOTHING)}, atol=0)

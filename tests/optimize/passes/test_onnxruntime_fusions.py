@@ -14,6 +14,7 @@ from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
 from onnxtool.optimize.pipeline import Context
 from tests.optimize.passes.builders import apply, assert_left_alone, count, ragged_feeds, run
 from tests.optimize.passes.exports import CAPPED, export
+from tests.optimize.passes.properties import Row
 from tests.workshop import Workshop
 
 BERT = Context("bert", num_heads=4, hidden_size=32)
@@ -115,3 +116,7 @@ def test_patterns_that_trip_over_a_graph_give_way_to_the_general_ones(
     outcome = onnxruntime_fusions.apply(encoder(workshop), Context("gpt2", 4, 32))
     assert "gpt2 fail on this graph (list index out of range)" in outcome.note
     assert count(outcome.model, "BiasGelu", "com.microsoft") == 2
+
+
+# Its graphs are the exports above.
+ROW = Row(onnxruntime_fusions, {}, atol=None)

@@ -13,13 +13,13 @@ from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,
     assert_same_numbers,
-    assert_twice_is_once,
     build,
     count,
     normal,
     operators,
 )
 from tests.optimize.passes.exports import ARCHITECTURES, ask, ask_torch
+from tests.optimize.passes.properties import Row
 from tests.optimize.passes.test_attention_of_exports import distance, settled
 from tests.workshop import Workshop
 
@@ -98,11 +98,6 @@ def test_heads_that_are_no_view_stay_where_they_are() -> None:
     assert count(model, "Transpose") == 1
 
 
-def test_twice_is_once() -> None:
-    """No rotation is left."""
-    assert_twice_is_once(rotary_embedding, rotation())
-
-
 @pytest.mark.parametrize(
     ("old", "new", "note"),
     [
@@ -144,3 +139,6 @@ def test_queries_and_keys_of_every_layer_are_rotated_so(workshop: Workshop, name
     with quiet():
         expected = ask_torch(architecture, "eager", feeds)
     assert distance(ask(model, feeds), expected, feeds["attention_mask"].astype(bool)) < 1e-4
+
+
+ROW = Row(rotary_embedding, {"positions of each text": rotation}, FEEDS)

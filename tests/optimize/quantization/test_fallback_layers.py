@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxtool.errors import PassError
-from onnxtool.optimize.quantization.fallback_layers import MARGIN, Trials, find_kept_layers
+from onnxtool.optimize.quantization.fallback_layers import MARGIN, Trials, find_fallback_layers
 
 # What each layer adds to the error at each level; float32 adds nothing.
 ERRORS = {"a": (0.08, 0.008), "b": (0.02, 0.002), "c": (0.4, 0.04), "d": (0.01, 0.001)}
@@ -39,7 +39,7 @@ def trials(num_levels: int) -> Trials:
 
 
 def find(max_error: float, num_levels: int = 2) -> dict[str, str]:
-    layers = find_kept_layers(trials(num_levels), max_error, lambda _stage: None)
+    layers = find_fallback_layers(trials(num_levels), max_error, lambda _stage: None)
     return {layer.name: layer.precision for layer in layers}
 
 
@@ -65,7 +65,7 @@ def test_of_levels_of_one_precision_the_last_tells_what_stays_in_float32(monkeyp
     monkeypatch.setitem(ERRORS, "a", (0.08, 0.0001))
     model: Any = Model(2, ("int8", "int8"))
     feeds: Any = ({"x": 1.0},)
-    layers = find_kept_layers(Trials(model, feeds, ({},)), 0.042 / MARGIN, lambda _stage: None)
+    layers = find_fallback_layers(Trials(model, feeds, ({},)), 0.042 / MARGIN, lambda _stage: None)
     assert {layer.name: layer.precision for layer in layers if layer.precision != "int8"} == {"c": "float32"}
     assert {layer.error for layer in layers if layer.name == "c"} == {0.04}
 
@@ -84,5 +84,5 @@ def test_a_bound_that_only_float32_holds_is_an_error() -> None:
 
 def test_the_error_of_a_layer_is_that_at_the_lowest_level() -> None:
     """On the worst input, alone."""
-    layers = find_kept_layers(trials(2), 0.07 / MARGIN, lambda _stage: None)
+    layers = find_fallback_layers(trials(2), 0.07 / MARGIN, lambda _stage: None)
     assert {layer.name: layer.error for layer in layers} == {"a": 0.08, "c": 0.4, "b": 0.02}

@@ -20,16 +20,14 @@ from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
 from tests.optimize.passes.builders import build, build_body, count, normal, run
-from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers, trained
+from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers
 from tests.workshop import Workshop
-
-__all__ = ["trained"]
 
 
 def bits(result: Quantized) -> list[int]:
-    """Return those of each product in their order; 32 for float32."""
-    products = [node for node in result.outcome.model.graph if node.op_type in ("MatMul", "MatMulNBits")]
-    return [attribute(node, "bits", 32) for node in products]
+    """Return those of each layer in their order; 32 for float32."""
+    layers = [node for node in result.outcome.model.graph if node.op_type in ("MatMul", "MatMulNBits")]
+    return [attribute(node, "bits", 32) for node in layers]
 
 
 def test_without_a_bound_all_layers_are_int4() -> None:
@@ -124,9 +122,10 @@ def assert_promise(model: ir.Model, found: ir.Model, path: Path, folder: Path, b
 @pytest.mark.slow
 @pytest.mark.xdist_group("minilm_int8")
 def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
-    """Two hundredths, on texts that it was not calibrated on, with layers in 4 bits and in 8."""
-    model = load_model(trained)
-    result = to_int4(model, make_calibration(trained).feeds, max_error=0.02)
-    assert 0 < len(result.kept) < result.num_layers == 36
+    """One hundredth, on texts that it was not calibrated on, with layers in 4 bits and in 8."""
+    fused = trained.with_name("fused.onnx")
+    model = load_model(fused)
+    result = to_int4(model, make_calibration(fused).feeds, max_error=0.01)
+    assert 0 < len(result.kept) < result.num_layers == 18
     assert {layer.precision for layer in result.kept} == {"int8"}
-    assert_promise(model, result.outcome.model, trained, tmp_path, 0.02)
+    assert_promise(model, result.outcome.model, fused, tmp_path, 0.01)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,12 @@ from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,
-    assert_twice_is_once,
     build,
     normal,
     operators,
     run,
 )
+from tests.optimize.passes.properties import Row
 from tests.optimize.quantization.test_blocks import dequantize
 from tests.optimize.quantization.test_int8_embeddings import FUSED, FUSED_FEEDS, GATHER, IDS, TABLE, WEIGHTS
 
@@ -67,11 +69,11 @@ def test_a_table_that_a_head_has_in_blocks_is_read_there(kept: dict[str, str], b
     np.testing.assert_allclose(logits, rows @ exact.T, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("product", ["MatMul(e, w)", "com.microsoft.FusedMatMul<transB=1>(e, w)"])
-def test_rows_of_a_square_table_are_its_own(product: str) -> None:
+@pytest.mark.parametrize("layer", ["MatMul(e, w)", "com.microsoft.FusedMatMul<transB=1>(e, w)"])
+def test_rows_of_a_square_table_are_its_own(layer: str) -> None:
     """A head that reads it as it lies has its columns in blocks, in as many bytes."""
     table = normal(1024, 1024)
-    graph = f"g (int64[S] i) => (float[S, 1024] e, float[S, 1024] y) {{ e = Gather(w, i) y = {product} }}"
+    graph = f"g (int64[S] i) => (float[S, 1024] e, float[S, 1024] y) {{ e = Gather(w, i) y = {layer} }}"
     model = build(graph, {"w": table})
     apply(quantize_int4(provider="cuda"), model)
     assert apply(INT4, model).num_changes == 1
@@ -86,12 +88,6 @@ def test_blocks_that_are_padded_are_not_shared() -> None:
     apply(quantize_int4(), model)
     assert apply(INT4, model).num_changes == 1
     assert {"w_int4_blocks", "w_rows_int4_blocks"} <= set(model.graph.initializers)
-
-
-@pytest.mark.parametrize("graph", [GATHER, FUSED])
-def test_twice_is_once(graph: str) -> None:
-    """A table in blocks is left."""
-    assert_twice_is_once(INT4, build(graph, WEIGHTS if graph == FUSED else {"t": TABLE}))
 
 
 def test_a_table_that_others_read_stays() -> None:
@@ -113,4 +109,7 @@ def test_rows_of_an_odd_width_stay() -> None:
 def test_columns_stay() -> None:
     """Blocks lie along rows."""
     graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
-    assert_left_alone(INT4, build(graph, {"t": TABLE}), "not rows are looked up")
+    assert_left_alone(INT4, build(graph, {"t": TABLE}), "the lookup is not one of rows")
+
+
+ROW = Row(INT4, {"Gather": partial(build, GATHER, {"t": TABLE}), "fused": partial(build, FUSED, WEIGHTS)}, atol=None)

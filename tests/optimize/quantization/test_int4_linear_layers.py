@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -15,7 +17,6 @@ from tests.optimize.passes.builders import (
     Arrays,
     apply,
     assert_left_alone,
-    assert_twice_is_once,
     build,
     build_body,
     count,
@@ -24,6 +25,7 @@ from tests.optimize.passes.builders import (
     ragged_feeds,
     run,
 )
+from tests.optimize.passes.properties import Row
 from tests.optimize.quantization.test_blocks import dequantize
 from tests.optimize.quantization.test_int8_linear_layers import ANY, ATTENTION, FORMS, MATRIX, QKV, B, W, X
 from tests.workshop import Workshop
@@ -73,14 +75,8 @@ def test_a_width_that_no_block_divides_is_padded(kept: dict[str, str]) -> None:
     np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_twice_is_once(form: str) -> None:
-    """What is in blocks has no float32 weight."""
-    assert_twice_is_once(INT4, build(*FORMS[form]))
-
-
 def test_what_the_operator_is_told_follows_the_provider() -> None:
-    """Integer products and a bias inside on the CPU; neither on CUDA."""
+    """Integer layers and a bias inside on the CPU; neither on CUDA."""
     for step, level, names in ((INT4, 4, ["MatMulNBits"]), (CUDA, None, ["MatMulNBits", "Add"])):
         model = build(*FORMS["MatMul and Add"])
         apply(step, model)
@@ -109,7 +105,7 @@ def test_layers_are_kept_in_8_bits_and_in_float32() -> None:
     ],
 )
 def test_what_blocks_cannot_compute_stays(graph: str, weights: Arrays, note: str) -> None:
-    """And the reason is given, unless it is no product with a matrix at all."""
+    """And the reason is given, unless it is no linear layer at all."""
     assert_left_alone(INT4, build(graph, weights), note)
 
 
@@ -171,3 +167,6 @@ def test_a_weight_that_is_an_output_of_the_graph_stays() -> None:
     model = build("g (float[B, 8] x) => (float[B, 12] y, float[8, 12] w) { y = MatMul(x, w) }", {"w": W})
     assert apply(INT4, model).num_changes == 1
     np.testing.assert_array_equal(run(model, {"x": X[0]})[1], W)
+
+
+ROW = Row(INT4, {name: partial(build, *form) for name, form in FORMS.items()}, atol=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,12 +14,12 @@ from tests.optimize.passes.builders import (
     Arrays,
     apply,
     assert_left_alone,
-    assert_twice_is_once,
     build,
     normal,
     operators,
     run,
 )
+from tests.optimize.passes.properties import Row
 
 TABLE = normal(2000, 16) * np.linspace(0.01, 3, 2000, dtype=np.float32)[:, None]
 GATHER = "g (int64[B, S] i) => (float[B, S, 16] y) { y = Gather(t, i) }"
@@ -41,7 +43,7 @@ FUSED_FEEDS: Arrays = {
 
 
 def test_rows_are_looked_up_in_int8() -> None:
-    """And their scales with them; the numbers are those of a simulation, but for the rounding of one product."""
+    """And their scales with them; the numbers are those of a simulation, but for the rounding of one layer."""
     model = build(GATHER, {"t": TABLE})
     assert apply(int8_embeddings, model).num_changes == 1
     assert operators(model) == ["Gather", "Gather", "Cast", "Mul"]
@@ -57,12 +59,6 @@ def test_a_fused_embedding_is_opened() -> None:
     assert "EmbedLayerNormalization" not in operators(model)
     # Values around 1, normalized in another order.
     np.testing.assert_allclose(run(model, FUSED_FEEDS)[0], expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("graph", [GATHER, FUSED])
-def test_twice_is_once(graph: str) -> None:
-    """A table in int8, and one of scales, are left."""
-    assert_twice_is_once(int8_embeddings, build(graph, WEIGHTS if graph == FUSED else {"t": TABLE}))
 
 
 def test_a_table_that_others_read_stays() -> None:
@@ -83,10 +79,17 @@ def test_small_and_narrow_tables_stay(table: NDArray[np.generic]) -> None:
 def test_columns_stay() -> None:
     """A scale a row fits rows."""
     graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
-    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}), "not rows are looked up")
+    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}), "the lookup is not one of rows")
 
 
 def test_a_fused_embedding_that_counts_its_positions_stays() -> None:
     """There is nothing to look them up with."""
     graph = FUSED.replace(", , k)", ")")
-    assert_left_alone(int8_embeddings, build(graph, WEIGHTS), "counts its positions itself")
+    assert_left_alone(int8_embeddings, build(graph, WEIGHTS), "no input of position ids")
+
+
+ROW = Row(
+    int8_embeddings,
+    {"Gather": partial(build, GATHER, {"t": TABLE}), "fused": partial(build, FUSED, WEIGHTS)},
+    atol=None,
+)

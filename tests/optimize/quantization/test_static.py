@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
-from onnxtool.optimize.quantization.linear_layers import find_products
-from tests.optimize.passes.builders import apply, assert_twice_is_once, build, build_body, normal, operators, run
+from onnxtool.optimize.quantization.linear_layers import find_linear_layers
+from tests.optimize.passes.builders import apply, build, build_body, normal, operators, run
+from tests.optimize.passes.properties import Row
 from tests.optimize.quantization.test_int8 import FEEDS, errors_of, layers
 from tests.optimize.quantization.test_int8_linear_layers import FORMS, B, W, X
 
@@ -39,12 +41,6 @@ def test_activations_are_rounded_to_the_grid(form: str) -> None:
     np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_twice_is_once(form: str) -> None:
-    """What is int8 has no float32 weight."""
-    assert_twice_is_once(STATIC, build(*FORMS[form]))
-
-
 def test_products_that_read_the_same_round_it_once() -> None:
     """And once more where one of them has another grid."""
     weights = {"w": normal(8, 8), "v": normal(8, 8), "u": normal(8, 8)}
@@ -60,11 +56,11 @@ def test_products_that_read_the_same_round_it_once() -> None:
 
 def test_a_divisor_comes_before_the_grid() -> None:
     """As it was chosen for."""
-    divisor = np.array([1, 1, 4, 1, 1, 1, 9, 1], np.float32)
+    smoothing_scale = np.array([1, 1, 4, 1, 1, 1, 9, 1], np.float32)
     model = build(*FORMS["MatMul and Add"])
-    apply(quantize_int8(adjustments={"w": Adjustment(divisor, None, GRID)}), model)
+    apply(quantize_int8(adjustments={"w": Adjustment(smoothing_scale, None, GRID)}), model)
     assert operators(model) == ["Mul", "QuantizeLinear", "MatMulIntegerToFloat"]
-    expected = GRID.round(X / divisor) @ round_weight(W * divisor[:, None]) + B
+    expected = GRID.round(X / smoothing_scale) @ round_weight(W * smoothing_scale[:, None]) + B
     np.testing.assert_allclose(run(model, {"x": X})[0], expected, atol=1e-4, rtol=0)
 
 
@@ -93,7 +89,7 @@ def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: 
     """One that no row shows, against a grid over all that there was."""
     monkeypatch.setattr("onnxtool.optimize.quantization.adjustments._WORTHWHILE", 0.0)  # nor is it divided away
     model = build(*FORMS["MatMul"])
-    products, _ = find_products(model)
+    layers, _ = find_linear_layers(model)
     rows = normal(200, 8, seed=3)
     ends = np.abs(rows).max(axis=0)
     outlier = np.where(np.arange(8) == 2, 9 * ends, ends).astype(np.float32)
@@ -101,7 +97,7 @@ def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: 
     for high in (ends, outlier):
         activations = Activations([-ends], [high], [rows])
         recording = Recording((), {"x": activations}, {"w": ("x",)})
-        grid = choose_adjustments(products, recording, static=True)["w"].best.activations
+        grid = choose_adjustments(layers, recording, static=True)["w"].best.activations
         assert grid is not None
         grids.append(float(grid.scale) * 255 / HEADROOM)
     assert grids[0] >= 0.8 * 2 * rows.max()
@@ -122,3 +118,6 @@ def test_layers_that_share_their_weight_keep_dynamic_ranges() -> None:
     model = build_body("p = MatMul(x, w) y = MatMul(p, w)", {"w": normal(8, 8) / 4})
     result = to_int8(model, FEEDS, static=True)
     assert operators(result.outcome.model) == ["DynamicQuantizeMatMul"] * 2
+
+
+ROW = Row(STATIC, {name: partial(build, *form) for name, form in FORMS.items()}, atol=None)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 import bench_large_training
 
 from onnxtool.errors import ArtifactError
-from onnxtool.training import artifacts
+from onnxtool.training.artifacts import generation
 from tests.training.small_models import make, perceptron
 
 GIGABYTES = 2.2
@@ -48,7 +48,7 @@ def test_a_model_of_more_than_two_gigabytes_becomes_artifacts(tmp_path: Path) ->
 
 def test_one_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protocol buffers end at 2 GB; here the end is lower."""
-    monkeypatch.setattr(artifacts, "MAX_MODEL_BYTES", 100)
+    monkeypatch.setattr(generation, "MAX_MODEL_BYTES", 100)
     with pytest.raises(ArtifactError, match="more than 2 GB") as caught:
         make(tmp_path, perceptron())
     assert "pass the path" in caught.value.hint

@@ -54,10 +54,9 @@ def sparse_loss(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("share", [0.15, 0.5])
-def test_fewer_rows_give_the_same_loss_and_gradients(name: str, share: float) -> None:
+def test_fewer_rows_give_the_same_loss_and_gradients(name: str) -> None:
     """Whatever the head is made of, and whether scores are for the label at their place or for the next one."""
-    model, batch = MODELS[name](), batch_of(share, classes=classes_of(name))
+    model, batch = MODELS[name](), batch_of(0.3, classes=classes_of(name))
     sparsity = LabelSparsity(model)
     require_same_step(step(lambda: sparse_loss(model, sparsity, batch), model), eager_step(model, batch))
     report = sparsity.report()
@@ -66,7 +65,7 @@ def test_fewer_rows_give_the_same_loss_and_gradients(name: str, share: float) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "t5", "bert-tokens"])
 def test_compiled_steps_are_those_of_eager_pytorch(name: str) -> None:
     """One forward and one backward graph serve batches with many, few and no labels, with dropout as it was."""
     model = MODELS[name]()

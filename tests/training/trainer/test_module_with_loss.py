@@ -182,9 +182,10 @@ def test_what_cannot_be_computed_is_an_error_with_a_way_out(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "llama"])
-@pytest.mark.parametrize(("optimizer_class", "rate"), [(torch.optim.SGD, 0.05), (torch.optim.AdamW, 1e-3)])
-def test_fifty_losses_of_a_plain_loop_are_those_of_eager_pytorch(
+@pytest.mark.parametrize(
+    ("name", "optimizer_class", "rate"), [("bert", torch.optim.AdamW, 1e-3), ("llama", torch.optim.SGD, 0.05)]
+)
+def test_the_losses_of_a_plain_loop_are_those_of_eager_pytorch(
     name: str, optimizer_class: type[torch.optim.Optimizer], rate: float
 ) -> None:
     """With BERT's dropout, and other labels at each step."""
@@ -196,7 +197,7 @@ def test_fifty_losses_of_a_plain_loop_are_those_of_eager_pytorch(
         optimizer = optimizer_class(original.parameters(), lr=rate)
         torch.manual_seed(3)
         losses.append([])
-        for number in range(50):
+        for number in range(12):
             batch = batch_of((0.15, 0.5, 1.0)[number % 3], number)
             optimizer.zero_grad()
             loss = model(batch) if model is not None else original(**batch).loss

