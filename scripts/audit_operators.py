@@ -43,6 +43,9 @@ compile but the {drawn} that draw random numbers. Without the {empty} that are e
 {values}; with those that draw, which can never be whole because PyTorch draws their numbers, {share_of_all:.1%} of
 {all}."""
 
+_DECISIONS = """Every other operator is translated by torch.onnx, decomposed by PyTorch where torch.onnx has no
+translation, and stays in PyTorch where there is neither. The table is `onnxtool/torch_backend/lower/decisions.py`."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -156,7 +159,7 @@ def _placement(backend: Any) -> dict[str, str]:
     graphs = backend.graphs
     stayed = {node.operator: node.reason for graph in graphs for node in graph.report.eager if node.reason != SIZE}
     failed = [session.failure for graph in graphs for session in graph.sessions if session.failure]
-    stayed |= {"a piece": f"onnxruntime fails to run it ({failed[0]})"} if failed else {}
+    stayed |= {"a partition": f"onnxruntime fails to run it ({failed[0]})"} if failed else {}
     inside = any(graph.report.pieces for graph in graphs)
     detail = "; ".join(f"{operator}: {reason}" for operator, reason in sorted(stayed.items()))
     if stayed and set(stayed.values()) == {EMPTY}:
@@ -260,7 +263,17 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
     for (operator, reason), names in sorted(stayed.items(), key=lambda item: (-len(item[1]), item[0])):
         listed = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         lines.append(f"| `{operator}` | {reason.replace('|', '/')} | {listed} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_decisions()]) + "\n"
+
+
+def _decisions() -> Iterator[str]:
+    """Yield the table of decisions of onnxtool/torch_backend/lower/decisions.py."""
+    from onnxtool.torch_backend.lower.decisions import DECISIONS
+    from onnxtool.torch_backend.nodes import called
+
+    yield from ("", "## What is decided for an operator", "", _DECISIONS, "", "| operator | decision |", "|---|---|")
+    for operator, decision in sorted((called(target), str(decided)) for target, decided in DECISIONS.items()):
+        yield f"| `{operator}` | {decision} |"
 
 
 if __name__ == "__main__":

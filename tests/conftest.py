@@ -15,9 +15,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test, and no process that a test starts
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """The models of this test session."""
-    folder = tmp_path_factory.getbasetemp().parent / "workshop"
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent / "workshop"
     folder.mkdir(exist_ok=True)
-    return Workshop(folder)
+    # The parent of a worker's folder is that of the session; without workers it is that of all sessions.
+    return Workshop(folder, folder if "PYTEST_XDIST_WORKER" in os.environ else base / "workshop")
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,9 @@ __all__ = ["Workshop", "trained_model"]
 class Workshop:
     """Builds checkpoints and exports on demand, in a folder that the test processes share."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, session: Path | None = None) -> None:
         self.folder = folder
+        self.session = session or folder  # of this run of the tests alone: what onnxtool has made is made anew
         self._lock = FileLock(folder / ".lock")
 
     def checkpoint(self, name: str) -> Path:
@@ -43,7 +44,7 @@ class Workshop:
 
         `make` gets a path that does not exist yet, in a folder that does.
         """
-        path = self.folder / "made" / name
+        path = self.session / "made" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             if not path.exists():

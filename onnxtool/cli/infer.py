@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 
 from onnxtool.benchmarking.options import BenchmarkOptions
+from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
 from onnxtool.cli.infer_answers import answer_blocks
-from onnxtool.cli.infer_benchmark import run_benchmark
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.options import (
     FORMATS,
@@ -23,8 +23,9 @@ from onnxtool.cli.options import (
     option_names,
     progress,
 )
-from onnxtool.cli.render import emit
+from onnxtool.cli.render import emit, write_out
 from onnxtool.corpus.options import CorpusOptions
+from onnxtool.errors import GateError
 from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import check_writable
 
@@ -105,14 +106,12 @@ def command(
     if output is not None:
         check_writable(output, force=corpus.force)
     # Imported here so that --help needs neither numpy nor tokenizers.
-    from onnxtool.infer import LongTexts, TextInput, load, read_texts
+    from onnxtool.infer.run import given_texts, run_texts
 
-    texts = [TextInput(text) for text in options.texts]
-    texts += read_texts(options.input_path) if options.input_path is not None else ()
     if benchmark:
-        return run_benchmark(
+        return _run_benchmark(
             options.model_path,
-            replace(timing, texts=tuple(texts)),
+            replace(timing, texts=tuple(given_texts(options))),
             plot=plot,
             output=output,
             force=corpus.force,
@@ -120,23 +119,48 @@ def command(
             quiet=quiet,
         )
     with progress(quiet=quiet) as on_progress:
-        model = load(
-            options.model_path,
-            model_name=options.model_name,
-            provider=options.provider,
-            threads=options.threads,
-            on_progress=on_progress,
-        )
-        report = model.answer(
-            texts,
-            query=options.query,
-            prompt=options.prompt,
-            long=None if options.long is None else LongTexts(options.long, options.overlap),
-            top_k=options.top_k,
-            on_progress=on_progress,
-        )
+        report = run_texts(options, on_progress)
     emit(report, answer_blocks(report, vectors=vectors), format_name, output=output, force=corpus.force)
     return 0
+
+
+def _run_benchmark(
+    model_path: Path,
+    options: BenchmarkOptions,
+    *,
+    plot: Path | None,
+    output: Path | None,
+    force: bool,
+    format_name: str,
+    quiet: bool,
+) -> int:
+    """Time a model and print the report; return the exit code, which is 1 where a gate is met.
+
+    Raises:
+        UsageError: a gate or a baseline cannot be used, or the plot cannot be drawn as asked.
+    """
+    from onnxtool.benchmarking import benchmark
+
+    if plot is not None:
+        from onnxtool.cli.latency_plot import check_plot, draw_latencies
+
+        check_plot(plot)
+        check_writable(plot, force=force)
+    try:
+        with progress(quiet=quiet) as on_progress:
+            report = benchmark(model_path, options, on_progress=on_progress)
+    except GateError as error:
+        raise click.UsageError(f"{error.message}\n{error.hint}") from error
+    if plot is not None:
+        draw_latencies(report, plot, force=force)
+    if format_name == "csv":
+        write_out(benchmark_csv(report), output=output, force=force)
+    else:
+        emit(report, benchmark_blocks(report), format_name, output=output, force=force)
+    for gate in report.gates:
+        if gate.met or not gate.decided:
+            click.echo(f"gate {gate}", err=True)
+    return 1 if any(gate.met for gate in report.gates) else 0
 
 
 def _refuse(names: AbstractSet[str], reason: str) -> None:

@@ -92,7 +92,7 @@ class Writer:
     def initializer(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         """Return an initializer that holds `tensor`, under `name` or, where another one has it, `name_2` and so on.
 
-        One that is there under such a name and holds the same small tensor is taken as it is.
+        An existing one under such a name is returned if it holds the same small tensor.
         """
         import onnx_ir as ir
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onnxtool.infer.long_texts import LongTexts as LongTexts
     from onnxtool.infer.options import LONG_TEXTS as LONG_TEXTS
     from onnxtool.infer.options import InferOptions as InferOptions
+    from onnxtool.infer.run import run_texts as run_texts
     from onnxtool.infer.vectors import DenseVectors as DenseVectors
     from onnxtool.infer.vectors import SparseVectors as SparseVectors
 
@@ -27,6 +28,7 @@ _MODULES = {
     "LongTexts": "onnxtool.infer.long_texts",
     "LONG_TEXTS": "onnxtool.infer.options",
     "InferOptions": "onnxtool.infer.options",
+    "run_texts": "onnxtool.infer.run",
     "DenseVectors": "onnxtool.infer.vectors",
     "SparseVectors": "onnxtool.infer.vectors",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "encode",
     "load",
     "read_texts",
+    "run_texts",
 ]
 
 __getattr__ = lazy_names(__name__, _MODULES)

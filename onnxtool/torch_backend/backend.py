@@ -11,18 +11,18 @@ from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.capture.functions import traceable_functions
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
 from onnxtool.torch_backend.lower.decomposition_table import decompositions
-from onnxtool.torch_backend.lower.random import is_scaled_draw
-from onnxtool.torch_backend.lower.translations import recall
+from onnxtool.torch_backend.lower.torch_onnx import recall_translations
+from onnxtool.torch_backend.nodes import is_scaled_draw
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.torch_backend.run.cache import Cache
 
 NAME = "onnxtool"
-_MOST_INSTANCES = 8
+_MAX_INSTANCES = 8
 
 
 class OrtBackend:
-    """Compiles what it is called with, and remembers what it compiled."""
+    """Compiles the graphs that it is called with, and keeps a record of each."""
 
     _instances: ClassVar[list[OrtBackend]] = []
 
@@ -44,12 +44,12 @@ class OrtBackend:
             if instance.options == options:
                 return instance
         instance = cls(options)
-        cls._instances = [*cls._instances, instance][-_MOST_INSTANCES:]
+        cls._instances = [*cls._instances, instance][-_MAX_INSTANCES:]
         return instance
 
     @classmethod
     def clear_instances(cls) -> None:
-        """Forget all instances; graphs that they compiled go on working."""
+        """Forget all instances; graphs that they compiled still work."""
         cls._instances = []
 
     @property
@@ -58,16 +58,16 @@ class OrtBackend:
         return sum(graph.num_calls for graph in self.graphs)
 
     def explain(self) -> Explanation:
-        """Say what became of all graphs so far."""
+        """Report how all graphs so far were compiled."""
         return Explanation(tuple(graph.report for graph in self.graphs))
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph of TorchDynamo, or one of ATen operators where `use_aot_autograd` is off.
 
-        What the latter returns takes a list of inputs, as AOTAutograd calls it.
+        The function for the latter takes a list of inputs, as AOTAutograd passes them.
 
         Raises:
-            CompilationError: the graph is not of that kind.
+            CompilationError: the graph is of another kind.
         """
         if not self.options.use_aot_autograd:
             return self._compiler("graph")(graph_module, example_inputs)
@@ -77,12 +77,12 @@ class OrtBackend:
             return aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)  # type: ignore[no-any-return]
 
     def autograd_arguments(self) -> dict[str, Any]:
-        """Return what AOTAutograd has to be called with, by the names of its parameters.
+        """Return the arguments of AOTAutograd, by name.
 
         They are those of `torch._dynamo.backends.common.aot_autograd` and of `functorch.compile.aot_function`, which
         trace while `traceable_functions` holds.
         """
-        recall(Cache(self.options.cache_folder))
+        recall_translations(Cache(self.options.cache_folder))
         return {
             "fw_compiler": self._compiler("forward"),
             "bw_compiler": self._compiler("backward"),
@@ -100,7 +100,7 @@ class OrtBackend:
         for node in graph_module.graph.nodes:
             if node.op == "placeholder" and "val" not in node.meta:
                 raise CompilationError(
-                    f"nothing is known of the input {node.name}",
+                    f"the input {node.name} has no fake value",
                     "without AOTAutograd the backend takes graphs that make_fx or AOTAutograd traced",
                 )
         call, graph = compile_graph(graph_module, kind, self.options)
@@ -117,7 +117,7 @@ class OrtBackend:
 
 
 def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Any:
-    """Cut a joint graph at its minimum; scaled random numbers are kept, and not scaled once more for the gradient."""
+    """Cut a joint graph at its minimum; scaled random numbers are saved, and not scaled again for the gradient."""
     from functorch.compile import min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
 
@@ -137,19 +137,19 @@ def onnxtool_backend(
     """Serve `torch.compile(model, backend="onnxtool", options=...)`.
 
     Raises:
-        CompilationError: there is no option of that name, or a mode, which are inductor's, was asked for.
+        CompilationError: there is no option of that name, or a mode was given: modes are inductor's.
     """
     if mode is not None:
-        raise CompilationError(f"the backend has no mode {mode!r}", "pass options in its place")
+        raise CompilationError(f"the backend has no mode {mode!r}", "pass options instead")
     if not isinstance(options, OrtBackendOptions):
         options = OrtBackendOptions.from_mapping(options or {})
     return OrtBackend.with_options(options)(graph_module, example_inputs)
 
 
 def register() -> None:
-    """Make the backend known under its name where this package was not installed, but only found.
+    """Register the backend under its name where this package is on the path, but not installed.
 
-    Installed, it has an entry point, and PyTorch registers what that loads by itself.
+    An installed package has an entry point, which PyTorch registers by itself.
     """
     from importlib.metadata import entry_points
 

@@ -1,4 +1,4 @@
-"""Compiles a graph of ATen operators: what onnxruntime can run becomes sessions, the rest stays as it is."""
+"""Compiles a graph of ATen operators: what onnxruntime can run becomes sessions, the rest stays in PyTorch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import SHORTCUTS
 from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
-from onnxtool.torch_backend.lower.fx_rewrites.symbolic_sizes import prepare_numbers
+from onnxtool.torch_backend.lower.fx_rewrites.symbolic_sizes import rewrite_symbolic_sizes
 from onnxtool.torch_backend.lower.placement import VIEW, reasons_to_stay
-from onnxtool.torch_backend.partition.partitions import Piece, extract, value_of
+from onnxtool.torch_backend.nodes import called
+from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
 from onnxtool.torch_backend.partition.stages import Stage, cut
 from onnxtool.torch_backend.partition.views import views_at_readers
-from onnxtool.torch_backend.report import EagerNode, GraphReport, PieceReport
+from onnxtool.torch_backend.report import EagerNode, GraphReport, PartitionReport
 from onnxtool.torch_backend.run.baseline import compared
-from onnxtool.torch_backend.run.cache import called
 from onnxtool.torch_backend.run.execution import SessionCall
 from onnxtool.torch_backend.run.sessions import select_providers
-from onnxtool.torch_backend.translator import PieceError, Translated, Translator
+from onnxtool.torch_backend.translator import PartitionError, Translated, Translator
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions
@@ -31,10 +30,10 @@ Compiled = Callable[..., Any]
 
 
 class CompiledGraph:
-    """What is remembered of a graph that was compiled; it does not keep the graph's sessions alive.
+    """The record of a graph that was compiled; it does not keep the graph's sessions alive.
 
     Attributes:
-        report: what went where and why.
+        report: which operators run where, and why.
     """
 
     def __init__(self, report: GraphReport, sessions: Sequence[SessionCall]) -> None:
@@ -44,7 +43,7 @@ class CompiledGraph:
 
     @property
     def sessions(self) -> tuple[SessionCall, ...]:
-        """The calls into onnxruntime, in their order; none once nobody can call the graph any more."""
+        """The calls of sessions, in their order; none once the compiled graph is gone."""
         return tuple(session for reference in self._sessions if (session := reference()) is not None)
 
     @property
@@ -56,27 +55,30 @@ class CompiledGraph:
 def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOptions) -> tuple[Compiled, CompiledGraph]:
     """Compile a functional graph of ATen operators whose nodes have their fake values as `meta["val"]`.
 
-    `kind` is what the report calls the graph: forward, backward or inference. What turns out not to compile stays in
-    PyTorch, and the graph is cut anew. What is returned first takes the graph's inputs and returns its outputs.
+    `kind` is the graph's kind in the report: forward, backward or inference. Nodes that turn out not to compile stay in
+    PyTorch, and the graph is cut again. The first result takes the graph's inputs and returns its outputs.
     """
     start = time.perf_counter()
-    original, owner = owner, rewritten(owner, SHORTCUTS)
+    original, owner = owner, rewritten(owner)
     translator = Translator(options)
     views = views_at_readers(owner.graph)
-    prepare_numbers(owner.graph)
+    rewrite_symbolic_sizes(owner.graph)
     rejected: dict[str, str] = translator.rejected_before(owner)
     while True:
         stay = reasons_to_stay(owner.graph, rejected)
         stages = cut(owner.graph, stay, views)
-        pieces = [extract(owner, stage.piece) if stage.piece else None for stage in stages]
+        partitions = [extract(owner, stage.partition) if stage.partition else None for stage in stages]
         try:
-            calls = [_call(owner, piece, index, translator) if piece else None for index, piece in enumerate(pieces)]
-        except PieceError as error:
+            calls = [
+                _call(owner, partition, index, translator) if partition else None
+                for index, partition in enumerate(partitions)
+            ]
+        except PartitionError as error:
             rejected |= error.nodes
             continue
         break
     translator.remember(owner, rejected)
-    call: Compiled = _assemble(owner, stages, pieces, [made and made[1] for made in calls], views)
+    call: Compiled = _assemble(owner, stages, partitions, [made and made[1] for made in calls], views)
     if options.assert_close_to_baseline:
         call = compared(call, original, options)
     report = GraphReport(
@@ -93,42 +95,42 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
 
 
 def _computes(node: torch.fx.Node) -> bool:
-    """Whether the node is an operator: not one of the results of another, and no arithmetic of Python on sizes."""
+    """Whether the node is an operator: neither one of several results of another, nor arithmetic of Python on sizes."""
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return False
     return not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _call(
-    owner: torch.fx.GraphModule, piece: Piece, index: int, translator: Translator
-) -> tuple[PieceReport, SessionCall]:
-    inputs = [value_of(owner, node) for node in piece.inputs]
-    outputs = [node.meta["val"] for node in piece.outputs]
-    # Not the graph's own are those that turn inputs back.
-    num_nodes = sum(map(_computes, piece.module.graph.nodes)) - sum(order is not None for order in piece.orders)
+    owner: torch.fx.GraphModule, partition: Partition, index: int, translator: Translator
+) -> tuple[PartitionReport, SessionCall]:
+    inputs = [value_of(owner, node) for node in partition.inputs]
+    outputs = [node.meta["val"] for node in partition.outputs]
+    # Without the nodes that permute inputs back.
+    num_nodes = sum(map(_computes, partition.module.graph.nodes)) - sum(order is not None for order in partition.orders)
     providers = select_providers(translator.options, inputs, outputs)
-    translated: Translated = translator.translate(piece, providers)
-    call = SessionCall(f"onnxruntime_{index}", translated, piece, inputs, translator.options)
-    return PieceReport(num_nodes, translated.num_onnx_nodes, tuple(translated.session.get_providers())), call
+    translated: Translated = translator.translate(partition, providers)
+    call = SessionCall(f"onnxruntime_{index}", translated, partition, inputs, translator.options)
+    return PartitionReport(num_nodes, translated.num_onnx_nodes, tuple(translated.session.get_providers())), call
 
 
 def _assemble(
     owner: torch.fx.GraphModule,
     stages: Sequence[Stage],
-    pieces: Sequence[Piece | None],
+    partitions: Sequence[Partition | None],
     calls: Sequence[SessionCall | None],
     views: Sequence[torch.fx.Node],
 ) -> torch.fx.GraphModule:
-    """Write the graph anew: each piece is one call of a session."""
+    """Return the graph in which each partition is one call of a session."""
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in owner.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    for stage, piece, call in zip(stages, pieces, calls, strict=True):
-        if piece is not None and call is not None:
-            results = graph.call_function(call, _arguments(graph, piece, copies))
-            for index, node in enumerate(piece.outputs):
+    for stage, partition, call in zip(stages, partitions, calls, strict=True):
+        if partition is not None and call is not None:
+            results = graph.call_function(call, _arguments(graph, partition, copies))
+            for index, node in enumerate(partition.outputs):
                 copies[node] = graph.call_function(operator.getitem, (results, index))
         for node in stage.eager:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -140,11 +142,11 @@ def _assemble(
 
 
 def _arguments(
-    graph: torch.fx.Graph, piece: Piece, copies: Mapping[torch.fx.Node, torch.fx.Node]
+    graph: torch.fx.Graph, partition: Partition, copies: Mapping[torch.fx.Node, torch.fx.Node]
 ) -> tuple[torch.fx.Node, ...]:
-    """Return the inputs of a piece, each in the order of its memory."""
+    """Return the inputs of a partition, each in the order of its memory."""
     permute = torch.ops.aten.permute.default
     return tuple(
         copies[node] if order is None else graph.call_function(permute, (copies[node], list(order)))
-        for node, order in zip(piece.inputs, piece.orders, strict=True)
+        for node, order in zip(partition.inputs, partition.orders, strict=True)
     )

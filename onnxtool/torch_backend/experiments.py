@@ -1,4 +1,4 @@
-"""Short ways to try the backend on a model: a backend to hand to torch.compile, a step of training, an explanation."""
+"""Helpers to try the backend on a model: a backend for torch.compile, one training step, an explanation."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _LOGGER = logging.getLogger(__name__)
 def make_aot_ort(
     dynamic: bool = False, rewrite: bool = False, verbose: int = 0
 ) -> tuple[Callable[..., Any], OrtBackend]:
-    """Make a backend of its own, for one model.
+    """Make a new backend for one model.
 
     Args:
-        dynamic: without effect, for callers of the original: graphs of fixed and of symbolic sizes are compiled, and
-            `torch.compile(dynamic=...)` says which ones there are.
-        rewrite: whether passes of `onnxtool optimize` tidy up each model before its session is made.
-        verbose: 1 or more logs, at level INFO, what became of each graph.
+        dynamic: has no effect and serves callers of the original: `torch.compile(dynamic=...)` decides whether graphs
+            have fixed or symbolic sizes, and both are compiled.
+        rewrite: whether passes of `onnxtool optimize` clean up each model before its session is made.
+        verbose: 1 or more logs, at level INFO, how each graph was compiled.
 
     Returns:
-        What to pass as `torch.compile(backend=...)`, and the backend itself, which counts and explains.
+        What to pass as `torch.compile(backend=...)`, and the backend itself, which counts calls and explains.
     """
     backend = OrtBackend(OrtBackendOptions(pre_ort_model_transforms=("tidy",) if rewrite else ()))
 
@@ -50,8 +50,8 @@ def train_loop(
 ) -> tuple[torch.Tensor, ...]:
     """Train `model` for one step on `inputs`, towards ones, and return the gradients of its parameters.
 
-    The loss is the mean squared error and the optimizer plain gradient descent where none is given. The first tensor
-    that the model returns counts.
+    By default the loss is the mean squared error, and the optimizer is plain gradient descent. The loss is that of the
+    first tensor that the model returns.
 
     Raises:
         ValueError: no parameter has a gradient.
@@ -72,7 +72,7 @@ def train_loop(
 def explain(
     model: Callable[..., Any], *inputs: Any, options: OrtBackendOptions | None = None, **named_inputs: Any
 ) -> Explanation:
-    """Compile `model`, call it once, backwards too where its first result has a gradient, and say what went where.
+    """Compile `model`, run it once, and backwards where its first result has a gradient, and report what runs where.
 
     The gradients of its parameters are left as they were.
     """

@@ -1,4 +1,4 @@
-"""The options of the backend: what PyTorch's own `onnxrt` backend offered before 2.13, and what came since."""
+"""The options of the backend: those of PyTorch's own `onnxrt` backend before 2.13, and newer ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Transform = Callable[["onnx.ModelProto"], None]
 Converter = Callable[["torch.fx.GraphModule"], "ir.Model | onnx.ModelProto"]
 """Translates a graph of ATen operators, whose placeholders have their fake value as `meta["val"]`.
 
-Inputs and outputs of the model are those of the graph in their order; `SymInt` inputs are INT64 scalars.
+The model has the inputs and outputs of the graph in their order; `SymInt` inputs are INT64 scalars.
 """
 
 
@@ -34,29 +34,30 @@ class OrtBackendOptions:
     """How graphs are cut, translated and run. Instances that are equal share one backend.
 
     Attributes:
-        preferred_execution_providers: come first, in their order.
-        infer_execution_providers: whether the devices of a graph's inputs, else of its outputs, add a provider.
-        default_execution_providers: come last; the CPU where none are given.
+        preferred_execution_providers: the first providers, in their order.
+        infer_execution_providers: whether the devices of a graph's inputs add a provider; of its outputs if
+            it has no inputs.
+        default_execution_providers: the last providers; by default the CPU.
         preallocate_output: whether PyTorch allocates the outputs of static graphs, and onnxruntime writes into them.
-        use_aot_autograd: whether the backend gets what TorchDynamo captured, and runs AOTAutograd on it. Without it,
-            it takes graphs of ATen operators and is itself the compiler to give to AOTAutograd.
-        ort_session_options: copied into every session; else each has as many threads as PyTorch, which wait busily
-            during a call and never between two.
+        use_aot_autograd: whether the backend takes graphs of TorchDynamo, and runs AOTAutograd on them. Otherwise it
+            takes graphs of ATen operators, and is itself the compiler to pass to AOTAutograd.
+        ort_session_options: copied into every session; by default a session has as many threads as PyTorch, which wait
+            busily during a call and never between two calls.
         pre_ort_model_transforms: functions that change each model in place before its session is made, or names of
-            ready-made ones (onnxtool/torch_backend/lower/transforms.py).
-        partition_fn: cuts a joint graph into forward and backward; the minimum cut where none is given.
-        assert_close_to_baseline: whether each call is compared with PyTorch's own answer, at twice the cost.
+            built-in ones (onnxtool/torch_backend/lower/transforms.py).
+        partition_fn: cuts a joint graph into forward and backward; by default the minimum cut.
+        assert_close_to_baseline: whether each call is compared with the same graph in PyTorch, at twice the cost.
         rtol: relative tolerance of that comparison.
         atol: absolute tolerance of that comparison.
-        converter: what translates a graph: a function, or a name of onnxtool/torch_backend/lower/converters.py. The
-            environment variable ONNXRT_CHANGE_REWRITER=1 takes the second name there in place of the first.
+        converter: translates a graph: a function, or a name in onnxtool/torch_backend/translator.py. The environment
+            variable ONNXRT_CHANGE_REWRITER=1 selects the second name there.
         optimize: whether constants are folded and functions inlined before the session is made.
-        flush_denormals: whether numbers below 1.2e-38 (float32) count as zero inside of sessions. With session options
-            of the user, that is so in the calling thread alone, unless they ask for it.
-        cache_folder: where translated graphs are kept for the next process; nowhere where none is given.
+        flush_denormals: whether numbers below 1.2e-38 (float32) count as zero in sessions. With session options of the
+            user, that holds in the calling thread alone, unless these options ask for it.
+        cache_folder: the folder that keeps translated graphs for the next process; none by default.
 
     Raises:
-        CompilationError: what should be a list is none, or the cache's folder is empty.
+        CompilationError: an option that should be a list is not one, or the cache's folder is empty.
     """
 
     preferred_execution_providers: Sequence[Provider] = ()
@@ -79,7 +80,7 @@ class OrtBackendOptions:
         for name in ("preferred_execution_providers", "default_execution_providers", "pre_ort_model_transforms"):
             given = getattr(self, name)
             if isinstance(given, str) or not isinstance(given, Sequence):
-                raise CompilationError(f"{name} is a list, and not {given!r}", f"pass [{given!r}]")
+                raise CompilationError(f"{name} is a list, not {given!r}", f"pass [{given!r}]")
             object.__setattr__(self, name, tuple(given))
         if self.cache_folder is not None:
             if not str(self.cache_folder):
@@ -88,7 +89,7 @@ class OrtBackendOptions:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> OrtBackendOptions:
-        """Make options of what `torch.compile(options=...)` was given.
+        """Make options from those of `torch.compile(options=...)`.
 
         Raises:
             CompilationError: there is no option of that name.

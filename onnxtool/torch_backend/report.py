@@ -1,4 +1,4 @@
-"""What went to onnxruntime, what stayed in PyTorch, and why."""
+"""Which operators run in onnxruntime, which stay in PyTorch, and why."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class PieceReport:
-    """A part of a graph that is one session.
+class PartitionReport:
+    """A partition of a graph, which is one session.
 
     Attributes:
         num_nodes: operators of PyTorch in it.
@@ -32,29 +32,29 @@ class EagerNode:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What became of one graph.
+    """How one graph was compiled.
 
     Attributes:
         kind: forward, backward or inference.
-        pieces: the sessions in their order.
-        eager: what stayed in PyTorch, in the order of the graph.
-        duration_ms: from the graph to what can be called.
+        pieces: the partitions in their order.
+        eager: the operators that stay in PyTorch, in the order of the graph.
+        duration_ms: how long it took.
     """
 
     kind: str
-    pieces: tuple[PieceReport, ...]
+    pieces: tuple[PartitionReport, ...]
     eager: tuple[EagerNode, ...]
     duration_ms: float
 
     @property
     def num_nodes(self) -> int:
         """Operators of PyTorch in the whole graph."""
-        return sum(piece.num_nodes for piece in self.pieces) + len(self.eager)
+        return sum(partition.num_nodes for partition in self.pieces) + len(self.eager)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What became of the graphs of a model; as a string, a text for people."""
+    """How the graphs of a model were compiled; `str` gives a text to read."""
 
     graphs: tuple[GraphReport, ...]
 
@@ -63,7 +63,7 @@ class Explanation:
 
 
 def _lines(graph: GraphReport) -> list[str]:
-    inside = sum(piece.num_nodes for piece in graph.pieces)
+    inside = sum(partition.num_nodes for partition in graph.pieces)
     sessions = f"{len(graph.pieces)} session{'' if len(graph.pieces) == 1 else 's'}"
     lines = [f"{graph.kind}: {inside} of {graph.num_nodes} operators in {sessions} of onnxruntime"]
     reasons = Counter((node.operator, node.reason) for node in graph.eager)

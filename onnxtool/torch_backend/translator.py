@@ -1,7 +1,8 @@
-"""Turns a piece of a graph into a session, and says which nodes are to blame where that fails."""
+"""Turns a partition of a graph into a session, and names the nodes that are the cause where that fails."""
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,26 +14,36 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import CompilationError
-from onnxtool.torch_backend.lower.converters import resolve_converter
-from onnxtool.torch_backend.lower.finishing import INPUTS_KEY, NUM_NODES_KEY, finish, racy_nodes
+from onnxtool.torch_backend.lower import torch_onnx
+from onnxtool.torch_backend.lower.exporter import export
+from onnxtool.torch_backend.lower.finishing import finish, racy_nodes
 from onnxtool.torch_backend.lower.kernels import nodes_without_kernel
-from onnxtool.torch_backend.lower.torch_onnx import ConversionFailedError
 from onnxtool.torch_backend.lower.transforms import apply, resolve_transforms
 from onnxtool.torch_backend.run.cache import Cache, fingerprint
 from onnxtool.torch_backend.run.dumps import dump, is_dumping
-from onnxtool.torch_backend.run.sessions import LOAD_ERRORS, open_model
-from onnxtool.torch_backend.run.signatures import is_of, wrong_types
+from onnxtool.torch_backend.run.sessions import (
+    INPUTS_KEY,
+    LOAD_ERRORS,
+    NUM_NODES_KEY,
+    open_model,
+    session_fits,
+    wrong_types,
+)
 
 if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions, Provider
-    from onnxtool.torch_backend.partition.partitions import Piece
+    from onnxtool.torch_backend.options import Converter, OrtBackendOptions, Provider
+    from onnxtool.torch_backend.partition.partitions import Partition
+
+CONVERTER_VARIABLE = "ONNXRT_CHANGE_REWRITER"
+CONVERTERS: dict[str, Converter] = {"fx": torch_onnx.translate, "export": export}
+"""The default, and the one that ONNXRT_CHANGE_REWRITER=1 selects in its place."""
 
 
-class PieceError(Exception):
-    """A piece cannot become a session.
+class PartitionError(Exception):
+    """A partition cannot become a session.
 
     Attributes:
-        nodes: which nodes of the whole graph have to stay in PyTorch, each with the reason.
+        nodes: the nodes of the whole graph that have to stay in PyTorch, each with the reason.
     """
 
     def __init__(self, nodes: Mapping[str, str]) -> None:
@@ -42,7 +53,7 @@ class PieceError(Exception):
 
 @dataclass(frozen=True)
 class Translated:
-    """A piece as a session, and which of its inputs the session takes."""
+    """A partition as a session, and which of its inputs the session takes."""
 
     session: ort.InferenceSession
     used: tuple[int, ...]
@@ -50,7 +61,7 @@ class Translated:
 
     @classmethod
     def of(cls, session: ort.InferenceSession) -> Translated:
-        """Read the rest off the metadata that `finish` wrote into the model."""
+        """Read inputs and number of nodes from the metadata that `finish` wrote into the model."""
         metadata = session.get_modelmeta().custom_metadata_map
         return cls(session, tuple(int(index) for index in metadata[INPUTS_KEY].split()), int(metadata[NUM_NODES_KEY]))
 
@@ -60,48 +71,48 @@ _SESSIONS: weakref.WeakValueDictionary[str, ort.InferenceSession] = weakref.Weak
 
 
 class Translator:
-    """Translates the pieces of one graph; what succeeded once is not done again."""
+    """Translates the partitions of one graph; a partition that has a session already is not translated again."""
 
     def __init__(self, options: OrtBackendOptions) -> None:
         self.options = options
         converter_name, self._convert = resolve_converter(options.converter)
         self._transforms = resolve_transforms(options.pre_ort_model_transforms)
-        # What a function of the user does is not known, and whoever passes one expects it to be called.
+        # A function of the user has no known result, and is expected to be called.
         known = not callable(options.converter) and all(isinstance(t, str) for t in options.pre_ort_model_transforms)
         self._salt = repr((converter_name, options.optimize, options.pre_ort_model_transforms)) if known else ""
         self._cache = Cache(options.cache_folder if known else None)
         self._alive: list[ort.InferenceSession] = []
 
-    def translate(self, piece: Piece, providers: tuple[Provider, ...]) -> Translated:
-        """Return a session for `piece`.
+    def translate(self, partition: Partition, providers: tuple[Provider, ...]) -> Translated:
+        """Return a session for `partition`.
 
         Raises:
-            PieceError: the piece cannot be translated, its translation gives other types, or onnxruntime cannot load
-                it.
+            PartitionError: the partition cannot be translated, its translation gives other types, or onnxruntime cannot
+                load it.
         """
-        key = fingerprint(piece.module, self._salt) if self._salt else ""
+        key = fingerprint(partition.module, self._salt) if self._salt else ""
         settings = (id(self.options.ort_session_options), self.options.flush_denormals, torch.get_num_threads())
         shared = f"{key} {providers!r} {settings}"
         session = _SESSIONS.get(shared) if key and not is_dumping() else None
         if session is None:
-            session = self._open(piece, providers, key)
+            session = self._open(partition, providers, key)
             if key:
                 _SESSIONS[shared] = session
         self._alive.append(session)
         return Translated.of(session)
 
-    def _open(self, piece: Piece, providers: tuple[Provider, ...], key: str) -> ort.InferenceSession:
-        text = str(piece.module.graph)
+    def _open(self, partition: Partition, providers: tuple[Provider, ...], key: str) -> ort.InferenceSession:
+        text = str(partition.module.graph)
         if cached := self._cache.read(key):
             try:
                 session = open_model(cached, self.options, providers)
             except LOAD_ERRORS:
                 pass  # damaged: make it again
             else:
-                if is_of(session, piece):
+                if session_fits(session, partition):
                     dump(cached, text)
                     return session
-        model = self._model(piece)
+        model = self._model(partition)
         with unset_fake_temporarily():  # the weights of constants are read
             proto = ir.to_proto(model)
         apply(self._transforms, proto)
@@ -110,19 +121,19 @@ class Translator:
         try:
             session = open_model(data, self.options, providers)
         except LOAD_ERRORS as error:
-            raise PieceError(_blame(piece, model, str(error))) from error
-        if wrong := wrong_types(session, piece):
-            raise PieceError({node.name: f"its translation gives {given}" for node, given in wrong.items()})
+            raise PartitionError(_causes(partition, model, str(error))) from error
+        if wrong := wrong_types(session, partition):
+            raise PartitionError({node.name: f"its translation gives {given}" for node, given in wrong.items()})
         self._cache.write(key, data)
         return session
 
-    def _model(self, piece: Piece) -> ir.Model:
+    def _model(self, partition: Partition) -> ir.Model:
         import onnx
 
         try:
-            model = self._convert(piece.module)
-        except ConversionFailedError as error:
-            raise PieceError(_known(piece, [error.node_name], f"not translated: {error}")) from error
+            model = self._convert(partition.module)
+        except torch_onnx.ConversionFailedError as error:
+            raise PartitionError(_known(partition, [error.node_name], f"not translated: {error}")) from error
         if isinstance(model, onnx.ModelProto):
             model = ir.from_proto(model)
         if not isinstance(model, ir.Model):
@@ -130,11 +141,13 @@ class Translator:
                 f"the converter returned {type(model).__name__}", "return an onnx_ir.Model or an onnx.ModelProto"
             )
         if racy := racy_nodes(model):
-            raise PieceError(_known(piece, map(_origin, racy), "its translation loses updates where indices repeat"))
-        return finish(model, len(piece.inputs), len(piece.outputs), optimize=self.options.optimize)
+            raise PartitionError(
+                _known(partition, map(_origin, racy), "its translation loses updates where indices repeat")
+            )
+        return finish(model, len(partition.inputs), len(partition.outputs), optimize=self.options.optimize)
 
     def rejected_before(self, owner: torch.fx.GraphModule) -> dict[str, str]:
-        """Return what an earlier process learned about the nodes of this graph."""
+        """Return the nodes of this graph that an earlier process could not compile, with the reasons."""
         if not self._cache.folder:
             return {}
         names = [node.name for node in owner.graph.nodes]
@@ -149,23 +162,41 @@ class Translator:
         self._cache.write_reasons(fingerprint(owner, self._salt), reasons)
 
 
-def _blame(piece: Piece, model: ir.Model, message: str) -> dict[str, str]:
-    """Return the nodes because of which onnxruntime did not load the model: all of them where it names none."""
+def _causes(partition: Partition, model: ir.Model, message: str) -> dict[str, str]:
+    """Return the nodes because of which onnxruntime did not load the model: all nodes where the message names none."""
     reason = " ".join(message.split()).removeprefix("[ONNXRuntimeError] : ")[:200]
     named = [node.name for node in model.graph if node.name and node.name in message]
     missing = nodes_without_kernel(model)
-    nodes = _known(piece, map(_origin, named), f"onnxruntime does not load it: {reason}") if named else {}
+    nodes = _known(partition, map(_origin, named), f"onnxruntime does not load it: {reason}") if named else {}
     if missing:
-        nodes |= _known(piece, map(_origin, missing), "onnxruntime has no kernel for its types")
-    return nodes or _known(piece, (), f"onnxruntime does not load it: {reason}")
+        nodes |= _known(partition, map(_origin, missing), "onnxruntime has no kernel for its types")
+    return nodes or _known(partition, (), f"onnxruntime does not load it: {reason}")
 
 
 def _origin(name: str) -> str:
     return name.split(":")[0]
 
 
-def _known(piece: Piece, names: Iterable[str], reason: str) -> dict[str, str]:
-    """Name the nodes as the whole graph does; all calls of the piece where none is known."""
-    found = {piece.names[name]: reason for name in names if name in piece.names}
-    calls = (node.name for node in piece.module.graph.nodes if node.op == "call_function")
-    return found or {piece.names.get(name, name): reason for name in calls}
+def _known(partition: Partition, names: Iterable[str], reason: str) -> dict[str, str]:
+    """Return the nodes by their names in the whole graph; all calls of the partition where none is known."""
+    found = {partition.names[name]: reason for name in names if name in partition.names}
+    calls = (node.name for node in partition.module.graph.nodes if node.op == "call_function")
+    return found or {partition.names.get(name, name): reason for name in calls}
+
+
+def resolve_converter(converter: Converter | str) -> tuple[str, Converter]:
+    """Return the name and the function of a converter, or of the other one where the environment asks for it.
+
+    Raises:
+        CompilationError: there is no converter of that name.
+    """
+    wanted = os.environ.get(CONVERTER_VARIABLE, "0")
+    if wanted not in ("", "0"):
+        converter = tuple(CONVERTERS)[1] if wanted == "1" else wanted
+    if callable(converter):
+        return f"{converter.__module__}.{getattr(converter, '__qualname__', repr(converter))}", converter
+    if converter not in CONVERTERS:
+        raise CompilationError(
+            f"unknown converter {converter!r}", f"use one of {', '.join(CONVERTERS)}, or pass a function"
+        )
+    return converter, CONVERTERS[converter]

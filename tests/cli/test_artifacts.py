@@ -55,7 +55,7 @@ def test_artifacts_are_replaced_with_force_alone(tmp_path: Path, model: Path) ->
     assert run_onnxtool(tmp_path, *arguments).returncode == 0
     again = run_onnxtool(tmp_path, *arguments)
     assert again.returncode == 1
-    assert "exists already" in again.stderr
+    assert "already exists" in again.stderr
     assert run_onnxtool(tmp_path, *arguments, "--force").returncode == 0
 
 

@@ -53,7 +53,7 @@ def test_fixed_ranges_come_with_a_note_of_what_they_do_not_promise(exported: Pat
         options = OptimizeOptions(exported, precision="int8", activations=activations, verify=False, force=True)
         found = optimize_model(replace(options, max_error=0.5)).quantization
         assert found is not None
-        assert ("a text whose activations leave them is off by more" in found.note) == told
+        assert ("a text whose activations exceed them has a larger error" in found.note) == told
 
 
 def test_the_error_is_that_of_this_cpus_kernels(exported: Path) -> None:

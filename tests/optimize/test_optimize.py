@@ -19,6 +19,7 @@ from onnxtool.model_file import ModelFile, save_model
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.report import OptimizeReport
 from onnxtool.runtime.feeds import index_bounds
 from tests.optimize.passes.builders import build, ragged_feeds
 from tests.optimize.passes.exports import CAPPED, export
@@ -31,11 +32,23 @@ def exported(workshop: Workshop, tmp_path: Path) -> Path:
     return Path(shutil.copy(workshop.exported("tiny-encoder", exporter="torchscript"), tmp_path / "tiny.onnx"))
 
 
+@pytest.fixture(scope="module")
+def optimized(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, OptimizeReport]:
+    """A TorchScript export and the report of its optimization."""
+    source = workshop.exported("tiny-encoder", exporter="torchscript")
+    path = Path(shutil.copy(source, tmp_path_factory.mktemp("optimized") / "tiny.onnx"))
+    return path, optimize_model(OptimizeOptions(path, require_fusion=True))
+
+
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_there_are_fewer_nodes_and_the_same_answers(workshop: Workshop, tmp_path: Path, exporter: str) -> None:
+def test_there_are_fewer_nodes_and_the_same_answers(
+    workshop: Workshop, optimized: tuple[Path, OptimizeReport], tmp_path: Path, exporter: str
+) -> None:
     """By a plain session of onnxruntime on ragged rows."""
-    path = workshop.exported("tiny-encoder", exporter=exporter)
-    report = optimize_model(OptimizeOptions(path, output=tmp_path / "o.onnx"))
+    path, report = optimized
+    if exporter == "dynamo":
+        path = workshop.exported("tiny-encoder", exporter=exporter)
+        report = optimize_model(OptimizeOptions(path, output=tmp_path / "o.onnx"))
     assert report.after.num_nodes < report.before.num_nodes
     feeds = ragged_feeds()
     expected, found = (
@@ -50,18 +63,19 @@ def test_there_are_fewer_nodes_and_the_same_answers(workshop: Workshop, tmp_path
     assert report.verification.mask_effect > 1e-2
 
 
-def test_the_output_lies_beside_the_input_under_its_name(exported: Path) -> None:
-    """NAME.onnx becomes NAME-optimized.onnx."""
-    before = exported.read_bytes()
-    report = optimize_model(OptimizeOptions(exported))
-    assert Path(report.output) == exported.with_name("tiny-optimized.onnx")
-    assert exported.read_bytes() == before
+def test_the_output_lies_beside_the_input_under_its_name(
+    workshop: Workshop, optimized: tuple[Path, OptimizeReport]
+) -> None:
+    """NAME.onnx becomes NAME-optimized.onnx, and the input stays as it is."""
+    path, report = optimized
+    assert Path(report.output) == path.with_name("tiny-optimized.onnx")
+    assert path.read_bytes() == workshop.exported("tiny-encoder", exporter="torchscript").read_bytes()
 
 
-def test_steps_and_metadata_go_on(exported: Path) -> None:
+def test_steps_and_metadata_go_on(optimized: tuple[Path, OptimizeReport]) -> None:
     """The export's step stays, with its figures; the optimization's is added, with what each pass did."""
-    report = optimize_model(OptimizeOptions(exported))
-    source, result = ModelFile.open(exported), ModelFile.open(Path(report.output))
+    path, report = optimized
+    source, result = ModelFile.open(path), ModelFile.open(Path(report.output))
     assert result.steps[0] == source.steps[0]
     assert result.steps[1]["step"] == "optimize"
     assert result.steps[1]["passes"] == {step.name: step.num_changes for step in report.passes}
@@ -74,9 +88,9 @@ def test_steps_and_metadata_go_on(exported: Path) -> None:
     onnx.checker.check_model(report.output)
 
 
-def test_fusions_are_counted_against_the_layers(exported: Path) -> None:
-    """Two layers, two attentions."""
-    report = optimize_model(OptimizeOptions(exported, require_fusion=True))
+def test_fusions_are_counted_against_the_layers(optimized: tuple[Path, OptimizeReport]) -> None:
+    """Two layers, two attentions; `require_fusion` is content."""
+    _, report = optimized
     attention = next(count for count in report.fusions if count.kind == "attention")
     assert (attention.expected, attention.found) == (2, 2)
 
@@ -123,7 +137,7 @@ def test_optimizing_an_optimized_file_changes_nothing(
 
 
 def test_half_precision_halves_the_file(exported: Path) -> None:
-    """Within the tolerance of eleven bits."""
+    """Within the tolerance of eleven bits; the metadata have the new dtype, the tools, and the effect of the mask."""
     report = optimize_model(OptimizeOptions(exported, precision="fp16"))
     assert report.after.size_bytes < 0.55 * report.before.size_bytes
     assert [(tensor.name, tensor.dtype) for tensor in report.after.outputs] == [
@@ -132,6 +146,11 @@ def test_half_precision_halves_the_file(exported: Path) -> None:
     ]
     assert report.verification is not None
     assert report.verification.cosine_min > 0.9999
+    model = ModelFile.open(Path(report.output))
+    assert model.metadata["onnxtool.dtype"] == "float16"
+    assert f"onnxruntime {ort.__version__}" in str(model.steps[-1]["versions"])
+    assert model.steps[-1]["provider"] == "cpu"
+    assert float(str(model.steps[-1]["mask_effect"])) > 1e-2
 
 
 def test_max_error_is_a_promise(exported: Path) -> None:
@@ -222,16 +241,6 @@ def test_a_half_precision_export_is_judged_by_half_precision(workshop: Workshop,
     report = optimize_model(OptimizeOptions(Path(export_model(options).output)))
     assert report.verification is not None
     assert report.verification.atol == 5e-3
-
-
-def test_the_dtype_in_the_metadata_follows_the_weights(exported: Path) -> None:
-    """And the step says with which tools, and how far a wrong mask would have shown."""
-    report = optimize_model(OptimizeOptions(exported, precision="fp16"))
-    model = ModelFile.open(Path(report.output))
-    assert model.metadata["onnxtool.dtype"] == "float16"
-    assert f"onnxruntime {ort.__version__}" in str(model.steps[-1]["versions"])
-    assert model.steps[-1]["provider"] == "cpu"
-    assert float(str(model.steps[-1]["mask_effect"])) > 1e-2
 
 
 def test_data_of_a_renamed_graph_is_not_overwritten(

@@ -1,4 +1,4 @@
-"""Where a result differs from the file that went in, the pass that is to blame is named."""
+"""Where a result differs from the input file, the faulty pass is named."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def spoil(model: ir.Model, _context: Context) -> Outcome:
     return Outcome(model, 1)
 
 
-@pytest.mark.parametrize("place", [0, 5, len(PRESETS["cpu"])])
-def test_the_guilty_pass_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_the_faulty_pass_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     """Wherever it stands among the others, with the case that shows it; no file is left."""
-    passes = (*PRESETS["cpu"][:place], Pass("spoil", spoil), *PRESETS["cpu"][place:])
+    others = PRESETS["cpu"][:4]  # bisection runs them again and again
+    passes = (*others[:place], Pass("spoil", spoil), *others[place:])
     monkeypatch.setattr(onnxtool.optimize, "passes_for", lambda _provider, _precision: passes)
     with pytest.raises(VerificationError, match="differs from tiny.onnx") as failure:
         optimize_model(OptimizeOptions(exported))

@@ -266,28 +266,6 @@ def test_sparse_gradients_of_embeddings_stay_sparse() -> None:
     require_close(ours.to_dense(), theirs.to_dense())
 
 
-ATTENTION: dict[str, dict[str, Any]] = {
-    "a mask": {"attn_mask": torch.tensor([True, True, False, True, True]).expand(5, 5)},
-    "a row without any key": {"attn_mask": torch.ones(5, 5, dtype=torch.bool).index_fill(0, torch.tensor([2]), False)},
-    "numbers to add": {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5)},
-    "a scale": {"scale": 0.3, "is_causal": True},
-    "dropout": {"dropout_p": 0.3},
-}
-
-
-@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION.keys())
-def test_options_of_attention(options: dict[str, Any]) -> None:
-    """Forward and backward; masks of dropout are eager's."""
-    attend = functional.scaled_dot_product_attention
-    require_same(lambda q, k, v: attend(q, k, v, **options), *(rows(2, 2, 5, 4) for _ in range(3)))
-
-
-def test_groups_of_queries_share_keys() -> None:
-    """Four heads of queries, and two of keys and values."""
-    attend = functional.scaled_dot_product_attention
-    require_same(lambda q, k, v: attend(q, k, v, enable_gqa=True), rows(2, 4, 5, 4), rows(2, 2, 5, 4), rows(2, 2, 5, 4))
-
-
 def test_a_recurrent_cell() -> None:
     """Step by step; whole recurrent layers are what TorchDynamo leaves to eager PyTorch by itself."""
     require_same(nn.LSTMCell(4, 5), rows(2, 4))

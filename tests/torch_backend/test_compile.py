@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from onnxtool.torch_backend import OrtBackend
 from tests.torch_backend.oracle import require_same
@@ -129,16 +128,6 @@ def test_averages_of_windows(options: dict[str, Any]) -> None:
     require_same(lambda x: pool(x, 3, stride=2, padding=1, **options), rows(1, 2, 6, 6, requires_grad=True))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_is_translated_forward_and_backward(is_causal: bool) -> None:
-    """PyTorch's fused operators have no translation and are not traced."""
-    query, key, value = (rows(2, 2, 5, 4, requires_grad=True) for _ in range(3))
-    backend = require_same(
-        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal), query, key, value
-    )
-    assert all(not graph.eager for graph in backend.explain().graphs)
-
-
 @pytest.mark.parametrize("size", [1, 5, 33])
 def test_rows_that_are_masked_as_a_whole_are_zero(size: int) -> None:
     """Others are not: those with one number left, with a NaN, or with infinity; their gradients are eager PyTorch's."""
@@ -150,17 +139,6 @@ def test_rows_that_are_masked_as_a_whole_are_zero(size: int) -> None:
     x[4, 0] = x[5, -1] = -torch.inf
     require_same(lambda x: torch.ops.aten._safe_softmax(x, -1), x)
     require_same(lambda x: torch.ops.aten._safe_softmax(x, -1), x[[0, 1, 4, 5, 6]].requires_grad_())
-
-
-def test_attention_to_nothing_is_zero() -> None:
-    """A row of the mask that is false as a whole gives zeros, and no gradient but zero."""
-    mask = torch.tensor([[True, False, True], [False, False, False]])
-    require_same(
-        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=mask),
-        rows(2, 2, 4, requires_grad=True),
-        rows(2, 3, 4, requires_grad=True),
-        rows(2, 3, 4, requires_grad=True),
-    )
 
 
 def test_integers_and_booleans_come_out_as_they_are() -> None:
@@ -224,12 +202,6 @@ def test_gradients_accumulate_over_calls() -> None:
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_checkpointed_layers_are_computed_again() -> None:
-    """Recomputing in the backward pass gives the same gradients, also of random masks."""
-    layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.4))
-    require_same(lambda x: checkpoint(layers, x, use_reentrant=False).sum(-1), rows(5, 6, requires_grad=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_computes_in_its_own_precision(dtype: torch.dtype) -> None:
     """Products of matrices are done in half precision, and the results keep it."""
@@ -245,17 +217,18 @@ def test_autocast_computes_in_its_own_precision(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
 def test_models_of_other_precisions(dtype: torch.dtype, atol: float) -> None:
     """Tolerances are a few steps of the precision."""
-    require_same(mlp().to(dtype), rows(5, 6).to(dtype), atol=atol)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    require_same(model.to(dtype), rows(5, 6).to(dtype), atol=atol)
 
 
 def test_embeddings_lose_no_gradient_where_indices_repeat() -> None:
-    """ScatterND of onnxruntime races: every one of 100 runs with two threads is right."""
+    """ScatterND of onnxruntime races: every one of 20 runs with two threads is right."""
     table = nn.Embedding(4, 64)
     compiled = torch.compile(lambda ids: table(ids).sum(1).square(), backend=OrtBackend())
     ids = torch.randint(0, 4, (16, 512))
     table(ids).sum(1).square().sum().backward()
     expected = table.weight.grad
-    for _ in range(100):
+    for _ in range(20):
         table.weight.grad = None
         compiled(ids).sum().backward()
         torch.testing.assert_close(table.weight.grad, expected, rtol=1e-4, atol=1e-2)  # sums of thousands

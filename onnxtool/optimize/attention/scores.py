@@ -67,7 +67,7 @@ class Masking:
 
 
 @dataclass(frozen=True)
-class Found:
+class MatchedAttention:
     """An attention in a graph: `softmax(masking(scale * queries @ keys)) @ values`.
 
     Attributes:
@@ -106,7 +106,7 @@ def keeps_probabilities(root: ir.Node) -> bool:
     return root.op_type == "Softmax" and _weighting(root.outputs[0]) is None
 
 
-def find_attention(root: ir.Node, shapes: Shapes) -> Found:
+def find_attention(root: ir.Node, shapes: Shapes) -> MatchedAttention:
     """Match the attention around a Softmax, or an `Attention` of ai.onnx.
 
     Raises:
@@ -115,7 +115,7 @@ def find_attention(root: ir.Node, shapes: Shapes) -> Found:
     return _of_operator(root, shapes) if root.op_type == "Attention" else _of_softmax(root, shapes)
 
 
-def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
+def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
     scores = softmax.inputs[0]
     rank = shapes.rank(scores)
     if scores is None or rank not in (3, 4):
@@ -134,7 +134,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
     values = product.inputs[1]
     if queries is None or keys is None or values is None or trail.num_heads is None:
         raise RefusedError("a number of heads that is not known")
-    return Found(
+    return MatchedAttention(
         queries=queries,
         keys=keys,
         is_transposed=True,
@@ -147,7 +147,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> Found:
     )
 
 
-def _of_operator(node: ir.Node, shapes: Shapes) -> Found:
+def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
     """Take apart an `Attention` of ai.onnx, opset 23 and later, that has no cache."""
     queries, keys, values = node.inputs[:3]
     mask = node.inputs[3] if len(node.inputs) > 3 else None
@@ -168,7 +168,7 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> Found:
         masking = Masking(masked_fills=(MaskedFill(mask, keeps=True),))
     elif mask is not None:
         masking = Masking(terms=(Term(mask, 1.0, is_merged=False),))
-    return Found(
+    return MatchedAttention(
         queries=queries,
         keys=keys,
         is_transposed=False,
@@ -183,7 +183,7 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> Found:
 
 @dataclass
 class _Trail:
-    """What lies between a Softmax and the MatMul of queries and keys above it."""
+    """The operators between a Softmax and the MatMul of queries and keys above it."""
 
     product: ir.Node
     num_heads: int | None

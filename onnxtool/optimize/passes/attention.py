@@ -16,7 +16,14 @@ from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.linear import Linear, find_linear
 from onnxtool.optimize.attention.masks import MaskKind, find_mask_kind
-from onnxtool.optimize.attention.scores import Found, Masking, RefusedError, Term, find_attention, match_roots
+from onnxtool.optimize.attention.scores import (
+    Masking,
+    MatchedAttention,
+    RefusedError,
+    Term,
+    find_attention,
+    match_roots,
+)
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
@@ -32,7 +39,7 @@ class _Parts:
         joined: the value [B, S, H * D] that the operator replaces; None where the heads are not joined.
     """
 
-    found: Found
+    found: MatchedAttention
     queries: Heads
     keys: Heads
     values: Heads

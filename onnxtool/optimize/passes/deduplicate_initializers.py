@@ -32,11 +32,11 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     for values in alike.values():
         kept: list[ir.Value] = []
         for value in values:
-            twin = next((one for one in kept if _same(one, value)), None)
-            if twin is None:
+            first = next((one for one in kept if _same(one, value)), None)
+            if first is None:
                 kept.append(value)
                 continue
-            replace(value, twin)
+            replace(value, first)
             del graph.initializers[str(value.name)]
             num_changes += 1
     return Outcome(model, num_changes)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxtool.graph.edit import is_closed, is_weight, only_consumer, producer, replace_and_erase
+from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,7 +33,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
-    """Match `d / Sqrt(ReduceMean(d ** 2) + epsilon)`; return it, all its nodes, and what it normalizes."""
+    """Match `d / Sqrt(ReduceMean(d ** 2) + epsilon)`; return it, all its nodes, and x."""
     match = match_normalized(node)
     subtract = None if match is None else producer(match.value, "Sub")
     if match is None or subtract is None:

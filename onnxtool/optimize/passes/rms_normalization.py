@@ -1,4 +1,4 @@
-"""Write the normalization by the root mean square, of Llama, T5 and their kin, as one operator of onnxruntime."""
+"""Fuse RMS normalization, of Llama, T5 and similar models, into one operator of onnxruntime."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onnxtool.graph.edit import attribute, is_closed, only_consumer, producer, replace_and_erase
+from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of, scaled
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-from onnxtool.optimize.root_mean_square import Normalized, match_normalized, mean_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Pattern:
-    """What is normalized, the value that comes of it, and the nodes between them."""
+    """The input and the result of a normalization, and the nodes between them."""
 
     source: ir.Value
     result: ir.Value
@@ -27,8 +27,8 @@ class _Pattern:
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `x / Sqrt(ReduceMean(x ** 2) + epsilon) * w` by `SimplifiedLayerNormalization(x, w)`.
 
-    The operator is onnxruntime's and lives in the default domain. Also with the reciprocal of the root, and with a
-    Cast of x to float32 and one back. Gemma's scale of 1 + w is a vector as any other.
+    The operator is onnxruntime's, in the default domain. Also matches the reciprocal of the root, and a Cast of x to
+    float32 and back. Gemma's scale of 1 + w is a vector like any other.
     """
     found = [(node, match) for node in model.graph if (match := _match_uncentred(node)) is not None]
     if not found:
@@ -44,36 +44,35 @@ def _match_uncentred(node: ir.Node) -> Normalized | None:
     if match is None:
         return None
     subtract = producer(match.value, "Sub")
-    # With the mean taken away first it is a layer normalization.
+    # A layer normalization subtracts the mean first.
     return match if subtract is None or mean_of(producer(subtract.inputs[1])) is None else None
 
 
 def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
-    """Write one SimplifiedLayerNormalization; return why not where a precondition does not hold."""
+    """Write one SimplifiedLayerNormalization; return the reason where a precondition does not hold."""
     import onnx_ir as ir
 
     pattern = _widen_over_casts(node, match)
-    scaled = only_consumer(pattern.result, "Mul")
-    if scaled is None:
+    found = scaled(pattern.result)
+    if found is None:
         return "no scale follows, or something else reads the normalized value"
-    scale = scaled.inputs[1] if scaled.inputs[0] is pattern.result else scaled.inputs[0]
+    scale, result = found
+    multiply = producer(result)
     length = shapes.fixed(scale, -1)
     if shapes.rank(scale) != 1 or length is None or length != shapes.fixed(pattern.source, -1):
         return "the scale is no vector as long as the last axis"
     if pattern.source.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         return "neither float32 nor float16"
-    if not is_closed([*pattern.nodes, scaled], scaled.outputs[0]):
+    if multiply is None or not is_closed([*pattern.nodes, multiply], result):
         return "an inner value is read elsewhere"
     attributes = {"axis": -1, "epsilon": match.epsilon, "stash_type": 1}
-    fused = Writer(scaled).node(
-        "SimplifiedLayerNormalization", [pattern.source, scale], attributes, like=scaled.outputs[0]
-    )
-    replace_and_erase(scaled.outputs[0], fused)
+    fused = Writer(multiply).node("SimplifiedLayerNormalization", [pattern.source, scale], attributes, like=result)
+    replace_and_erase(result, fused)
     return ""
 
 
 def _widen_over_casts(node: ir.Node, match: Normalized) -> _Pattern:
-    """Return the pattern with the Cast of x to float32 in front of it and the one back, where there are both."""
+    """Return the pattern with a Cast of x to float32 before it and the Cast back after it, where there are both."""
     import onnx_ir as ir
 
     narrow = _Pattern(match.value, node.outputs[0], match.nodes)
@@ -81,7 +80,7 @@ def _widen_over_casts(node: ir.Node, match: Normalized) -> _Pattern:
     source = None if before is None else before.inputs[0]
     if before is None or after is None or source is None or attribute(before, "to") != ir.DataType.FLOAT:
         return narrow
-    # The operator computes in float32 and rounds before the scale, as the two do.
+    # The operator computes in float32 and rounds before the scale, as the two casts do.
     if source.dtype is None or attribute(after, "to") != source.dtype:
         return narrow
     return _Pattern(source, after.outputs[0], (*match.nodes, before, after))

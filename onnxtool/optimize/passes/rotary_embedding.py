@@ -1,11 +1,10 @@
-"""Rotate queries and keys by one operator.
+"""Fuse the rotary embedding of queries and keys into one operator of onnxruntime.
 
 Letters of shapes: B batch, S sequence, H heads, D size of a head, R rows of the table of angles.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from onnxtool.graph.edit import (
     MICROSOFT,
     attribute,
-    constant,
     is_weight,
     operands,
     producer,
@@ -21,6 +19,7 @@ from onnxtool.graph.edit import (
     scalar,
     tensor_of,
 )
+from onnxtool.graph.rewrites.rotary_embedding import Rotation, match_rotation
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads
@@ -29,38 +28,18 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_END = np.iinfo(np.int32).max  # a Slice beyond this ends where its input does
-_LAST = (-1, 3)
-
-
-@dataclass(frozen=True)
-class _Rotation:
-    """`value * cosine + turned * sine`.
-
-    Attributes:
-        value: [B, H, S, D].
-        turned: the second half of it, negated, before the first.
-        cosine: [1 or B, 1, S, D], with two equal halves; so has `sine`.
-    """
-
-    node: ir.Node
-    value: ir.Value
-    turned: ir.Value
-    cosine: ir.Value
-    sine: ir.Value
-
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `x * cos + concat(-x[D/2:], x[:D/2]) * sin` by `RotaryEmbedding(x, positions, cos, sin)`.
 
-    What the model computes of its positions becomes the operator's table of angles, a row for each position.
+    The angles that the model computes from its positions become the operator's table, a row for each position.
     """
     shapes: Shapes | None = None
     tables: dict[ir.Value, ir.Value] = {}
     places: dict[ir.Value, ir.Value] = {}
     num_changes, reasons = 0, []
     for node in list(model.graph):
-        rotation = _match(node)
+        rotation = match_rotation(node)
         if rotation is None:
             continue
         shapes = shapes or find_shapes(model)
@@ -73,61 +52,14 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     return Outcome(model, num_changes, refusals(reasons))
 
 
-def _match(node: ir.Node) -> _Rotation | None:
-    if node.domain or node.op_type != "Add":
-        return None
-    products = [producer(value, "Mul") for value in node.inputs]
-    for plain, turned in (products, products[::-1]):
-        if plain is None or turned is None:
-            continue
-        parts = operands(turned, _turned)
-        source = None if parts is None else _turned(parts[0])
-        if parts is None or source is None or source not in plain.inputs:
-            continue
-        cosine = plain.inputs[1] if plain.inputs[0] is source else plain.inputs[0]
-        if cosine is not None:
-            return _Rotation(node, source, parts[0], cosine, parts[1])
-    return None
-
-
-def _turned(value: ir.Value | None) -> ir.Value | None:
-    """Return x where `value` is concat(-x[D/2:], x[:D/2]) over the last axis, else None."""
-    concat = producer(value, "Concat")
-    if concat is None or len(concat.inputs) != 2 or attribute(concat, "axis") not in _LAST:
-        return None
-    negated = producer(concat.inputs[0], "Neg")
-    second = None if negated is None else _half(negated.inputs[0], second=True)
-    first = _half(concat.inputs[1], second=False)
-    return first if first is not None and first is second else None
-
-
-def _half(value: ir.Value | None, *, second: bool) -> ir.Value | None:
-    """Return x where `value` is one half of it, cut off the last axis; how long it is, shapes tell later."""
-    node = producer(value, "Slice", "Split")
-    if node is None or value is None:
-        return None
-    if node.op_type == "Split":
-        is_right = len(node.outputs) == 2 and node.outputs[second] is value and attribute(node, "axis", 0) in _LAST
-        return node.inputs[0] if is_right else None
-    starts, ends, axes, steps = (
-        constant(one) if one is not None else None for one in [*node.inputs[1:], *[None] * 4][:4]
-    )
-    if starts is None or ends is None or axes is None or axes.tolist() not in [[one] for one in _LAST]:
-        return None
-    if steps is not None and steps[0] != 1:
-        return None
-    is_right = (starts[0] != 0 and ends[0] >= _END) if second else starts[0] == 0
-    return node.inputs[0] if is_right else None
-
-
-def _objection(rotation: _Rotation, shapes: Shapes) -> str:
-    """Return which precondition does not hold; empty where all do."""
+def _objection(rotation: Rotation, shapes: Shapes) -> str:
+    """Return the precondition that does not hold; empty where all hold."""
     size, concat = shapes.fixed(rotation.value, -1), producer(rotation.turned, "Concat")
     if shapes.rank(rotation.value) != 4 or size is None or size % 2:
-        return "what is rotated is not known to be [B, H, S, D]"
+        return "the rotated value is not known to be [B, H, S, D]"
     halves = [] if concat is None else concat.inputs
     if any(shapes.fixed(half, -1) != size // 2 for half in halves):
-        return "what is rotated is not cut in halves"
+        return "the rotated value is not cut into halves"
     for probe in range(len(shapes.found)):
         shape = shapes.of(rotation.value, probe)
         angles = [shapes.of(one, probe) for one in (rotation.cosine, rotation.sine)]
@@ -143,7 +75,7 @@ def _objection(rotation: _Rotation, shapes: Shapes) -> str:
 
 
 def _repeats(value: ir.Value | None, shapes: Shapes, size: int) -> bool:
-    """Whether the two halves of the last axis of `value`, of `size` elements, are equal by the way it is made."""
+    """Whether the two halves of the last axis of `value`, of `size` elements, are equal by construction."""
     while value is not None and shapes.fixed(value, -1) == size:
         if is_weight(value):
             array = tensor_of(value).numpy()
@@ -164,14 +96,14 @@ def _repeats(value: ir.Value | None, shapes: Shapes, size: int) -> bool:
     return False
 
 
-# What computes each element by itself, or moves whole rows.
+# These compute each element by itself, or move whole rows.
 _KEEP_HALVES = ("Cos", "Sin", "Cast", "Unsqueeze", "Squeeze", "Identity", "Expand")
 
 
 def _write(
-    rotation: _Rotation, shapes: Shapes, tables: dict[ir.Value, ir.Value], places: dict[ir.Value, ir.Value]
+    rotation: Rotation, shapes: Shapes, tables: dict[ir.Value, ir.Value], places: dict[ir.Value, ir.Value]
 ) -> None:
-    """Write the operator, on what a linear layer gives where the value shows that and nothing else."""
+    """Write the operator, on the result of a linear layer where only reshapes and a transposition follow that."""
     writer = Writer(rotation.node)
     size, num_heads = shapes.fixed(rotation.value, -1) or 0, shapes.fixed(rotation.value, 1)
     angles = [_table(one, size, writer, tables) for one in (rotation.cosine, rotation.sine)]
@@ -188,7 +120,7 @@ def _write(
 
 
 def _flat(heads: Heads, writer: Writer) -> ir.Value | None:
-    """Return [B, S, H * D] of what the heads lie in; None where they would have to be moved for it."""
+    """Return the heads as [B, S, H * D]; None where that would move them in memory."""
     if heads.scale != 1 or heads.layout is Layout.HEADS_OUTSIDE:
         return None
     if heads.layout is Layout.FLAT:
@@ -208,7 +140,7 @@ def _table(angles: ir.Value, size: int, writer: Writer, tables: dict[ir.Value, i
 
 
 def _positions(cosine: ir.Value, shapes: Shapes, writer: Writer, places: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Return which row of the table each token has: the first of them, int64 [1], or all, int64 [B, S]."""
+    """Return the rows of the tokens in the table: the first of them, int64 [1], or all, int64 [B, S]."""
     if cosine not in places:
         places[cosine] = (
             writer.constant(np.array([0]), "onnxtool.0") if shapes.fixed(cosine, 0) == 1 else _count_up(cosine, writer)
@@ -217,7 +149,7 @@ def _positions(cosine: ir.Value, shapes: Shapes, writer: Writer, places: dict[ir
 
 
 def _count_up(cosine: ir.Value, writer: Writer) -> ir.Value:
-    """Return 0, 1, 2, … as int64 [B, S]: each row of the batch has a part of the table of its own."""
+    """Return 0, 1, 2, … as int64 [B, S]: each row of the batch has its own part of the table."""
     shape = writer.node("Shape", [cosine])
     sizes = writer.node("Gather", [shape, writer.constant(np.array([0, 2]), "onnxtool.batch_and_sequence")])
     number = writer.node("ReduceProd", [sizes], {"keepdims": 0})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def quantize_within(
     model: ir.Model,
     feeds: Sequence[Feeds],
     max_error: float | None,
-    choose_scheme: Callable[[Sequence[LinearLayer], Recording, Say], Scheme],
-    on_progress: Say,
+    choose_scheme: Callable[[Sequence[LinearLayer], Recording, OnProgress], Scheme],
+    on_progress: OnProgress,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model by a scheme, within `max_error`.
 

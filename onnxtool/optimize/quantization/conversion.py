@@ -133,8 +133,8 @@ class Conversion:
         if precision != "int8" or activations != STATIC:
             return ""
         return (
-            "ranges of activations are fixed, half as far again as on the texts of the calibration: a text whose "
-            "activations leave them is off by more than the error says, so calibrate on texts like those to come"
+            "ranges of activations are fixed at 1.5 times those on the calibration texts: a text whose activations "
+            "exceed them has a larger error than this one, so calibrate on texts like those that the model will get"
         )
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:

@@ -193,10 +193,8 @@ def _keep_output(value: ir.Value, graph: ir.Graph) -> None:
     import onnx_ir as ir
 
     name, value.name = value.name, f"{value.name}_float16"
-    node = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT.value})
-    graph.append(node)
-    output = node.outputs[0]
-    output.name, output.type, output.shape = name, ir.TensorType(ir.DataType.FLOAT), value.shape
+    output = Writer(graph).op("Cast", value, to=ir.DataType.FLOAT.value)
+    output.name, output.dtype, output.shape = name, ir.DataType.FLOAT, value.shape
     for index, known in enumerate(graph.outputs):
         if known is value:
             graph.outputs[index] = output

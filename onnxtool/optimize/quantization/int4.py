@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtool.optimize.quantization.activations import Feeds, Recording
 from onnxtool.optimize.quantization.blocks import Grids
-from onnxtool.optimize.quantization.bounded import Quantized, Say, Scheme, quantize_within
+from onnxtool.optimize.quantization.bounded import OnProgress, Quantized, Scheme, quantize_within
 from onnxtool.optimize.quantization.int4_embeddings import int4_embeddings
 from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4, write_blocks
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
@@ -51,7 +51,7 @@ def to_int4(
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
 
-    def choose(layers: Sequence[LinearLayer], recording: Recording, say: Say) -> Scheme:
+    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> Scheme:
         grids = Grids(_importances(layers, recording))
         for number, layer in enumerate(layers, start=1):
             say(f"choosing scales of layer {number} of {len(layers)}")

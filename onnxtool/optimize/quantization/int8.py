@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from onnxtool.optimize.quantization.activations import Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import PLAIN, Adjustment
-from onnxtool.optimize.quantization.bounded import Quantized, Say, Scheme, quantize_within
+from onnxtool.optimize.quantization.bounded import OnProgress, Quantized, Scheme, quantize_within
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from onnxtool.optimize.quantization.int8_linear_layers import find_free_smoothing, quantize_int8, write_adjusted
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
@@ -50,7 +50,7 @@ def to_int8(
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
 
-    def choose(layers: Sequence[LinearLayer], recording: Recording, say: Say) -> Scheme:
+    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> Scheme:
         say("choosing scales")
         choices = choose_adjustments(layers, recording, static=static, free_smoothing=find_free_smoothing(layers))
         return _scheme(choices, bounded=max_error is not None)

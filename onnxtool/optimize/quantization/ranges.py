@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnxtool.graph.shapes import find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.model_file import scratch_file
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.runtime.session import open_session
@@ -48,19 +49,12 @@ def _instrument(model: ir.Model) -> Sequence[str]:
     """Add an output to `model` for each float32 value that a node makes: its largest absolute value, float32 []."""
     import onnx_ir as ir
 
-    graph = model.graph
+    graph, writer = model.graph, Writer(model.graph)
     dtypes = find_shapes(model).dtypes
     made = [value for node in graph for value in node.outputs]
     measured = [v for v in made if v.name and dtypes.get(v.name) == ir.DataType.FLOAT.value]
     for value in measured:
-        absolute = ir.node("Abs", [value])
-        largest = ir.node("ReduceMax", [absolute.outputs[0]], attributes={"keepdims": 0})
-        graph.extend([absolute, largest])
-        output = largest.outputs[0]
-        output.name, output.type, output.shape = (
-            _PREFIX + str(value.name),
-            ir.TensorType(ir.DataType.FLOAT),
-            ir.Shape([]),
-        )
+        output = writer.op("ReduceMax", writer.op("Abs", value), keepdims=0)
+        output.name, output.dtype, output.shape = _PREFIX + str(value.name), ir.DataType.FLOAT, ir.Shape([])
         graph.outputs.append(output)
     return [str(value.name) for value in measured]

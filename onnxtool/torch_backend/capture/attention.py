@@ -1,7 +1,7 @@
-"""Attention as products, a softmax and as few passes over the scores as there can be, for AOTAutograd to trace.
+"""Attention as two matmuls and a softmax, with few passes over the scores, for AOTAutograd to trace.
 
-As one operator it has no translation, and PyTorch's own way to take it apart scales queries and keys each on their own,
-transposes the gradient of the keys twice, and looks through all probabilities for rows that are masked as a whole.
+As one operator attention has no translation. PyTorch's own decomposition scales queries and keys separately, transposes
+the gradient of the keys twice, and searches all probabilities for rows that are masked completely.
 Letters of shapes: N batches and heads, L queries, S keys, E and V features.
 """
 
@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from onnxtool.torch_backend.lower.random import draws_as_eager, kept_shares
+from onnxtool.torch_backend.lower.decompositions.random import has_eager_dropout, scaled_dropout_mask
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -26,12 +26,12 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
-    """Do what `scaled_dot_product_attention` does, for queries [..., L, E], keys [..., S, E] and values [..., S, V].
+    """Compute `scaled_dot_product_attention` for queries [..., L, E], keys [..., S, E] and values [..., S, V].
 
-    None where the leading dimensions differ, where there are none, or in half precision, also by autocast, in which
-    queries and keys have to be scaled each on their own.
+    None where the leading dimensions differ or are missing, and in half precision, also by autocast: there, queries and
+    keys have to be scaled separately.
     """
-    if torch.is_autocast_enabled(query.device.type) or (dropout_p and not draws_as_eager(query, dropout_p)):
+    if torch.is_autocast_enabled(query.device.type) or (dropout_p and not has_eager_dropout(query, dropout_p)):
         return None
     if query.dtype not in _DTYPES or query.dim() < 3 or (is_causal and attn_mask is not None):
         return None
@@ -45,31 +45,31 @@ def attention(
     queries, keys, values = (tensor.flatten(0, -3) for tensor in (query, key, value))
     scores = torch.bmm(queries, keys.transpose(1, 2)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     scores = scores.unflatten(0, leading)
-    kept = None
+    unmasked = None
     if is_causal:
-        past = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores + _finite(past, query.dtype)[0]  # no row is masked as a whole
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores + _finite(visible, query.dtype)[0]  # no row is masked completely
     elif attn_mask is not None:
-        bias, kept = _finite(attn_mask, query.dtype)
+        bias, unmasked = _finite(attn_mask, query.dtype)
         scores = scores + bias
     probabilities = torch.softmax(scores, -1)
     if dropout_p:
-        probabilities = probabilities * kept_shares(probabilities, dropout_p)
+        probabilities = probabilities * scaled_dropout_mask(probabilities, dropout_p)
     result = torch.bmm(probabilities.flatten(0, -3), values).unflatten(0, leading)
-    return result if kept is None else result * kept
+    return result if unmasked is None else result * unmasked
 
 
 def _finite(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is added to the scores, and 1 for the rows of which something counts, 0 for the others.
+    """Return the bias of the scores, and a factor of each row: 0 where the whole row is masked, else 1.
 
-    Minus infinity becomes the half of the lowest number: beside any other score, its exponential is zero as well. A row
-    of nothing else has no NaN then, and what comes out for it is multiplied by 0.
+    Minus infinity becomes half of the lowest number: beside any other score, its exponential is zero as well. A row
+    that is masked completely has no NaN then, and the factor makes its result zero.
     """
     lowest = torch.finfo(dtype).min / 2
     if mask.dtype is torch.bool:
-        counts = mask.any(-1, keepdim=True)
+        unmasked = mask.any(-1, keepdim=True)
         bias = torch.where(mask, 0.0, lowest).to(dtype)
     else:
-        counts = mask.amax(-1, keepdim=True) > -torch.inf
+        unmasked = mask.amax(-1, keepdim=True) > -torch.inf
         bias = mask.clamp(min=lowest)
-    return bias, counts.to(dtype)
+    return bias, unmasked.to(dtype)

@@ -1,4 +1,4 @@
-"""Functions that are traced in fewer operators than PyTorch would take them apart into."""
+"""PyTorch functions that AOTAutograd traces as fewer operators than PyTorch would take them apart into."""
 
 from __future__ import annotations
 
@@ -8,30 +8,35 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from onnxtool.torch_backend.capture.attention import attention
-from onnxtool.torch_backend.lower import random
-
-_OURS: dict[Any, Callable[..., torch.Tensor | None]] = {
-    scaled_dot_product_attention: attention,
-    dropout: random.dropout,
-}
-"""Each takes the arguments of the function, and returns None where PyTorch is to take it apart."""
+from onnxtool.torch_backend.lower.decompositions.random import has_eager_dropout, scaled_dropout_mask
 
 
 @contextlib.contextmanager
 def traceable_functions() -> Iterator[None]:
-    """Let AOTAutograd trace ours; attention that is not for ours as products, as it has no translation by itself."""
-    with sdpa_kernel(SDPBackend.MATH), _Ours():
+    """Let AOTAutograd trace our functions, and other attention as matmuls: as one operator it has no translation."""
+    with sdpa_kernel(SDPBackend.MATH), _ReplacedFunctions():
         yield
 
 
-class _Ours(TorchFunctionMode):  # type: ignore[misc]  # PyTorch has no types here
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor | None:
+    """Compute `torch.nn.functional.dropout` as one product; None where the mask would not be eager PyTorch's."""
+    return x * scaled_dropout_mask(x, p) if training and not inplace and has_eager_dropout(x, p) else None
+
+
+_REPLACED: dict[Any, Callable[..., torch.Tensor | None]] = {
+    torch.nn.functional.scaled_dot_product_attention: attention,
+    torch.nn.functional.dropout: _dropout,
+}
+"""Each takes the arguments of the function, and returns None where PyTorch is to take it apart."""
+
+
+class _ReplacedFunctions(TorchFunctionMode):  # type: ignore[misc]  # PyTorch has no types here
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = _OURS[function](*args, **kwargs) if function in _OURS else None
+        result = _REPLACED[function](*args, **kwargs) if function in _REPLACED else None
         return function(*args, **kwargs) if result is None else result

@@ -1,4 +1,4 @@
-"""Translates a graph through PyTorch's public exporter, which knows it only as a module."""
+"""Translates a graph by PyTorch's public exporters, as a module."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.torch_backend.lower.torch_onnx import ConversionFailedError, quiet
-from onnxtool.torch_backend.sizes import seen_size
+from onnxtool.torch_backend.nodes import seen_size
 
 
 def export(graph_module: torch.fx.GraphModule) -> ir.Model:
     """Translate a graph by `torch.export` and `torch.onnx.export`.
 
-    That takes tensors only. A `SymInt` input has to be the size of a tensor among the inputs, and is read off it.
+    They take tensors only. A `SymInt` input has to be the size of an input tensor, and is read off that tensor.
 
     Raises:
-        ConversionFailedError: a size is that of no tensor, or one of the exporters fails.
+        ConversionFailedError: no tensor has a size, or one of the exporters fails.
     """
     module = torch.fx.GraphModule(graph_module, _with_sizes_of_tensors(graph_module.graph))
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -48,16 +48,16 @@ def _with_sizes_of_tensors(graph: torch.fx.Graph) -> torch.fx.Graph:
     for node in placeholders:
         if node in copies or not node.users:
             continue
-        place = _place(str(node.meta["val"]), [other for other in placeholders if other in copies])
-        if place is None:
-            raise ConversionFailedError(f"the size {node.meta['val']} is that of no tensor among the inputs")
-        copies[node] = result.call_function(torch.ops.aten.sym_size.int, (copies[place[0]], place[1]))
+        found = _dimension_of_size(str(node.meta["val"]), [other for other in placeholders if other in copies])
+        if found is None:
+            raise ConversionFailedError(f"the size {node.meta['val']} is not the size of a tensor among the inputs")
+        copies[node] = result.call_function(torch.ops.aten.sym_size.int, (copies[found[0]], found[1]))
     result.output(result.graph_copy(graph, copies))
     return result
 
 
-def _place(size: str, tensors: Sequence[torch.fx.Node]) -> tuple[torch.fx.Node, int] | None:
-    """Return a tensor and which of its dimensions has that size."""
+def _dimension_of_size(size: str, tensors: Sequence[torch.fx.Node]) -> tuple[torch.fx.Node, int] | None:
+    """Return a tensor and the dimension of it that has that size."""
     for node in tensors:
         for dim, other in enumerate(node.meta["val"].shape):
             if str(other) == size:
@@ -66,7 +66,7 @@ def _place(size: str, tensors: Sequence[torch.fx.Node]) -> tuple[torch.fx.Node, 
 
 
 def _examples(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return real tensors of the sizes that were seen, of zeros: only shapes, types and layouts count."""
+    """Return real tensors of zeros, of the sizes at the first call: only shapes, types and layouts count."""
     examples = []
     for fake in tensors:
         shape, strides = ([seen_size(size) for size in sizes] for sizes in (fake.shape, fake.stride()))
@@ -84,7 +84,7 @@ def _dynamic_shapes(tensors: Sequence[torch.Tensor]) -> object:
 
 
 def _add_unused_inputs(graph: ir.Graph, values: Sequence[object]) -> None:
-    """Restore the inputs that are no tensors: whoever calls the model passes all of them."""
+    """Restore the inputs that are not tensors: callers of the model pass all of them."""
     tensors = iter(list(graph.inputs))
     inputs = [
         next(tensors)

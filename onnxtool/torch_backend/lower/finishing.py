@@ -1,4 +1,4 @@
-"""Makes a translated model ready for a session: no double outputs, no unused inputs, constants folded."""
+"""Makes a translated model ready for a session: constants folded, nodes fused and corrected, no unused inputs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import CompilationError
 from onnxtool.graph.rewrites.exact_rules import exact_optimizer
-from onnxtool.torch_backend.lower.denylist import RACY_ONNX
-from onnxtool.torch_backend.lower.onnx_corrections import correct
+from onnxtool.torch_backend.lower.decisions import ONNX_CORRECTIONS, RACY_ONNX
 from onnxtool.torch_backend.lower.onnx_fusions import fuse
 from onnxtool.torch_backend.lower.torch_onnx import quiet
-
-INPUTS_KEY = "onnxtool.inputs"
-NUM_NODES_KEY = "onnxtool.num_nodes"
+from onnxtool.torch_backend.run.sessions import INPUTS_KEY, NUM_NODES_KEY
 
 
 def racy_nodes(model: ir.Model) -> list[str]:
-    """Return the names of nodes whose answer depends on how threads happen to run."""
+    """Return the names of nodes whose result depends on the order in which threads run."""
     found: list[str] = []
     for node in model.graph:
         body = model.functions.get(node.op_identifier())
@@ -32,7 +29,7 @@ def _is_racy(node: ir.Node) -> bool:
 
 
 def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool) -> ir.Model:
-    """Return `model` with what it takes, and how many nodes it has, in its metadata.
+    """Return `model` with the positions of the inputs that it takes, and its number of nodes, in its metadata.
 
     Raises:
         CompilationError: its inputs and outputs are not those of the graph.
@@ -49,7 +46,9 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
         with unset_fake_temporarily(), quiet(), exact_optimizer():
             optimizer.optimize(model, onnx_shape_inference=False)
             fuse(model)
-    correct(model.graph)
+    for node in list(model.graph):
+        if not node.domain and (correct := ONNX_CORRECTIONS.get(node.op_type)):
+            correct(model.graph, node)
     _separate_outputs(model.graph)
     inputs = list(model.graph.inputs)
     used = [index for index, value in enumerate(inputs) if value.uses()]
@@ -61,7 +60,7 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """Give each output a value of its own: an input, or the same value twice, is none for onnxruntime."""
+    """Give each output a value of its own: onnxruntime takes no input as an output, and no value twice."""
     seen: set[int] = set()
     for index, value in enumerate(graph.outputs):
         if id(value) not in seen and not value.is_graph_input() and not value.is_initializer():

@@ -1,4 +1,4 @@
-"""Keeps the digits of numbers beside float64 tensors, which torch.onnx (tested: 2.13) rounds to float32."""
+"""Keeps the precision of numbers in float64 operators, which torch.onnx (tested: 2.13) rounds to float32."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ import ctypes
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from onnxtool.torch_backend.lower.decisions import decision
+
 aten = torch.ops.aten
 
-_PLACES = {
-    aten.scalar_tensor.default: 0,
-    aten.full.default: 1,
-    aten.full_like.default: 1,
-    aten.new_full.default: 2,
-    aten.fill.Scalar: 1,
-    aten.masked_fill.Scalar: 2,
-}
-"""Which argument of an operator is a number that is translated as a float32, and then cast."""
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 
 
-def keep_doubles(graph_module: torch.fx.GraphModule) -> None:
-    """Make such numbers constants of the graph, of type float64."""
+def keep_float64_constants(graph_module: torch.fx.GraphModule) -> None:
+    """Make such numbers float64 constants of the graph: arguments (`float64_argument`), and `alpha` of sums."""
     for node in list(graph_module.graph.nodes):
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
             continue
-        place = _PLACES.get(node.target)
-        if place is not None and len(node.args) > place and _is_rounded(node.args[place]):
+        position = decision(node.target).float64_argument
+        if position is not None and len(node.args) > position and _is_rounded(node.args[position]):
             with graph_module.graph.inserting_before(node):
-                node.update_arg(place, _constant(graph_module, node.args[place], node.name))
+                node.update_arg(position, _constant(graph_module, node.args[position], node.name))
         elif node.target in _SUMS and _is_rounded(alpha := node.kwargs.get("alpha", 1)):
             with graph_module.graph.inserting_before(node):
                 constant = _constant(graph_module, alpha, node.name)

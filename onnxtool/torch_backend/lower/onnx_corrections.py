@@ -1,32 +1,21 @@
-"""Rewrites what onnxruntime computes wrongly into what it computes rightly."""
+"""Corrections of ONNX nodes that onnxruntime (tested: 1.31.1) computes wrongly."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
-_REDUCTIONS = frozenset(
-    {f"Reduce{name}" for name in ("Sum", "Mean", "Prod", "Max", "Min", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")}
-    | {"ArgMax", "ArgMin"}
-)
+Correction = Callable[[ir.Graph, ir.Node], None]
+"""Rewrites a node of the graph in place, where onnxruntime would compute it wrongly."""
 
 
-def correct(graph: ir.Graph) -> None:
-    """Correct all nodes of the graph that onnxruntime (tested: 1.31.1) is known to compute wrongly."""
-    for node in list(graph):
-        if node.domain:
-            continue
-        if node.op_type == "MatMul":
-            _multiply_columns(graph, node)
-        elif node.op_type in _REDUCTIONS:
-            _count_axes_from_the_front(graph, node)
-
-
-def _multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
+def multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
     """Replace `MatMul(a, v)`, with a vector v, by `Squeeze(MatMul(a, Unsqueeze(v)))`.
 
     Where `a` is a Transpose, onnxruntime fuses it into a FusedMatMul, and that multiplies the vector by the matrix
-    that was not transposed.
+    without transposing it.
     """
     matrix, vector = node.inputs
     if matrix is None or vector is None or vector.shape is None or vector.shape.rank() != 1:
@@ -49,8 +38,8 @@ def _multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
     )
 
 
-def _count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace the negative axes of a reduction by those they mean.
+def count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace the negative axes of a reduction by the equal non-negative ones.
 
     Of an empty tensor, onnxruntime reduces no negative axis: the result has the shape of the input.
     """

@@ -7,20 +7,21 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from onnxtool.torch_backend.lower.denylist import known_problem
-from onnxtool.torch_backend.lower.fused_kernels import FUSED, kernel_is_faster
-from onnxtool.torch_backend.lower.fx_rewrites.empty_tensors import is_empty, is_empty_constant
-from onnxtool.torch_backend.lower.random import is_memory_for_random, is_random, is_scaled_draw
-from onnxtool.torch_backend.lower.translations import translations
-from onnxtool.torch_backend.partition.views import left_to_pytorch
+from onnxtool.torch_backend.lower.decisions import decision
+from onnxtool.torch_backend.lower.fused_kernels import kernel_is_faster
+from onnxtool.torch_backend.lower.fx_rewrites.empty_tensors import is_empty_constant
+from onnxtool.torch_backend.lower.torch_onnx import translations
+from onnxtool.torch_backend.nodes import is_empty, is_memory_for_random, is_random, is_scaled_draw
+from onnxtool.torch_backend.partition.views import views_of_pytorch
 
 SIZE = "a size that Python computes"
-MEMORY = "as_strided reads memory by place, and onnxruntime keeps values only"
+MEMORY = "as_strided reads memory by offsets, and onnxruntime keeps values only"
 RANDOM = "random numbers come from PyTorch's generator"
-SCALED = "the scale of random numbers, which PyTorch has just drawn"
+SCALED = "scales random numbers that PyTorch has just drawn"
 CHECK = "a check, which has no result"
 VIEW = "a view for what stays in PyTorch, which costs nothing there"
-EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree about what that gives"
+EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree about the result"
+FUSED = "one kernel of PyTorch takes one pass over memory where ONNX takes several"
 
 _DEVICES = ("cpu", "cuda")
 TENSOR_DTYPES = frozenset(
@@ -34,7 +35,7 @@ TENSOR_DTYPES = frozenset(
 def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[torch.fx.Node, str]:
     """Return the calls of `graph` that stay in PyTorch, each with its reason.
 
-    `rejected` holds what an earlier attempt found out: names of nodes and why they cannot be compiled.
+    `rejected` holds what an earlier attempt found: names of nodes and why they cannot be compiled.
     """
     if any(_reads_memory(node) for node in graph.nodes):
         return {node: MEMORY for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")}
@@ -51,12 +52,12 @@ def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[
             elif reason := rejected.get(node.name) or _reason(node, stay):
                 stay[node] = reason
         elif node.op not in ("get_attr", "output"):
-            stay[node] = f"{node.op} is no operator"
-    return stay | dict.fromkeys(left_to_pytorch(graph, stay), VIEW)
+            stay[node] = f"{node.op} is not an operator"
+    return stay | dict.fromkeys(views_of_pytorch(graph, stay), VIEW)
 
 
 def _reads_memory(node: torch.fx.Node) -> bool:
-    """Whether the node reads by places in memory, of a tensor that is not simply laid out."""
+    """Whether the node reads by offsets in memory, of a tensor that is not contiguous from its start."""
     if node.target is not torch.ops.aten.as_strided.default:
         return False
     source = node.all_input_nodes[0].meta.get("val")
@@ -64,7 +65,7 @@ def _reads_memory(node: torch.fx.Node) -> bool:
 
 
 def _is_size_of_sizes(node: torch.fx.Node, sizes: set[torch.fx.Node]) -> bool:
-    """Whether the node computes a number of shapes of the inputs, without reading a tensor's data."""
+    """Whether the node computes a number from shapes of the inputs, without reading a tensor's data."""
     if isinstance(node.meta.get("val"), torch.Tensor | tuple | list) or "val" not in node.meta:
         return False
     return all(source in sizes or source.op == "placeholder" for source in node.all_input_nodes) and (
@@ -82,8 +83,9 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return RANDOM
     if is_scaled_draw(node):
         return SCALED
-    if reason := known_problem(node):
-        return reason
+    denied = decision(node.target).denied
+    if denied is not None and denied.applies(node):
+        return denied.reason
     if kernel_is_faster(node, stay):
         return FUSED
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -94,9 +96,7 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return "its type is unknown before it runs"
     if not translations().has(node):
         return "no translation to ONNX"
-    if not is_empty_constant(node) and any(
-        isinstance(value, torch.Tensor) and is_empty(value) for value in _values(node)
-    ):
+    if not is_empty_constant(node) and any(map(is_empty, _values(node))):
         return EMPTY
     return _type_problem(node)
 

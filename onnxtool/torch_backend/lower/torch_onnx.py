@@ -1,4 +1,4 @@
-"""Translates a graph of ATen operators into an ONNX model.
+"""Translates a graph of ATen operators into an ONNX model by torch.onnx, and knows which operators that translates.
 
 The only module that touches `torch.onnx._internal`, which PyTorch may change in any release. Tested with 2.13.
 """
@@ -6,18 +6,22 @@ The only module that touches `torch.onnx._internal`, which PyTorch may change in
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from onnxtool.torch_backend.lower.denylist import WRONG_TRANSLATIONS
-from onnxtool.torch_backend.lower.float64_constants import keep_doubles
+from onnxtool.torch_backend.lower.decisions import DECISIONS
+from onnxtool.torch_backend.lower.float64_constants import keep_float64_constants
+from onnxtool.torch_backend.nodes import called
+from onnxtool.torch_backend.run.cache import Cache, versions
 
 TESTED_TORCH = ("2.13",)
 _LOGGERS = (
@@ -43,29 +47,71 @@ class ConversionFailedError(Exception):
 
 @functools.cache
 def _registry() -> Any:
-    """Return torch.onnx's table of translations without those that hold for inference only."""
+    """Return torch.onnx's table of translations without those that are not used (`no_translation`)."""
     with quiet():
         from torch.onnx._internal.exporter import _registration
 
         registry = _registration.ONNXRegistry.from_torchlib()
-    for overload in WRONG_TRANSLATIONS:
+    for overload in _untranslated():
         registry.functions.pop(overload.name(), None)
     return registry
 
 
-def registered_names() -> tuple[list[str], list[str]]:
-    """Return the names of all operators that have a translation: for real, and for complex tensors."""
-    entries = [entry for found in _registry().functions.values() for entry in found]
-    real, complex_ = ([name_of(e.fx_target) for e in entries if e.is_complex is kind] for kind in (False, True))
-    return real, complex_
+def _untranslated() -> list[Any]:
+    return [target for target, decided in DECISIONS.items() if decided.no_translation]
 
 
-def name_of(target: Any) -> str:
-    """Return a name for what a node calls, the same in every process."""
-    if isinstance(target, torch._ops.OpOverload):
-        name: str = target.name()
-        return name
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+@dataclass(frozen=True)
+class Translations:
+    """Names of operators that have a translation, for real and for complex tensors."""
+
+    real: frozenset[str]
+    complex: frozenset[str]
+
+    def has(self, node: torch.fx.Node) -> bool:
+        """Whether there is a translation of the node's operator for its types."""
+        is_complex = any(_is_complex(argument) for argument in (*node.args, *node.kwargs.values()))
+        return called(node.target) in (self.complex if is_complex else self.real)
+
+
+_known: list[Translations] = []  # one for the process: torch.onnx has the same translations for every graph
+
+
+def translations() -> Translations:
+    """Return what torch.onnx translates; the first call of a process takes a second."""
+    if not _known:
+        entries = [entry for found in _registry().functions.values() for entry in found]
+        real, complex_ = (
+            frozenset(called(entry.fx_target) for entry in entries if entry.is_complex is kind)
+            for kind in (False, True)
+        )
+        _known.append(Translations(real, complex_))
+    return _known[0]
+
+
+def recall_translations(cache: Cache) -> None:
+    """Read what torch.onnx translates from the record of an earlier process, or write that record.
+
+    A damaged record can make an operator stay in PyTorch, or fail to be translated and stay then; nothing worse.
+
+    Raises:
+        OutputWriteError: the folder cannot be written to.
+    """
+    if not cache.folder:
+        return
+    key = hashlib.sha256(f"names {versions()} {sorted(op.name() for op in _untranslated())}".encode()).hexdigest()
+    record = cache.read_json(key)
+    if isinstance(record, dict) and all(isinstance(record.get(kind), list) for kind in ("real", "complex")):
+        _known[:] = _known or [Translations(*(frozenset(map(str, record[kind])) for kind in ("real", "complex")))]
+    else:
+        cache.write_json(key, {"real": sorted(translations().real), "complex": sorted(translations().complex)})
+
+
+def _is_complex(argument: object) -> bool:
+    if isinstance(argument, list | tuple):
+        return any(map(_is_complex, argument))
+    value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def decompositions_but(names: Collection[str]) -> Decompositions:
@@ -73,7 +119,7 @@ def decompositions_but(names: Collection[str]) -> Decompositions:
     from torch.onnx._internal.exporter import _decomp
 
     table: Decompositions = _decomp.create_onnx_friendly_decomposition_table(set())
-    return {target: function for target, function in table.items() if name_of(target) not in names}
+    return {target: function for target, function in table.items() if called(target) not in names}
 
 
 def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
@@ -92,7 +138,7 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
             _fx_passes.insert_type_promotion_nodes(graph_module)
         except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
             raise ConversionFailedError(f"types cannot be promoted: {error}") from error
-        keep_doubles(graph_module)
+        keep_float64_constants(graph_module)
         with unset_fake_temporarily():
             try:
                 _core._translate_fx_graph(
@@ -113,13 +159,13 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
 
 
 def _node_name(error: Exception, graph: torch.fx.Graph) -> str:
-    """Return which node the error is about: its message holds the node as PyTorch prints it."""
+    """Return the name of the node that failed: the message holds the node as PyTorch prints it."""
     message = str(error)
     return next((node.name for node in graph.nodes if f"node {node.format_node()}." in message), "")
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first line of what is at the bottom of a chain of errors."""
+    """Return the first line of the error at the start of a chain of errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
@@ -127,7 +173,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporter's remarks about itself out of the user's log."""
+    """Keep the exporter's messages about itself out of the user's log."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import CompilationError
-from onnxtool.torch_backend.lower.finishing import INPUTS_KEY, NUM_NODES_KEY
+from onnxtool.torch_backend.run.sessions import INPUTS_KEY, NUM_NODES_KEY
 
 if TYPE_CHECKING:
     import onnx
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 PRESETS: dict[str, tuple[str, ...]] = {
     "tidy": ("fold_constants", "common_subexpressions", "onnxoptimizer_cleanup", "deduplicate_initializers"),
 }
-"""Lists of passes that hold for any graph; the others look for layers of exported models."""
+"""Lists of passes for any graph; all other passes look for layers of exported models."""
 
 
 def resolve_transforms(transforms: Sequence[Transform | str]) -> tuple[Transform, ...]:
-    """Return functions for what the user gave: functions, and names of lists in `PRESETS` or of single passes.
+    """Return the functions that are given or named: names are those of lists in `PRESETS` or of single passes.
 
     Raises:
         CompilationError: there is no preset and no pass of that name.
@@ -31,10 +31,10 @@ def resolve_transforms(transforms: Sequence[Transform | str]) -> tuple[Transform
 
 
 def apply(transforms: Sequence[Transform], model: onnx.ModelProto) -> None:
-    """Change `model` by all `transforms`, and write anew what its metadata says of its inputs and nodes.
+    """Change `model` by all `transforms`, and update its inputs and number of nodes in its metadata.
 
     Raises:
-        CompilationError: it has other outputs then, or inputs that it had not.
+        CompilationError: afterwards it has other outputs, or new inputs.
     """
     places = {entry.key: entry.value for entry in model.metadata_props}[INPUTS_KEY].split()
     inputs = dict(zip([value.name for value in model.graph.input], places, strict=True))

@@ -1,27 +1,24 @@
-"""A part of a graph as a graph of its own, with what it takes and what it gives."""
+"""A part of a graph as a graph of its own, with its inputs and outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
-from onnxtool.torch_backend.partition.layouts import order_in_memory
-
-Node: TypeAlias = torch.fx.Node
+from onnxtool.torch_backend.nodes import Node, order_in_memory
 
 
 @dataclass(frozen=True)
-class Piece:
+class Partition:
     """Nodes that onnxruntime runs in one session.
 
     Attributes:
-        module: the piece as a graph: a placeholder for each of `inputs`, the results `outputs` as a tuple.
-        inputs: nodes of the whole graph that the piece takes, in their order.
-        orders: for each input, the order of dimensions in which it is given: that of its memory; None as it is.
-        outputs: nodes of the whole graph, in the piece, that others take.
+        module: the partition as a graph: a placeholder for each of `inputs`, the results `outputs` as a tuple.
+        inputs: nodes of the whole graph that the partition takes, in their order.
+        orders: for each input, the order of dimensions in which it is passed, that of its memory; None where unchanged.
+        outputs: nodes of the partition that other nodes of the whole graph take.
         names: for each node of `module`, the name of the node of the whole graph.
     """
 
@@ -32,13 +29,12 @@ class Piece:
     names: dict[str, str]
 
 
-def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Piece:
+def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Partition:
     """Copy `nodes` of the graph of `owner`, which are in its order, into a graph of their own."""
     inside = set(nodes)
     taken = {source: None for node in nodes for source in node.all_input_nodes if source not in inside}
     order = {node: index for index, node in enumerate(owner.graph.nodes)}
     inputs = tuple(sorted(taken, key=order.__getitem__))
-    # A result of several values is no value itself: those that are taken out of it are.
     outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
@@ -48,26 +44,26 @@ def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Piece:
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    module = torch.fx.GraphModule(owner, graph, class_name="Piece")
-    return Piece(module, inputs, orders, outputs, {copy.name: node.name for node, copy in copies.items()})
+    module = torch.fx.GraphModule(owner, graph, class_name="Partition")
+    return Partition(module, inputs, orders, outputs, {copy.name: node.name for node, copy in copies.items()})
 
 
 def _placeholder(graph: torch.fx.Graph, name: str, value: object, order: tuple[int, ...] | None) -> Node:
-    """Return the node for an input, which is given in another order and turned back inside."""
+    """Return the node for an input, which is passed in another order and permuted back inside."""
     placeholder: Node = graph.placeholder(name)
     placeholder.meta = {"val": value}
     if order is None or not isinstance(value, torch.Tensor):
         return placeholder
     placeholder.meta = {"val": value.permute(order)}
-    turned: Node = graph.call_function(
+    permuted: Node = graph.call_function(
         torch.ops.aten.permute.default, (placeholder, [order.index(dim) for dim in range(len(order))])
     )
-    turned.meta = {"val": value}
-    return turned
+    permuted.meta = {"val": value}
+    return permuted
 
 
 def value_of(owner: torch.fx.GraphModule, node: Node) -> object:
-    """Return what the node is known to give: its fake value, or the constant that it stands for."""
+    """Return the fake value of a node, or the constant that it names."""
     if node.op == "get_attr" and "val" not in node.meta:
         value: object = owner
         for part in str(node.target).split("."):

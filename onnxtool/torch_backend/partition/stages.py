@@ -1,35 +1,32 @@
-"""Cuts a graph into stages: a piece for onnxruntime, then what stays in PyTorch, then the next piece."""
+"""Cuts a graph into stages: a partition for onnxruntime, what stays in PyTorch, the next partition, and so on."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
-from onnxtool.torch_backend.lower.random import is_random
-from onnxtool.torch_backend.sizes import seen_elements
-
-Node: TypeAlias = torch.fx.Node
+from onnxtool.torch_backend.nodes import Node, is_random, seen_elements, tensor_of
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece and what PyTorch does after it, both in the order of the graph; either may be empty."""
+    """A partition and what PyTorch runs after it, both in the order of the graph; either may be empty."""
 
-    piece: tuple[Node, ...]
+    partition: tuple[Node, ...]
     eager: tuple[Node, ...]
 
 
 def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node] = ()) -> tuple[Stage, ...]:
-    """Assign the calls of `graph` but those that run `after` all stages, in as few pieces as those in `stay` allow.
+    """Assign the calls of `graph` to stages, with as few partitions as `stay`, the nodes of PyTorch, allows.
 
-    What stays in PyTorch runs as early as it can. Every other node may run from the stage that has its inputs to the
-    first one that needs its result, and pieces are only where some node has no other choice (the points that stab all
-    intervals). It runs in the first piece that it can, but for what is as large as what it is made of (views of inputs,
-    masks as numbers): that runs in the first piece that reads it. Random numbers are drawn in the order of the graph.
+    Nodes in `after` run when all stages are done. What stays in PyTorch runs as early as possible. Every other node may
+    run from the stage that has its inputs to the first one that needs its result; partitions are only where some node
+    has no other choice (the fewest points that hit all intervals). It runs in the first possible partition, except a
+    node whose result is as large as its inputs (views of inputs, masks as numbers): that runs in the first partition
+    that reads it. Random numbers are drawn in the order of the graph.
     """
     stay = {node: reason for node, reason in stay.items() if node not in after}
     earliest = _earliest(graph, stay, after)
@@ -37,18 +34,18 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
     latest = _latest(graph, stay, earliest, last)
     points = _points([(earliest[node], latest[node]) for node in latest])
     chosen = {node: points[bisect_left(points, earliest[node])] for node in latest}
-    for node in _put_off(graph, latest):
+    for node in _deferrable(graph, latest):
         readers = [earliest[user] if user in stay else chosen.get(user, last) for user in node.users]
         chosen[node] = points[bisect_right(points, min(readers, default=last)) - 1]
-    pieces: dict[int, list[Node]] = {}
+    partitions: dict[int, list[Node]] = {}
     eager: dict[int, list[Node]] = {}
     for node in graph.nodes:  # the order of the graph, which is one of its topological orders
         if node in stay:
             eager.setdefault(earliest[node], []).append(node)
         elif node in chosen:
-            pieces.setdefault(chosen[node], []).append(node)
+            partitions.setdefault(chosen[node], []).append(node)
     return tuple(
-        Stage(tuple(pieces.get(index, ())), tuple(eager.get(index, ()))) for index in sorted({*pieces, *eager})
+        Stage(tuple(partitions.get(index, ())), tuple(eager.get(index, ()))) for index in sorted({*partitions, *eager})
     )
 
 
@@ -72,7 +69,7 @@ def _earliest(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection
 def _latest(
     graph: torch.fx.Graph, stay: Mapping[Node, str], earliest: Mapping[Node, int], last: int
 ) -> dict[Node, int]:
-    """Return the last stage at which each node for onnxruntime is in time for all that take its result."""
+    """Return the last stage at which each node for onnxruntime is in time for all readers of its result."""
     latest: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node not in earliest or node in stay:
@@ -82,10 +79,10 @@ def _latest(
     return latest
 
 
-def _put_off(graph: torch.fx.Graph, nodes: Collection[Node]) -> list[Node]:
+def _deferrable(graph: torch.fx.Graph, nodes: Collection[Node]) -> list[Node]:
     """Return those of `nodes` that save no memory by running early, readers before what they read.
 
-    They take inputs of the graph and each other, and nothing larger than what they give.
+    They read inputs of the graph and each other, and nothing larger than their results.
     """
     found: dict[Node, None] = {}
     for node in graph.nodes:
@@ -99,12 +96,12 @@ def _put_off(graph: torch.fx.Graph, nodes: Collection[Node]) -> list[Node]:
 
 def _bytes(node: Node) -> int | None:
     """Return the bytes of the tensor that a node gives; None where it gives none."""
-    value = node.meta.get("val")
-    return seen_elements(value) * value.element_size() if isinstance(value, torch.Tensor) else None
+    tensor = tensor_of(node)
+    return None if tensor is None else seen_elements(tensor) * tensor.element_size()
 
 
 def _points(intervals: list[tuple[int, int]]) -> list[int]:
-    """Return the fewest points of which every interval, both ends included, holds one."""
+    """Return the fewest points such that every interval, both ends included, holds one."""
     points: list[int] = []
     for start, end in sorted(intervals, key=lambda interval: interval[1]):
         if not points or points[-1] < start:

@@ -1,26 +1,26 @@
-"""Views are made where they are read: they compute nothing, but at the border of a session each would be a copy."""
+"""Views are made where they are read: they compute nothing, but as an output of a session each would be a copy."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import torch
 
-Node: TypeAlias = torch.fx.Node
+from onnxtool.torch_backend.nodes import Node, is_view
+
 aten = torch.ops.aten
 
 
 def views_at_readers(graph: torch.fx.Graph) -> tuple[Node, ...]:
-    """Give every reader in `graph` views of its own, and return those of the output: PyTorch makes them after all else.
+    """Give every reader in `graph` views of its own, and return those of the output: PyTorch makes them at the end.
 
-    Views of views are traced back to what holds the memory. Where an output is a view of an input, nothing changes:
-    AOTAutograd makes such an output itself, of the input as it is after the call.
+    Views of views are traced back to the tensor that holds the memory. Where an output is a view of an input, nothing
+    changes: AOTAutograd makes such an output itself, from the input after the call.
     """
     for node in graph.find_nodes(op="call_function", target=aten._unsafe_view.default):
         if len(node.all_input_nodes[0].users) == 1 and not is_view(node.all_input_nodes[0]):
-            node.target = aten.view.default  # nobody else sees the memory
+            node.target = aten.view.default  # no other node reads the memory
     last: tuple[Node, ...] = ()
     for reader in list(graph.nodes):
         if is_view(reader) or reader.target is operator.getitem:
@@ -40,8 +40,8 @@ def views_at_readers(graph: torch.fx.Graph) -> tuple[Node, ...]:
     return last
 
 
-def left_to_pytorch(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[Node, ...]:
-    """Return the views that are read by what stays in PyTorch."""
+def views_of_pytorch(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[Node, ...]:
+    """Return the views that only nodes in PyTorch read."""
     found: dict[Node, None] = {}
     for node in reversed(graph.nodes):
         if node not in stay and is_view(node) and all(user in stay or user in found for user in node.users):
@@ -49,25 +49,10 @@ def left_to_pytorch(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[No
     return tuple(found)
 
 
-def is_view(node: Node) -> bool:
-    """Whether the node's result is a view of its first argument; one of several is taken out by `getitem`."""
-    if node.target is operator.getitem:
-        return is_view(node.all_input_nodes[0])
-    if (
-        not isinstance(node.target, torch._ops.OpOverload)
-        or not node.args
-        or not isinstance(node.args[0], torch.fx.Node)
-    ):
-        return False
-    schema = node.target._schema
-    alias = schema.returns[0].alias_info if len(schema.returns) == 1 else None
-    return alias is not None and not schema.is_mutable
-
-
 def _chain(node: Node, *, of_output: bool) -> list[Node]:
-    """Return the views that lead from what is read to what holds its memory.
+    """Return the views between what is read and the tensor that holds its memory.
 
-    Of an output none where that is an input; of what a graph reads itself not those with several results.
+    None for an output whose memory is an input's. Inside the graph, views with several results are left out.
     """
     chain = []
     while is_view(node) and (of_output or node.target is not operator.getitem):

@@ -1,4 +1,4 @@
-"""Compares each call of a compiled graph with PyTorch's own answer."""
+"""Compares each call of a compiled graph with the same graph in PyTorch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onnxtool.errors import CompilationError
-from onnxtool.torch_backend.lower.random import is_random
+from onnxtool.torch_backend.nodes import is_random
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions
 
 
 def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: OrtBackendOptions) -> Callable[..., Any]:
-    """Return a function that calls the compiled graph and the graph itself, and insists on equal answers.
+    """Return a function that calls the compiled graph and the graph itself, and requires equal results.
 
     Both draw the same random numbers.
 
     Raises:
-        CompilationError: by the function; they differ by more than the tolerance.
+        CompilationError: raised by the function where they differ by more than the tolerance.
     """
     eager = torch.fx.GraphModule(owner, _copy(owner.graph))
     draws = any(is_random(node) for node in owner.graph.nodes)
@@ -44,7 +44,7 @@ def _require_close(ours: torch.Tensor, theirs: torch.Tensor, index: int, options
         torch.testing.assert_close(ours, theirs, rtol=options.rtol, atol=options.atol, equal_nan=True)
     except AssertionError as error:
         raise CompilationError(
-            f"result {index} of a graph is not PyTorch's: {' '.join(str(error).split())}",
+            f"result {index} of a graph differs from PyTorch's: {' '.join(str(error).split())}",
             "raise rtol and atol if that is expected; else report it with the model that dump_onnx writes",
         ) from error
 

@@ -1,4 +1,4 @@
-"""Keeps translated graphs on disk: ONNX models and reasons as JSON, nothing that is executed when it is read."""
+"""Keeps translated graphs on disk: ONNX models, and reasons as JSON; reading executes nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from onnxtool.errors import OutputWriteError
+from onnxtool.torch_backend.nodes import called
 
 _SYMBOL = re.compile(r"\b[suz]+\d+\b")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -36,15 +37,8 @@ def fingerprint(module: torch.fx.GraphModule, salt: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def called(target: object) -> str:
-    """Return what a node calls; a plain function prints its address, which is another one in the next process."""
-    if isinstance(target, str | torch._ops.OpOverload | torch._ops.HigherOrderOperator):
-        return str(target)
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', repr(target))}"
-
-
 class _Reference:
-    """Stands for a node by its place in the graph."""
+    """Prints as the position of a node in the graph."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -76,17 +70,17 @@ def versions() -> str:
     )
 
 
-def _seal(key: str, model: bytes) -> bytes:
+def _checksum_entry(key: str, model: bytes) -> bytes:
     """Return what is appended to a model in the cache: a metadata entry of ONNX with the checksum of all before it.
 
-    It tells damage and mistaken names, and no intent: whoever may write to the folder may write any model.
+    It detects damage and mistaken names, and no attack: whoever may write to the folder may write any model.
     """
     import onnx
 
     checksum = hashlib.sha256(key.encode() + model).hexdigest()
     entry = onnx.StringStringEntryProto(key="onnxtool.checksum", value=checksum)
-    sealed: bytes = onnx.ModelProto(metadata_props=[entry]).SerializeToString()
-    return sealed
+    appended: bytes = onnx.ModelProto(metadata_props=[entry]).SerializeToString()
+    return appended
 
 
 class Cache:
@@ -96,11 +90,11 @@ class Cache:
         self.folder = Path(folder) if folder else None
 
     def read(self, key: str) -> bytes:
-        """Return the model of that fingerprint, or nothing where the file is not as it was written for it."""
+        """Return the model of that fingerprint, or no bytes where the file is damaged or another graph's."""
         found = self._read(key, ".onnx")
-        length = len(_seal(key, b""))
-        model, seal = found[:-length], found[-length:]
-        return model if seal == _seal(key, model) else b""
+        length = len(_checksum_entry(key, b""))
+        model, entry = found[:-length], found[-length:]
+        return model if entry == _checksum_entry(key, model) else b""
 
     def write(self, key: str, model: bytes) -> None:
         """Keep a model.
@@ -108,7 +102,7 @@ class Cache:
         Raises:
             OutputWriteError: the folder cannot be written to.
         """
-        self._write(key, ".onnx", model + _seal(key, model))
+        self._write(key, ".onnx", model + _checksum_entry(key, model))
 
     def read_reasons(self, key: str) -> dict[int, str]:
         """Return which nodes of the graph of that fingerprint stay in PyTorch; nothing where the file is damaged."""
@@ -147,7 +141,7 @@ class Cache:
         try:
             return (self.folder / f"{key}{suffix}").read_bytes()
         except OSError:
-            return b""  # whoever cannot write it either is told so
+            return b""  # writing it fails as well, with an error
 
     def _write(self, key: str, suffix: str, data: bytes) -> None:
         if self.folder is None or not key:

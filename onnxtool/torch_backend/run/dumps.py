@@ -1,4 +1,4 @@
-"""Writes every compiled graph as an ONNX file with the FX graph it was made from beside it."""
+"""Writes every compiled graph as an ONNX file, and its FX graph as a text file beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIABLE = "ONNXRT_DUMP_PATH"
 
 
 def is_dumping() -> bool:
-    """Whether somebody waits for files."""
+    """Whether the environment asks for dumps."""
     return bool(os.environ.get(VARIABLE))
 
 
@@ -46,8 +46,8 @@ def dump_onnx(prefix: str, folder: str | Path | None = None, clean: bool = False
     """Dump what is compiled inside of the block to `{folder}/{prefix}{N}.onnx` and `.txt`.
 
     Args:
-        prefix: what all names begin with.
-        folder: where the files go, made where it is not there; the current folder where none is given.
+        prefix: the start of all file names.
+        folder: the folder of the files, which is made if needed; by default the current one.
         clean: whether earlier dumps, `{prefix}*.onnx` and `.txt`, are removed from the folder first.
 
     Raises:

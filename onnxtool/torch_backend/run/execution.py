@@ -1,4 +1,4 @@
-"""Runs a piece of a graph: a session, and what PyTorch expects of its results."""
+"""Runs a partition of a graph: a session, and what PyTorch expects of its results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch
 from onnxruntime.capi import _pybind_state as binding
 from torch._prims_common import is_contiguous_or_false
 
-from onnxtool.torch_backend.run.denormals import are_flushed, flushed
-from onnxtool.torch_backend.run.openmp import pause
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS, is_static, seen_elements, seen_size
 from onnxtool.torch_backend.run.sessions import RUN_ERRORS, SILENT
+from onnxtool.torch_backend.run.thread_state import denormals_are_zero, end_openmp_threads, flush_denormals
 from onnxtool.torch_backend.run.values import CPU, dense, ort_device, unwrap, wrap
-from onnxtool.torch_backend.sizes import MANY_ELEMENTS, seen_elements, seen_size
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions
-    from onnxtool.torch_backend.partition.partitions import Piece
+    from onnxtool.torch_backend.partition.partitions import Partition
     from onnxtool.torch_backend.translator import Translated
 
 Fake = object
@@ -33,7 +32,7 @@ class Expected:
     Attributes:
         dtype: the type of its elements; None where a number is expected.
         order: its dimensions from the largest stride to the smallest; None where that is their own order.
-        repeated: dimensions along which its memory holds every value once.
+        repeated: expanded dimensions, along which its memory holds every value once.
         shape: its shape where that is known before the call.
         device: where it is expected to be.
     """
@@ -46,10 +45,10 @@ class Expected:
 
     @classmethod
     def of(cls, value: Fake) -> Expected:
-        """Read the expectation off a fake value."""
+        """Return what is expected of a result with this fake value."""
         if not isinstance(value, torch.Tensor):
             return cls(None, None, (), None, torch.device("cpu"))
-        shape = tuple(value.shape) if all(isinstance(size, int) for size in value.shape) else None
+        shape = tuple(value.shape) if is_static(value) else None
         repeated = tuple(
             dim for dim in range(value.dim()) if seen_size(value.stride(dim)) == 0 and seen_size(value.shape[dim]) > 1
         )
@@ -60,7 +59,7 @@ class Expected:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def restored(self, tensor: torch.Tensor) -> Any:
-        """Give a result of onnxruntime the type and the layout that are expected."""
+        """Give a result of onnxruntime the expected type and layout."""
         if self.dtype is None:
             return tensor.item()
         if tensor.dtype is not self.dtype:
@@ -82,27 +81,32 @@ class CallCount:
 
 
 class SessionCall:
-    """A piece that can be called with the values it takes and returns a list of those it gives."""
+    """A partition that can be called: it takes its inputs and returns a list of its outputs."""
 
     def __init__(
-        self, name: str, translated: Translated, piece: Piece, inputs: Sequence[Fake], options: OrtBackendOptions
+        self,
+        name: str,
+        translated: Translated,
+        partition: Partition,
+        inputs: Sequence[Fake],
+        options: OrtBackendOptions,
     ) -> None:
-        """Prepare what does not change from call to call.
+        """Prepare what is the same in every call.
 
         Args:
-            name: how tracebacks and generated code call it.
-            translated: the session, and which of the piece's inputs it takes.
-            piece: what the session was made of.
-            inputs: the fake values of all inputs of the piece.
-            options: whether PyTorch allocates the results, where their shapes are fixed, and what denormal numbers are.
+            name: its name in tracebacks and generated code.
+            translated: the session, and which of the partition's inputs it takes.
+            partition: what the session was made from.
+            inputs: the fake values of all inputs of the partition.
+            options: whether PyTorch allocates results of fixed shapes, and whether denormal numbers count as zero.
         """
         session, used = translated.session, translated.used
         self.__name__ = name
         self.__qualname__ = name
         self.count = CallCount()
-        self.expected = tuple(Expected.of(value) for value in (node.meta["val"] for node in piece.outputs))
+        self.expected = tuple(Expected.of(value) for value in (node.meta["val"] for node in partition.outputs))
         self.failure = ""
-        self._eager = piece.module
+        self._eager = partition.module
         self._run = session._sess.run_with_ortvaluevector
         self.session = session
         self._used = tuple(used)
@@ -117,16 +121,16 @@ class SessionCall:
         fixed = all(item.dtype and item.shape is not None for item in self.expected)
         self._preallocates = options.preallocate_output and fixed
         self._flushes = options.flush_denormals
-        self._uses_threads = any(map(_is_large, piece.module.graph.nodes))
+        self._uses_threads = any(map(_is_large, partition.module.graph.nodes))
         self._numbers: dict[tuple[type, int | bool], torch.Tensor] = {}
         self._options = binding.RunOptions()
         self._options.log_severity_level = SILENT
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Return the results of the piece for its inputs, in their order.
+        """Return the results of the partition for its inputs, in their order.
 
-        What onnxruntime fails to run, PyTorch runs from then on, and says so once; where it fails as well, its error
-        is the one to raise. PyTorch also runs calls with empty tensors, about which kernels disagree.
+        If onnxruntime fails, PyTorch runs this call and all later ones, and a warning is logged once; if PyTorch fails
+        as well, its error is raised. PyTorch also runs calls with empty tensors, about which kernels disagree.
         """
         self.count.calls += 1
         if self.failure or (self._sized and not all(arguments[index].numel() for index in self._sized)):
@@ -136,7 +140,7 @@ class SessionCall:
         except RUN_ERRORS as error:
             results = list(self._eager(*arguments))
             self.failure = " ".join(str(error).split())
-            _LOGGER.warning("PyTorch runs a piece of a graph, because onnxruntime fails to: %s", self.failure)
+            _LOGGER.warning("PyTorch runs a partition of a graph, because onnxruntime fails to: %s", self.failure)
             return results
 
     def _in_session(self, arguments: Sequence[Any]) -> list[Any]:
@@ -147,8 +151,8 @@ class SessionCall:
         outputs = [item.allocate() for item in self.expected] if self._preallocates else []
         results = wrap(outputs, self._output_devices)
         if self._uses_threads:
-            pause()
-        with flushed(self._flushes or are_flushed()):
+            end_openmp_threads()
+        with flush_denormals(self._flushes or denormals_are_zero()):
             self._run(
                 self._options,
                 self._input_names,
@@ -163,7 +167,7 @@ class SessionCall:
         return [expected.restored(output) for expected, output in zip(self.expected, outputs, strict=True)]
 
     def _number(self, number: int | bool) -> torch.Tensor:
-        """Return a size as a tensor; those of the calls before are kept."""
+        """Return a size as a tensor; tensors of earlier calls are kept."""
         key = (type(number), number)  # True equals 1
         if key not in self._numbers:
             if len(self._numbers) >= _MOST_NUMBERS:
@@ -177,7 +181,7 @@ _MOST_NUMBERS = 1024
 
 
 def _has_symbolic_size(value: Fake) -> bool:
-    return isinstance(value, torch.Tensor) and not all(isinstance(size, int) for size in value.shape)
+    return isinstance(value, torch.Tensor) and not is_static(value)
 
 
 def _is_large(node: torch.fx.Node) -> bool:

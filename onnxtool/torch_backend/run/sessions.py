@@ -1,4 +1,4 @@
-"""Makes onnxruntime sessions: on which provider, with which options."""
+"""Makes onnxruntime sessions, with which providers and options, and checks that they fit their partitions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 
 from onnxtool.errors import ProviderError
 from onnxtool.runtime.providers import cuda_problem
-from onnxtool.torch_backend.run.denormals import are_flushed, flushed
+from onnxtool.torch_backend.run.thread_state import denormals_are_zero, flush_denormals
 
 if TYPE_CHECKING:
     from onnxtool.torch_backend.options import OrtBackendOptions, Provider
+    from onnxtool.torch_backend.partition.partitions import Partition
 
+INPUTS_KEY = "onnxtool.inputs"
+NUM_NODES_KEY = "onnxtool.num_nodes"
 _BY_DEVICE = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 SILENT = 4  # errors are raised, not logged
 RUN_ERRORS = (
@@ -33,6 +36,15 @@ LOAD_ERRORS = (
     ort.capi.onnxruntime_pybind11_state.RuntimeException,
 )
 
+_TYPES = {
+    torch.bool: "bool",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+    **{getattr(torch, name): name for name in ("int8", "int16", "int32", "int64", "uint8")},
+}
+
 
 def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...]) -> ort.InferenceSession:
     """Load a model from memory.
@@ -45,18 +57,52 @@ def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provid
     _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
     settings = options.ort_session_options or _session_options(options.flush_denormals)
     chosen = [_with_stream(provider) for provider in providers]
-    with flushed(are_flushed()):  # the first session of a process sets the thread that makes it, for good
+    with flush_denormals(
+        denormals_are_zero()
+    ):  # the first session of a process sets the thread that makes it, for good
         session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
     _require_providers(names, session.get_providers(), "onnxruntime could not start the provider")
     return session
 
 
 def _require_providers(names: Sequence[str], running: Sequence[str], problem: str) -> None:
-    """Insist on all providers: onnxruntime goes on without those that it has not or that do not start."""
+    """Require all providers: onnxruntime goes on without those that it does not have or that do not start."""
     if _BY_DEVICE["cuda"] in names and (reason := cuda_problem()):
         raise ProviderError(f"CUDAExecutionProvider cannot run here: {reason}", "fix that, or take it from the options")
     if missing := [name for name in names if name not in running]:
         raise ProviderError(f"{problem} {', '.join(missing)}", f"use some of {', '.join(running)}")
+
+
+def wrong_types(session: ort.InferenceSession, partition: Partition) -> dict[torch.fx.Node, str]:
+    """Return the outputs of `partition` that the session gives in another type, each with that type.
+
+    Their bytes would be read as what they are not.
+    """
+    outputs = zip(partition.outputs, session.get_outputs(), strict=True)
+    return {node: given.type for node, given in outputs if given.type != _type_of(node.meta["val"])}
+
+
+def session_fits(session: ort.InferenceSession, partition: Partition) -> bool:
+    """Whether a session from the cache can be that of `partition`: metadata, inputs, outputs and types."""
+    metadata = session.get_modelmeta().custom_metadata_map
+    used = metadata.get(INPUTS_KEY, "?").split()
+    if not all(number.isdecimal() for number in (*used, metadata.get(NUM_NODES_KEY, "?"))):
+        return False
+    taken = [partition.inputs[index] for index in map(int, used) if index < len(partition.inputs)]
+    if (len(taken), len(session.get_outputs())) != (len(session.get_inputs()), len(partition.outputs)):
+        return False
+    # The copied placeholders have values: a constant of the original graph has none.
+    placeholders = partition.module.graph.find_nodes(op="placeholder")
+    values = [placeholders[int(index)].meta["val"] for index in used]
+    types = [value.type for value in session.get_inputs()]
+    return types == list(map(_type_of, values)) and not wrong_types(session, partition)
+
+
+def _type_of(value: object) -> str:
+    """Return onnxruntime's name of the type of a fake value; sizes are integers."""
+    if isinstance(value, torch.Tensor):
+        return f"tensor({_TYPES.get(value.dtype, value.dtype)})"
+    return "tensor(bool)" if isinstance(value, bool | torch.SymBool) else "tensor(int64)"
 
 
 def select_providers(
@@ -76,7 +122,7 @@ def select_providers(
 
 
 def _inferred(values: Iterable[object]) -> Iterator[str]:
-    """Yield the provider of each device, a graphics card before the processor: sizes are always on the latter."""
+    """Yield the provider of each device, GPU before CPU: sizes are always on the CPU."""
     types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
     for device in ("cuda", "cpu"):
         if device in types:
@@ -87,7 +133,7 @@ def _session_options(flush_denormals: bool) -> ort.SessionOptions:
     settings = ort.SessionOptions()
     settings.log_severity_level = SILENT
     settings.intra_op_num_threads = torch.get_num_threads()
-    # Threads wait busily for the next node, and not after the last one: between two pieces, PyTorch's need the cores.
+    # Threads wait busily for the next node, but not after the last one: then PyTorch's threads need the cores.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "1")
     settings.add_session_config_entry("session.force_spinning_stop", "1")
     settings.add_session_config_entry("session.set_denormal_as_zero", str(int(flush_denormals)))

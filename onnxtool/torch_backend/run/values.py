@@ -24,7 +24,7 @@ CPU = binding.OrtDevice(binding.OrtDevice.cpu(), binding.OrtDevice.default_memor
 
 
 def ort_device(device: torch.device) -> Any:
-    """Return onnxruntime's name of a device of PyTorch."""
+    """Return onnxruntime's device for a device of PyTorch."""
     if device.type == "cuda":
         return binding.OrtDevice(binding.OrtDevice.cuda(), binding.OrtDevice.default_memory(), device.index or 0)
     return CPU
@@ -49,7 +49,7 @@ def wrap(tensors: Sequence[torch.Tensor], devices: Sequence[Any]) -> Any:
             [tensor.shape for tensor in tensors],
             devices,
         )
-    except (KeyError, RuntimeError, ValueError):  # bfloat16 has no NumPy type, and empty tensors no address
+    except (KeyError, RuntimeError, ValueError):  # bfloat16 has no NumPy type, and empty tensors have no address
         return _wrap_one_by_one(tensors)
     return vector
 

@@ -15,7 +15,7 @@ from tests.torch_backend.oracle import require_same
 
 
 def model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3))
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporter's remarks about itself

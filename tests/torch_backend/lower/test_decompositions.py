@@ -1,15 +1,17 @@
-"""Rules for operators that torch.onnx does not translate, against PyTorch: with NaN, infinities, ties and no values."""
+"""Decompositions of operators that torch.onnx does not translate, against PyTorch: NaN, infinities, ties, no values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import getitem
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from onnxtool.torch_backend.lower.decompositions import RULES
+from onnxtool.torch_backend.lower.decisions import DECISIONS, decision
 from onnxtool.torch_backend.lower.placement import EMPTY
 from tests.torch_backend.oracle import require_same
 
@@ -30,17 +32,22 @@ def special(*values: float, grad: bool = False) -> torch.Tensor:
 
 ODD = ((2.0, NAN, -1.0, 5.0), (NAN, NAN, NAN, NAN), (-INF, 0.5, INF, -2.0), (3.0, 1.0, 4.0, NAN))
 EVERYWHERE = (-INF, -7.5, -3.0, -1.25, -1e-3, -0.0, 0.0, 1e-6, 0.5, 1.0, 2.0, 2.5, 9.9, 10.0, 50.0, 1e5, INF, NAN)
+# kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+POOL_SIZES: tuple[tuple[Any, ...], ...] = (
+    *((2,), (3, 2, 1), (3, 2, 1, True), (3, 2, 1, True, False), (3, 1, 1, False, False), (2, 3)),
+    *((3, 2, 0, True, True, 5), (2, 2, 1, False, True, -3)),
+)
 
 SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     # writes by index
     **{
-        f"index_reduce {reduce} {self}": (
-            lambda x, y, reduce=reduce, self=self: x.index_reduce(
-                -1, torch.tensor([1, 0, 1, 1]), y, reduce, include_self=self
+        f"index_reduce with self: {self}": (
+            lambda x, y, self=self: tuple(
+                x.index_reduce(-1, torch.tensor([1, 0, 1, 1]), y, reduce, include_self=self)
+                for reduce in ("prod", "mean", "amax", "amin")
             ),
             (rows(3, 5), rows(3, 4)),
         )
-        for reduce in ("prod", "mean", "amax", "amin")
         for self in (True, False)
     },
     "index_reduce of one value": (lambda x: x.index_reduce(0, torch.tensor(0), x * 2, "mean"), (rows(),)),
@@ -48,15 +55,13 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
         lambda x: x.index_reduce(0, torch.tensor([], dtype=torch.int64), x[:0], "amax"),
         (rows(3, 2),),
     ),
-    **{
-        f"scatter_reduce mean {self}": (
-            lambda x, y, self=self: x.scatter_reduce(
-                0, torch.tensor([[0, 1], [0, 0], [2, 0]]), y, "mean", include_self=self
-            ),
-            (rows(3, 2), rows(3, 2)),
-        )
-        for self in (True, False)
-    },
+    "scatter_reduce mean": (
+        lambda x, y: tuple(
+            x.scatter_reduce(0, torch.tensor([[0, 1], [0, 0], [2, 0]]), y, "mean", include_self=self)
+            for self in (True, False)
+        ),
+        (rows(3, 2), rows(3, 2)),
+    ),
     "scatter into one value": (lambda x, y: x.scatter(0, torch.tensor(0), y), (rows(), rows())),
     "put": (lambda x, y: x.put(torch.tensor([[1, -1]]), y), (rows(3, 2), rows(1, 2))),
     "put adding": (lambda x, y: x.put(torch.tensor([1, -5, 1]), y, True), (rows(3, 2), rows(3))),
@@ -70,20 +75,13 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "masked_scatter nowhere": (lambda x, y: x.masked_scatter(x.isnan(), y), (rows(2, 3), rows(6))),
     # pools
     **{
-        f"avg_pool{rank}d {sizes}": (
-            lambda x, rank=rank, sizes=sizes: getattr(functional, f"avg_pool{rank}d")(x, *sizes),
+        f"avg_pool{rank}d": (
+            lambda x, rank=rank: tuple(
+                getattr(functional, f"avg_pool{rank}d")(x, *sizes) for sizes in POOL_SIZES[: 6 if rank == 1 else 8]
+            ),
             (rows(2, 3, *(9, 7, 6)[:rank]),),
         )
         for rank in (1, 2, 3)
-        for sizes in (
-            (2,),
-            (3, 2, 1),
-            (3, 2, 1, True),
-            (3, 2, 1, True, False),
-            (3, 1, 1, False, False),
-            (2, 3),
-            *(() if rank == 1 else ((3, 2, 0, True, True, 5), (2, 2, 1, False, True, -3))),
-        )
     },
     "avg_pool2d of unequal sides": (
         lambda x: functional.avg_pool2d(x, (2, 3), (1, 2), (1, 0), ceil_mode=True),
@@ -94,12 +92,14 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
         (special(1, INF, 2, 3, 4, 5, NAN, -1, 0).reshape(1, 1, 3, 3),),
     ),
     **{
-        f"adaptive_{kind}_pool{len(size)}d {size}": (
-            lambda x, kind=kind, size=size: getattr(functional, f"adaptive_{kind}_pool{len(size)}d")(x, size),
-            (rows(2, 3, *(7, 5, 6)[: len(size)]),),
+        f"adaptive_{kind}_pool{rank}d": (
+            lambda x, kind=kind, rank=rank, sizes=sizes: tuple(
+                getattr(functional, f"adaptive_{kind}_pool{rank}d")(x, size) for size in sizes
+            ),
+            (rows(2, 3, *(7, 5, 6)[:rank]),),
         )
         for kind in ("avg", "max")
-        for size in ((3,), (7, 2), (3, 4), (9, 1), (3, 5, 2), (8, 1, 4))
+        for rank, sizes in {1: ((3,),), 2: ((7, 2), (3, 4), (9, 1)), 3: ((3, 5, 2), (8, 1, 4))}.items()
     },
     "adaptive_max_pool2d of NaN": (
         lambda x: functional.adaptive_max_pool2d(x, (2, 3), return_indices=True),
@@ -112,26 +112,23 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "max_pool3d": (lambda x: functional.max_pool3d(x, 2, 1, 1), (rows(2, 3, 4, 3, 5),)),
     # borders and windows
     **{
-        f"replication of {rank} dimensions by {widths}": (
-            lambda x, widths=widths: functional.pad(x, widths, "replicate"),
+        f"replication of {rank} dimensions": (
+            lambda x, widths=widths: tuple(functional.pad(x, width, "replicate") for width in widths),
             (rows(2, 2, *(3, 4, 5)[:rank]),),
         )
-        for rank, widths in (
-            (1, (2, 1)),
-            (2, (0, 3, 1, 0)),
-            (2, (-1, 2, 1, -2)),
-            (2, (-2, -1, 0, 0)),
-            (3, (1, 2, 3, 0, 0, 1)),
-            (3, (1, 1, -1, 0, 2, 2)),
-        )
+        for rank, widths in {
+            1: ((2, 1),),
+            2: ((0, 3, 1, 0), (-1, 2, 1, -2), (-2, -1, 0, 0)),
+            3: ((1, 2, 3, 0, 0, 1), (1, 1, -1, 0, 2, 2)),
+        }.items()
     },
     "replication of a single value": (lambda x: functional.pad(x, (2, 3), "replicate"), (rows(2, 2, 1),)),
     "unfold": (lambda x: functional.unfold(x, 2, padding=1, stride=2), (rows(2, 3, 4, 5),)),
     "unfold of no images": (lambda x: functional.unfold(x, 2), (rows(0, 3, 4, 5),)),
     # order
     **{
-        f"{name} along {dim} of {kind}": (
-            lambda x, function=function, dim=dim: function(x, dim),
+        f"{name} of {kind}": (
+            lambda x, function=function: (function(x, 0), function(x, -1)),
             (rows(4, 5) if kind == "numbers" else torch.tensor(ODD),),
         )
         for name, function in {
@@ -140,17 +137,16 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
             "cummin": lambda x, dim: x.cummin(dim),
             "cumprod": lambda x, dim: x.cumprod(dim),
         }.items()
-        for dim in (0, -1)
         for kind in ("numbers", "NaN")
         if name != "kthvalue" or kind == "numbers"
     },
     "median": (lambda x: (x.median(), x.median(0), x.median(-1, keepdim=True)), (rows(4, 5),)),
     "nanmedian": (lambda x: (x.nanmedian(), x.nanmedian(0), x.nanmedian(-1, keepdim=True)), (rows(4, 5),)),
     # Of several NaN, PyTorch names any.
-    **{
-        f"kthvalue {k} of NaN": (lambda x, k=k: (x.kthvalue(k)[0], x[2:].kthvalue(k, 0)), (torch.tensor(ODD),))
-        for k in (1, 2)
-    },
+    "kthvalue of NaN": (
+        lambda x: tuple((x.kthvalue(k)[0], x[2:].kthvalue(k, 0)) for k in (1, 2)),
+        (torch.tensor(ODD),),
+    ),
     "median of NaN": (lambda x: (x.median(), x.median(0)[0], x[2:].median(1)), (torch.tensor(ODD),)),
     "nanmedian of NaN": (lambda x: (x.nanmedian(), x.nanmedian(1)[0], x[2:].nanmedian(1)), (torch.tensor(ODD),)),
     "median of integers": (lambda x: x.median(1)[0], (torch.tensor([[3, 1, 2], [5, 5, 4]]),)),
@@ -194,18 +190,6 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "prod": (lambda x: (x.prod(), x.prod(-1)), (special(2, 0, 3, 4, grad=True),)),
     "bilinear": (functional.bilinear, (rows(3, 4), rows(3, 5), rows(2, 4, 5), rows(2))),
 }
-FUNCTIONS = {
-    "lgamma": torch.lgamma,
-    "digamma": torch.digamma,
-    **{f"polygamma {n}": lambda x, n=n: torch.polygamma(n, x) for n in (1, 2, 3, 4)},
-    "i0": torch.i0,
-    "i0e": torch.special.i0e,
-    "i1": torch.special.i1,
-    "i1e": torch.special.i1e,
-    "modified_bessel_i0": torch.special.modified_bessel_i0,
-    "modified_bessel_i1": torch.special.modified_bessel_i1,
-    "spherical_bessel_j0": torch.special.spherical_bessel_j0,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +203,7 @@ def two_threads() -> object:
 
 @pytest.mark.filterwarnings("ignore:index_reduce")  # it is in beta
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_rule_gives_what_pytorch_gives(name: str) -> None:
+def test_a_decomposition_gives_what_pytorch_gives(name: str) -> None:
     """Results and gradients are equal, and nothing stays in PyTorch but what is empty."""
     function, inputs = SAMPLES[name]
     torch._dynamo.reset()
@@ -227,21 +211,19 @@ def test_a_rule_gives_what_pytorch_gives(name: str) -> None:
     assert {node.reason for graph in backend.explain().graphs for node in graph.eager} <= {EMPTY}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_has_the_digits_of_its_type(name: str) -> None:
-    """Compared with PyTorch in double precision, rounded: 4 units in the last place, or as far off as PyTorch is."""
+def test_a_bessel_function_has_the_digits_of_its_type() -> None:
+    """Compared with PyTorch in float64: 4 units in the last place, or as far off as PyTorch is."""
+    function = torch.special.spherical_bessel_j0
     x = torch.cat([special(*EVERYWHERE), torch.linspace(-9.97, 30, 1000)])
-    exact = FUNCTIONS[name](x.double())
-    theirs = FUNCTIONS[name](x)
-    ours = torch.compile(FUNCTIONS[name], backend="onnxtool")(x)
+    exact, theirs = function(x.double()), function(x)
+    ours = torch.compile(function, backend="onnxtool")(x)
     bound = torch.maximum(4 * torch.finfo(torch.float32).eps * exact.abs() + 1e-14, (theirs - exact).abs())
     finite = exact.isfinite() & theirs.isfinite()
-    pole = exact.abs() > 1e16  # where PyTorch's trigamma is large and ours infinite
-    assert ((ours - exact).abs() <= bound)[finite & ~pole].all()
+    assert ((ours - exact).abs() <= bound)[finite].all()
     torch.testing.assert_close(ours[~finite], theirs[~finite], equal_nan=True)
 
 
-def test_numbers_beside_doubles_are_doubles() -> None:
+def test_numbers_in_float64_operators_keep_their_precision() -> None:
     """The exporter rounds them to float32, and casts them afterwards."""
     x = torch.tensor([0.3, 1.7], dtype=torch.float64)
     require_same(
@@ -256,6 +238,16 @@ def test_numbers_near_zero_and_one_have_their_effect() -> None:
     require_same(lambda x: ((x + 1e-9).log(), x * 1.000001, 1 / (x - 1e-10)), torch.tensor([0.0, 1.0]), atol=1e-7)
 
 
-def test_every_rule_is_of_an_operator_that_is_traced() -> None:
-    """A rule for what PyTorch takes apart before it comes to one would never be asked."""
-    assert all(isinstance(operator, torch._ops.OpOverload) for operator in RULES)
+def test_every_decision_is_of_an_operator_and_says_something() -> None:
+    """AOTAutograd traces overloads; `getitem` takes one of their results. A row without effect would mislead."""
+    assert all(isinstance(target, torch._ops.OpOverload) or target is getitem for target in DECISIONS)
+    assert all(map(str, DECISIONS.values()))
+
+
+def test_a_decision_is_a_text_for_the_documentation() -> None:
+    """The steps in their order; nothing for an operator that torch.onnx translates."""
+    assert str(decision(aten.relu.default)).startswith("decomposed by `elementwise.relu`; large ones stay in PyTorch")
+    assert str(decision(aten.erfc.default)) == (
+        "stays in PyTorch: translated by 1 - Erf, which leaves no digit of a small result"
+    )
+    assert str(decision(aten.sin.default)) == ""

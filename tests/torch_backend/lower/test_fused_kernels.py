@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from onnxtool.torch_backend import OrtBackend
-from onnxtool.torch_backend.lower.fused_kernels import FUSED
-from onnxtool.torch_backend.sizes import MANY_ELEMENTS
+from onnxtool.torch_backend.lower.placement import FUSED
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS
 from tests.torch_backend.oracle import require_same
 
 ROWS = MANY_ELEMENTS // 256

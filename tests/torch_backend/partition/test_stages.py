@@ -1,4 +1,4 @@
-"""Graphs are cut into as few pieces as what stays in PyTorch allows."""
+"""Graphs are cut into as few partitions as what stays in PyTorch allows."""
 
 from __future__ import annotations
 
@@ -11,42 +11,47 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtool.torch_backend import OrtBackend, explain
 from onnxtool.torch_backend.lower.placement import CHECK
-from onnxtool.torch_backend.partition.stages import cut
+from onnxtool.torch_backend.partition.stages import _points, cut
 from tests.torch_backend.oracle import require_same
 
 
-def pieces_of(function: object, staying: str) -> list[list[str]]:
-    """Return the operators of each piece where all operators called `staying` stay in PyTorch."""
+def partitions_of(function: object, staying: str) -> list[list[str]]:
+    """Return the operators of each partition where all operators called `staying` stay in PyTorch."""
     graph = make_fx(function)(torch.rand(3)).graph
     stay = {node: "test" for node in graph.nodes if staying in str(node.target)}
     stages = cut(graph, stay)
     assert [node for stage in stages for node in stage.eager] == list(stay)
-    return [[str(node.target).split(".")[1] for node in stage.piece] for stage in stages if stage.piece]
+    return [[str(node.target).split(".")[1] for node in stage.partition] for stage in stages if stage.partition]
 
 
-def test_what_waits_for_nothing_joins_the_piece_behind() -> None:
-    """One piece serves, although two operators could run before what stays."""
-    assert pieces_of(lambda x: x.sin() + x.cos() + x.abs(), "abs") == [["sin", "cos", "add", "add"]]
+def test_what_waits_for_nothing_joins_the_next_partition() -> None:
+    """One partition serves, although two operators could run before what stays."""
+    assert partitions_of(lambda x: x.sin() + x.cos() + x.abs(), "abs") == [["sin", "cos", "add", "add"]]
 
 
-def test_what_stays_in_the_middle_makes_two_pieces() -> None:
+def test_what_stays_in_the_middle_makes_two_partitions() -> None:
     """What it does not need runs where it is read, not in a third."""
-    assert pieces_of(lambda x: x.sin().abs().exp() + x.cos(), "abs") == [["sin"], ["exp", "cos", "add"]]
+    assert partitions_of(lambda x: x.sin().abs().exp() + x.cos(), "abs") == [["sin"], ["exp", "cos", "add"]]
 
 
-def test_what_stays_side_by_side_makes_no_more_pieces() -> None:
+def test_what_stays_side_by_side_makes_no_more_partitions() -> None:
     """Two chains with an operator of PyTorch each are cut at the same place."""
-    assert len(pieces_of(lambda x: x.sin().abs().exp() + x.cos().abs().log(), "abs")) == 2
+    assert len(partitions_of(lambda x: x.sin().abs().exp() + x.cos().abs().log(), "abs")) == 2
 
 
-def test_what_stays_at_the_end_makes_no_second_piece() -> None:
+def test_what_stays_at_the_end_makes_no_second_partition() -> None:
     """As the gradient of an embedding does."""
-    assert len(pieces_of(lambda x: (x.sin().abs(), x.sin().exp().cos()), "abs")) == 1
+    assert len(partitions_of(lambda x: (x.sin().abs(), x.sin().exp().cos()), "abs")) == 1
 
 
-def test_a_graph_that_stays_as_a_whole_has_no_piece() -> None:
+def test_a_graph_that_stays_as_a_whole_has_no_partition() -> None:
     """PyTorch runs it as it would without the backend."""
-    assert pieces_of(lambda x: x.abs(), "abs") == []
+    assert partitions_of(lambda x: x.abs(), "abs") == []
+
+
+def test_intervals_that_touch_share_a_point() -> None:
+    """Both ends belong to an interval, so that one partition serves both."""
+    assert _points([(0, 1), (1, 2), (3, 3)]) == [1, 3]
 
 
 def test_a_report_says_what_stays_and_why() -> None:
@@ -66,7 +71,7 @@ def test_a_report_of_nothing_says_so() -> None:
     assert str(OrtBackend().explain()) == "no graph was compiled"
 
 
-def test_an_operator_without_translation_stays_between_two_pieces() -> None:
+def test_an_operator_without_translation_stays_between_two_partitions() -> None:
     """A matrix inverse is not in ONNX."""
     backend = require_same(lambda x: torch.linalg.inv(x.exp() + 3 * torch.eye(3)).sin(), torch.rand(3, 3))
     (graph,) = backend.explain().graphs
@@ -112,7 +117,7 @@ def test_checks_stay_in_pytorch_and_are_named() -> None:
 def test_a_dynamic_network_of_convolutions_is_cut_at_its_gradients_only(training: bool) -> None:
     """Statistics of batches are divided by sizes, which Python computes from those of the input."""
     model = nn.Sequential(
-        *(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.AvgPool2d(2))
+        *(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.AvgPool2d(2))
     ).train(training)
     backend = require_same(model, torch.rand(5, 3, 12, 13), dynamic=True, atol=3e-4)  # biases before BatchNorm: noise
     forward, backward = backend.explain().graphs

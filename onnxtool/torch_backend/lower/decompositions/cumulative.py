@@ -1,4 +1,4 @@
-"""Running maxima, minima and products, by combining each value with the one 1, 2, 4, ... places before it."""
+"""Running maxima, minima and products, by combining each value with the one 1, 2, 4, ... positions before it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 def running_maximum(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maxima of all values up to each one along `dim`, and where the last of equal ones is."""
+    """Return the maxima of all values up to each one along `dim`, and the index of the last of equal ones."""
     return _running(x, dim, torch.ge)
 
 
 def running_minimum(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the minima of all values up to each one along `dim`, and where the last of equal ones is."""
+    """Return the minima of all values up to each one along `dim`, and the index of the last of equal ones."""
     return _running(x, dim, torch.le)
 
 
@@ -37,7 +37,7 @@ def running_product(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = No
 def _running(
     x: torch.Tensor, dim: int, replaces: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and places, where a later value that `replaces` an earlier one, or is NaN, takes its place."""
+    """Return values and indices, where a later value that `replaces` an earlier one, or is NaN, takes its place."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     dim, size, step = dim % x.dim(), x.shape[dim], 1

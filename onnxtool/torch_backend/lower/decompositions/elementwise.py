@@ -11,7 +11,7 @@ _LAST_TERM_OF_SINC = 6
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """Cut off negative integers; floats are left to the translation."""
+    """Replace negative integers by zero; floats are left to the translation."""
     return NotImplemented if x.dtype.is_floating_point else torch.where(x > 0, x, torch.zeros_like(x))
 
 
@@ -36,7 +36,7 @@ def smaller_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def hypotenuse(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return sqrt(x^2 + y^2) by the ratio of the smaller one to the larger, whose square is finite.
+    """Return sqrt(x^2 + y^2) from the ratio of the smaller one to the larger, whose square is finite.
 
     Infinite where either is, whatever the other one is.
     """

@@ -1,4 +1,4 @@
-"""Maximum pools: windows of adaptive ones, and gradients as scatters to where the maxima were."""
+"""Maximum pooling: windows of adaptive pooling, and gradients as scatters to the positions of the maxima."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def max_pool_backward(gradient: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, *, rank: int) -> torch.Tensor:
-    """Add each gradient at the place of its maximum, an index into the last `rank` dimensions seen as one."""
+    """Add each gradient at the position of its maximum, an index into the last `rank` dimensions, flattened."""
     lead = list(x.shape[:-rank])
     size = 1
     for length in x.shape[-rank:]:
@@ -34,14 +34,14 @@ def max_pool3d_backward(
     ceil_mode: bool,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the gradient of a pool whose windows no longer matter: the places of its maxima are known."""
+    """Return the gradient from the positions of the maxima alone; the windows are not needed."""
     return max_pool_backward(gradient, x, indices, rank=3)
 
 
 def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maxima of windows that share the last dimensions evenly, and their places in these seen as one.
+    """Return the maxima of windows that divide the last dimensions evenly, and their positions in these, flattened.
 
-    A NaN is the maximum of its window; the last one of several.
+    A NaN is the maximum of its window; of several, the last one counts.
     """
     rank = len(output_size)
     lead, sizes = list(x.shape[:-rank]), list(x.shape[-rank:])
@@ -53,7 +53,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torc
     inside = torch.ones_like(places, dtype=torch.bool)
     num_places = 1
     for dim, (size, num_windows) in enumerate(zip(sizes, output_size, strict=True)):
-        along, belongs = _windows(size, num_windows, x.device)  # [windows, places in one]
+        along, belongs = _windows(size, num_windows, x.device)  # [windows, positions in a window]
         shape = [1] * (2 * rank)
         shape[dim], shape[rank + dim] = along.shape
         places, inside = places * size + along.reshape(shape), inside & belongs.reshape(shape)
@@ -70,7 +70,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torc
 
 
 def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places of each window, as many as the widest has, and which of them are in it."""
+    """Return as many positions for each window as the widest one has, and which of them are inside."""
     windows = torch.arange(num_windows, device=device)
     starts, ends = windows * size // num_windows, -(-(windows + 1) * size // num_windows)
     widest = 1 + (size - 1) // num_windows + (1 if size % num_windows else 0)

@@ -1,6 +1,6 @@
-"""What depends on the order of values: medians, the k-th value, places in a sorted row.
+"""Order statistics: medians, the k-th value, positions in a sorted row.
 
-NaN counts as greater than everything, as in PyTorch; onnxruntime's TopK leaves its place open, so none is handed to it.
+NaN counts as greater than everything, as in PyTorch. onnxruntime's TopK leaves its position open, so it gets no NaN.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def nan_median_of_all(x: torch.Tensor) -> torch.Tensor:
     return nan_median(x.reshape(-1), 0)[0] if x.numel() else NotImplemented
 
 
-def maximum_of_truths(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return whether any value along `dim` is true, and the first one that is; numbers are left to the translation."""
+def maximum_of_booleans(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether any value along `dim` is true, and the index of the first; only for booleans."""
     if x.dtype is not torch.bool or not x.dim():
         return NotImplemented  # type: ignore[no-any-return]
     return x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim)
@@ -81,11 +81,11 @@ def search_sorted(
     high = torch.full_like(low, size)
     for _ in range(size.bit_length()):
         middle = (low + high) // 2
-        # What is done already stays: there the middle is the end, which has no value.
+        # Searches that are done keep their position, which may be the end, where there is no boundary.
         found = boundaries.gather(-1, middle.clamp(max=size - 1))
-        goes_on = ~(found > rows) if after_equals else ~(found >= rows)
-        goes_on = goes_on & (low < high)
-        low, high = torch.where(goes_on, middle + 1, low), torch.where(goes_on, high, middle)
+        continues = ~(found > rows) if after_equals else ~(found >= rows)
+        continues = continues & (low < high)
+        low, high = torch.where(continues, middle + 1, low), torch.where(continues, high, middle)
     return low.reshape(x.shape).to(torch.int32 if out_int32 else torch.int64)
 
 

@@ -1,4 +1,4 @@
-"""Products: of all values, and of three tensors."""
+"""Products of all values, and of three tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """Sum products of three tensors, of which each lacks some of the dimensions, as two products of matrices."""
+    """Sum products of three tensors, of which each lacks some of the dimensions, as two matmuls."""
     letters = string.ascii_lowercase[: x.dim() + len(expand1)]
     inputs = (
         "".join(letter for dim, letter in enumerate(letters) if dim not in e) for e in (expand1, expand2, expand3)

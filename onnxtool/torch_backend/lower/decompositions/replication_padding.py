@@ -1,4 +1,4 @@
-"""Replication of border values, and its gradient."""
+"""Padding with copies of border values, and its gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ aten = torch.ops.aten
 
 
 def replication_pad(x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """Pad where some width is negative, by picking; onnxruntime's Pad refuses that.
+    """Pad where some width is negative, by index_select; onnxruntime's Pad refuses that.
 
     Other widths are left to the translation.
     """
@@ -45,5 +45,5 @@ def _gather_copies(gradient: torch.Tensor, dim: int, size: int, before: int, aft
 
 
 def _pairs(padding: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the widths before and behind each dimension, the last one first."""
+    """Return the widths before and after each dimension, the last one first."""
     return list(zip(padding[::2], padding[1::2], strict=True))

@@ -1,6 +1,6 @@
-"""Decompositions of writes by index into scatters along one dimension, which onnxruntime does right.
+"""Writes by index as scatters along one dimension, which onnxruntime computes correctly.
 
-Letters of shapes: N places that indices can name, M indices, R values at each place.
+Letters of shapes: N positions that indices can name, M indices, R values at each position.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def index_put(
         return NotImplemented
     given = list(torch.broadcast_tensors(*given))
     rest = [dim for dim in range(x.dim()) if dim not in places]
-    # Where the indexed dimensions are not side by side, those of the indices come first.
+    # Where the indexed dimensions are not adjacent, those of the indices come first.
     first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
     rank = given[0].dim()
     shape = [x.shape[dim] for dim in rest]
@@ -45,7 +45,7 @@ def index_put(
 def diagonal_scatter(
     x: torch.Tensor, diagonal: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
-    """Write `diagonal` onto a diagonal of `x` by one scatter along both dimensions, seen as one."""
+    """Write `diagonal` onto a diagonal of `x` by one scatter along both dimensions, flattened."""
     places = [dim1 % x.dim(), dim2 % x.dim()]
     rest = [dim for dim in range(x.dim()) if dim not in places]
     order = [*rest, *places]
@@ -88,7 +88,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> torch.Tensor:
-    """Divide a scattered sum by a scattered count; all but means of floats are left to the translation."""
+    """Divide a scattered sum by a scattered count; only for means of floats, others are left to the translation."""
     if reduce != "mean" or not x.dtype.is_floating_point:
         return NotImplemented
     source = source.reshape(()) if not index.dim() else source[tuple(slice(size) for size in index.shape)]
@@ -99,12 +99,12 @@ def scatter_reduce(
 
 
 def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Write into a tensor without dimensions; others are left to the translation."""
+    """Write into a tensor without dimensions; other tensors are left to the translation."""
     return NotImplemented if x.dim() or index.dim() else source.clone()
 
 
 def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
-    """Write or add `source` at places of `x` seen as one row."""
+    """Write or add `source` at positions of the flattened `x`."""
     row, places = x.reshape(-1), index.reshape(-1)
     places = torch.where(places < 0, places + row.shape[0], places)
     scatter = aten.scatter_add.default if accumulate else aten.scatter.src
@@ -118,7 +118,7 @@ def as_strided_scatter(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> torch.Tensor:
-    """Write `source` at places in memory that are none twice, where `x` lies in the order of its values."""
+    """Write `source` at distinct offsets in the memory of a contiguous `x`."""
     known = all(isinstance(number, int) for number in (*size, *stride, *x.shape))
     if not known or not x.is_contiguous() or x.storage_offset() or _overlaps(size, stride):
         return NotImplemented
@@ -129,17 +129,17 @@ def as_strided_scatter(
 
 
 def masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Put the gradients under the mask side by side, and zeros behind them."""
+    """Return the gradients under the mask side by side, followed by zeros."""
     mask = mask.expand(gradient.shape).reshape(-1)
     num_values = _product(sizes)
-    # What the mask leaves out goes to a place of its own behind the others.
+    # What the mask leaves out goes to one more position at the end.
     places = torch.where(mask, mask.cumsum(0) - 1, num_values)
     zeros = torch.zeros(num_values + 1, dtype=gradient.dtype, device=gradient.device)
     return aten.scatter_add.default(zeros, 0, places, gradient.reshape(-1)).narrow(0, 0, num_values).reshape(sizes)
 
 
 def _overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two places of a strided tensor may be the same."""
+    """Whether two elements of a strided tensor may share memory."""
     reach = 0
     for step, length in sorted(zip(stride, size, strict=True)):
         if length > 1 and step <= reach:
@@ -149,7 +149,7 @@ def _overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def _linear(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """Return one index for several: that into the dimensions seen as one."""
+    """Return the indices into several dimensions as one index into the flattened dimensions."""
     linear = torch.zeros_like(indices[0])
     for index, size in zip(indices, sizes, strict=True):
         linear = linear * size + torch.where(index < 0, index + size, index)

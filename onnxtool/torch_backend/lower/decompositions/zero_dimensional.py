@@ -1,4 +1,4 @@
-"""Operators for which a tensor without dimensions is a case of its own."""
+"""Operators that treat a tensor without dimensions separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Dims = int | Sequence[int] | None
 def over_extremes(
     x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: torch._ops.OpOverload
 ) -> torch.Tensor:
-    """Name all dimensions where none is named: the translation has to be told."""
+    """Name all dimensions where none is named: the translation needs them."""
     if not x.dim():
         return x.clone()
     if dim:
@@ -24,12 +24,12 @@ def over_extremes(
 
 
 def any_or_all(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
-    """Leave one value as it is, as a truth; the translation reduces a dimension that there is none of."""
+    """Return a single value as a boolean; the translation reduces a dimension that is not there."""
     return NotImplemented if x.dim() else x != 0
 
 
 def mean(x: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Leave one value as it is."""
+    """Return a single value as it is."""
     return NotImplemented if x.dim() else x.to(dtype or x.dtype, copy=True)
 
 
@@ -39,7 +39,7 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
 
 
 def repeat(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
-    """Give one value the dimensions that it is to be repeated along."""
+    """Expand a single value to the repeated dimensions."""
     if x.dim() or not repeats:
         return NotImplemented if repeats else x.clone()
     return aten.expand.default(x, repeats).clone(memory_format=torch.contiguous_format)

@@ -1,11 +1,19 @@
-"""Tensors without elements: as results they are constants, and in a concatenation they are left out."""
+"""Tensors without elements: as results they are constants, and a concatenation is made without them."""
 
 from __future__ import annotations
 
 import torch
 
-from onnxtool.torch_backend.lower.fx_rewrites.rewriter import Node, call, is_call, tensor_of
-from onnxtool.torch_backend.lower.random import is_memory_for_random, is_random
+from onnxtool.torch_backend.nodes import (
+    Node,
+    call,
+    is_call,
+    is_empty,
+    is_memory_for_random,
+    is_random,
+    is_static,
+    tensor_of,
+)
 
 aten = torch.ops.aten
 
@@ -13,38 +21,29 @@ aten = torch.ops.aten
 def empty_result(node: Node) -> Node | None:
     """Replace a node whose result is known to have no element by a constant of that shape.
 
-    What it was computed from stays out of the session: kernels disagree about empty inputs.
+    Its inputs stay out of the session: kernels disagree about empty inputs.
     """
     tensor = tensor_of(node)
-    if tensor is None or not is_empty(tensor) or not all(isinstance(size, int) for size in tensor.shape):
+    if tensor is None or not is_empty(tensor) or not is_static(tensor):
         return None
     if is_empty_constant(node) or is_random(node) or is_memory_for_random(node):
         return None
-    kind = {"dtype": tensor.dtype, "device": tensor.device}
     with node.graph.inserting_before(node):
-        constant = node.graph.call_function(aten.full.default, (list(tensor.shape), 0), kind)
-    constant.meta["val"] = aten.full.default(list(tensor.shape), 0, **kind)
+        constant = node.graph.call_function(
+            aten.full.default, (list(tensor.shape), 0), {"dtype": tensor.dtype, "device": tensor.device}
+        )
+    # A fake tensor, as all other values: torch.onnx finds the mode of fake tensors by the values of a graph.
+    constant.meta["val"] = tensor.new_empty(tensor.shape)
     return constant
 
 
-def joined_with_nothing(node: Node) -> Node | None:
+def concatenation_without_empty(node: Node) -> Node | None:
     """Leave tensors without elements out of a concatenation that has others."""
-    if not is_call(node, aten.cat.default):
-        return None
     parts, dim = node.args[0], node.kwargs.get("dim", 0) if len(node.args) < 2 else node.args[1]
-    tensors = [(part, tensor_of(part)) for part in parts]
-    full = [part for part, tensor in tensors if tensor is None or not is_empty(tensor)]
-    if not full or len(full) == len(tensors):
-        return None
-    return call(node, aten.cat.default, full, dim)
+    full = [part for part in parts if not is_empty(tensor_of(part))]
+    return call(node, aten.cat.default, full, dim) if 0 < len(full) < len(parts) else None
 
 
 def is_empty_constant(node: Node) -> bool:
-    """Whether the node is what `empty_result` makes, for which no kernel has to think."""
-    tensor = tensor_of(node)
-    return is_call(node, aten.full.default) and tensor is not None and is_empty(tensor)
-
-
-def is_empty(value: torch.Tensor) -> bool:
-    """Whether the tensor has no element, whatever its symbolic sizes turn out to be."""
-    return any(isinstance(size, int) and size == 0 for size in value.shape)
+    """Whether the node is what `empty_result` makes, which no kernel computes."""
+    return is_call(node, aten.full.default) and is_empty(tensor_of(node))

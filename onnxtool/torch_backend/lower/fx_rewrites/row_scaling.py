@@ -1,4 +1,4 @@
-"""A factor of each row of the largest matrix of a step, the gradient of the scores, goes where it is smaller.
+"""Scales of rows, moved from the largest matrix of a training step, the gradient of the scores, to a smaller one.
 
 Letters of shapes: M rows, V classes.
 """
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 import torch
 
-from onnxtool.torch_backend.lower.fx_rewrites.rewriter import Node, call, is_call, tensor_of
+from onnxtool.torch_backend.nodes import Node, call, is_call, tensor_of
 
 aten = torch.ops.aten
 _TRANSPOSITIONS = (aten.t.default, aten.permute.default, aten.transpose.int)
 _UNKNOWN = (-1, -1, -1)
 
 
-def row_factor(node: Node) -> Node | None:
-    """Replace a product with `s * r`, or its sum over the rows, by one with s; s: [M, V]; r: [M, 1], or one number.
+def scale_smaller_operand(node: Node) -> Node | None:
+    """Replace a matmul of `s * r`, or its sum over the rows, by one of s; s: [M, V]; r: [M, 1], or one number.
 
-    `(s * r) @ w` is `(s @ w) * r`; `(s * r).t() @ x` is `s.t() @ (x * r)`; the sum is `r.t() @ s`. That is done where
-    all readers of `s * r` are of these kinds, so that nobody makes it, and where w and x have no more columns than s.
+    `(s * r) @ w` is `(s @ w) * r`; `(s * r).t() @ x` is `s.t() @ (x * r)`; the sum is `r.t() @ s`. All readers of
+    `s * r` have to be of these kinds, so that it is not computed, and w and x have no more columns than s.
     """
     scaled = _scaled_rows(node)
     if scaled is None or not all(_scaled_rows(reader) for reader in _readers(scaled)):
@@ -38,7 +38,7 @@ def row_factor(node: Node) -> Node | None:
 
 
 def _scaled_rows(node: Node) -> Node | None:
-    """Return the product `s * r` of which the node is a product or the sum over the rows, read as it is or as views."""
+    """Return the product `s * r` of which the node is a matmul or the sum over the rows, directly or through views."""
     if not is_call(node, aten.mm.default) and not _is_sum_of_rows(node):
         return None
     source = node.args[0]
@@ -62,7 +62,7 @@ def _is_sum_of_rows(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield who reads a node, or a view or transposition of it."""
+    """Yield the readers of a node, and of views and transpositions of it."""
     for user in node.users:
         if is_call(user, aten.view.default, *_TRANSPOSITIONS):
             yield from _readers(user)
@@ -71,7 +71,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _shape(node: object) -> tuple[int, ...]:
-    """Return the shape of a node that gives a tensor of known sizes; else one that no matrix has."""
+    """Return the shape of a node that gives a tensor of known sizes; else a shape that no matrix has."""
     tensor = tensor_of(node)
     return tuple(tensor.shape) if tensor is not None and all(type(size) is int for size in tensor.shape) else _UNKNOWN
 

@@ -1,4 +1,4 @@
-"""Gradients of slices: writes into zeros as padding, and sums of those that meet as a concatenation."""
+"""Gradients of slices: writes into zeros become padding, and sums of adjacent ones a concatenation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onnxtool.torch_backend.lower.fx_rewrites.rewriter import Node, call, is_call, tensor_of
+from onnxtool.torch_backend.nodes import Node, call, is_call, tensor_of
 
 aten = torch.ops.aten
 _DEFAULTS: tuple[int | None, ...] = (0, None, None, 1)  # of the dimension, its start, its end and the step
@@ -41,13 +41,9 @@ def joined_slices(node: Node) -> Node | None:
 
     The gradient of a rotary embedding has one for each half of a head.
     """
-    if (
-        not is_call(node, aten.add.Tensor)
-        or node.kwargs
-        or not all(isinstance(arg, torch.fx.Node) for arg in node.args)
-    ):
+    if node.kwargs or len(node.all_input_nodes) != 2 or len(node.args) != 2:
         return None
-    first, second = (_written(argument) for argument in node.all_input_nodes[:2]) if _has_two(node) else (None, None)
+    first, second = map(_written, node.all_input_nodes)
     if first is None or second is None or (first.dim, first.size) != (second.dim, second.size):
         return None
     low, high = sorted((first, second), key=lambda part: part.start)
@@ -56,12 +52,8 @@ def joined_slices(node: Node) -> Node | None:
     return call(node, aten.cat.default, [low.values, high.values], low.dim)
 
 
-def _has_two(node: Node) -> bool:
-    return len(node.all_input_nodes) == 2
-
-
 def _written(node: object) -> _Written | None:
-    """Read a write of a slice into zeros; sizes have to be known and the step one."""
+    """Read a write of a slice into zeros; its sizes have to be known, and its step 1."""
     tensor = tensor_of(node)
     if not isinstance(node, torch.fx.Node) or tensor is None or node.kwargs:
         return None
@@ -82,7 +74,7 @@ def _written(node: object) -> _Written | None:
 
 
 def _read_padding(node: Node, tensor: torch.Tensor) -> _Written | None:
-    """Read what `padded_slice` wrote."""
+    """Read what `padded_slice` has written."""
     values, pads, *fill = node.args
     if (
         fill not in ([], [0])

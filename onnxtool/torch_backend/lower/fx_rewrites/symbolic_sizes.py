@@ -1,6 +1,6 @@
-"""Numbers that Python computes of sizes: from the inputs of a graph, and as tensors for the operators that take them.
+"""Numbers that Python computes from sizes: read off the inputs of a graph, and given to operators as tensors.
 
-Both keep a graph in one piece: a size of a tensor in its midst is known before the tensor is, and a tensor of one
+Both keep a graph in one partition: the size of an inner tensor is known before the tensor is, and a tensor of one
 element can be an input of a session where a float of double precision cannot.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import TypeAlias
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from onnxtool.torch_backend.nodes import Node
+
 aten = torch.ops.aten
-Node: TypeAlias = torch.fx.Node
 
 _SIZES = (aten.sym_size.int, aten.sym_numel.default)
 _ARITHMETIC = {
@@ -33,7 +33,7 @@ _OPERATORS: dict[type[sympy.Basic], Callable[..., object]] = {
 }
 
 
-def prepare_numbers(graph: torch.fx.Graph) -> None:
+def rewrite_symbolic_sizes(graph: torch.fx.Graph) -> None:
     """Rewrite how `graph`, whose nodes have fake values as `meta["val"]`, computes with sizes."""
     inputs = {
         node.meta["val"].node.expr: node
@@ -48,7 +48,7 @@ def prepare_numbers(graph: torch.fx.Graph) -> None:
 
 
 def _compute_from_inputs(graph: torch.fx.Graph, node: Node, inputs: dict[sympy.Basic, Node]) -> None:
-    """Replace the size of a tensor by the same arithmetic of the sizes that are inputs, where there are all of them."""
+    """Replace the size of a tensor by the same arithmetic of the sizes that are inputs, where all of them are there."""
     value = node.meta.get("val")
     if not isinstance(value, torch.SymInt) or not _is_known(value.node.expr, inputs):
         return

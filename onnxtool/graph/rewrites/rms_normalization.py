@@ -1,11 +1,11 @@
-"""Recognize the division of a value by its root mean square, which both normalizations are made of."""
+"""Match the division of a value by its root mean square, a part of RMS normalization and of layer normalization."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import attribute, constant, operands, producer, scalar
+from onnxtool.graph.edit import attribute, constant, only_consumer, operands, producer, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -16,14 +16,16 @@ class Normalized:
     """A value divided by its root mean square over the last axis.
 
     Attributes:
-        value: what is divided.
-        epsilon: what is added to the mean of the squares.
+        value: the dividend.
+        epsilon: the number added to the mean of the squares.
         nodes: the nodes of the pattern.
+        factor: the reciprocal of the root, where the division is a Mul by it.
     """
 
     value: ir.Value
     epsilon: float
     nodes: tuple[ir.Node, ...]
+    factor: ir.Value | None = None
 
 
 def match_normalized(node: ir.Node) -> Normalized | None:
@@ -40,12 +42,21 @@ def match_normalized(node: ir.Node) -> Normalized | None:
         if reciprocal is None or (reciprocal.op_type == "Div" and scalar(reciprocal.inputs[0]) != 1):
             continue
         if (found := _match_root(value, reciprocal.inputs[-1], (node, reciprocal))) is not None:
-            return found
+            return replace(found, factor=inverse)
     return None
 
 
+def scaled(normalized: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """Return the scale and the result of the Mul that is the only reader of a normalized value; None without one."""
+    node = only_consumer(normalized, "Mul")
+    if node is None:
+        return None
+    scale = node.inputs[1] if node.inputs[0] is normalized else node.inputs[0]
+    return None if scale is None else (scale, node.outputs[0])
+
+
 def mean_of(node: ir.Node | None) -> ir.Value | None:
-    """Return what a ReduceMean takes the mean of over the last axis and keeps the axis; None for all else."""
+    """Return the input of a ReduceMean over the last axis that keeps this axis; None for any other node."""
     if node is None or node.op_type != "ReduceMean" or node.domain or not attribute(node, "keepdims", 1):
         return None
     axes = attribute(node, "axes")
@@ -76,7 +87,7 @@ def _match_root(value: ir.Value | None, root: ir.Value | None, nodes: tuple[ir.N
 
 
 def _base_of(square: ir.Node) -> ir.Value | None:
-    """Return what is squared; None where it is no square."""
+    """Return the base of a square; None where the node is no square."""
     if len(square.inputs) != 2:
         return None
     first, second = square.inputs

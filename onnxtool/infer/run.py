@@ -1,0 +1,45 @@
+"""Run texts through a model in one call: what `onnxtool infer` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxtool.checkpoint.text_files import TextInput, read_texts
+from onnxtool.infer.loading import load
+from onnxtool.infer.long_texts import LongTexts
+from onnxtool.infer.options import InferOptions
+from onnxtool.infer.report import InferReport
+
+
+def given_texts(options: InferOptions) -> list[TextInput]:
+    """Return the texts of the options, then those of their file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    texts = [TextInput(text) for text in options.texts]
+    return texts if options.input_path is None else [*texts, *read_texts(options.input_path)]
+
+
+def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda _stage: None) -> InferReport:
+    """Load a model with its tokenizer, and answer each text by what the model is for.
+
+    Raises:
+        OnnxtoolError: of `load`, or of `LoadedModel.answer`.
+    """
+    texts = given_texts(options)
+    model = load(
+        options.model_path,
+        model_name=options.model_name,
+        provider=options.provider,
+        threads=options.threads,
+        on_progress=on_progress,
+    )
+    return model.answer(
+        texts,
+        query=options.query,
+        prompt=options.prompt,
+        long=None if options.long is None else LongTexts(options.long, options.overlap),
+        top_k=options.top_k,
+        on_progress=on_progress,
+    )

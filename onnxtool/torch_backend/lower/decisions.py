@@ -1,0 +1,328 @@
+"""What becomes of each ATen operator: the one table that decides it.
+
+An operator without a row is translated by torch.onnx. Where torch.onnx has no translation, PyTorch's decomposition
+applies; where there is none either, the operator stays in PyTorch. To decide otherwise, add a row to `DECISIONS`, and a
+sample to tests/torch_backend/lower/test_decompositions.py or test_fx_rewrites.py.
+
+`decision(operator)` reads the table for all steps: decompositions (decomposition_table.py), rewrites of the FX graph
+(fx_rewrites/rewriter.py), what stays in PyTorch (placement.py), the translation (torch_onnx.py) and corrections of the
+ONNX model (finishing.py).
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._decomp.decompositions import im2col
+
+from onnxtool.torch_backend.lower.decompositions import (
+    average_pooling,
+    cumulative,
+    elementwise,
+    max_pooling,
+    order_statistics,
+    products,
+    random,
+    replication_padding,
+    scatters,
+    softmax,
+    zero_dimensional,
+)
+from onnxtool.torch_backend.lower.fx_rewrites import (
+    arithmetic,
+    cross_entropy_gradient,
+    empty_tensors,
+    nan_extremes,
+    row_scaling,
+    slices,
+)
+from onnxtool.torch_backend.lower.onnx_corrections import Correction, count_axes_from_the_front, multiply_columns
+from onnxtool.torch_backend.nodes import Node
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+Rewrite = Callable[[Node], "Node | None"]
+"""Takes a node and returns the one that replaces it, which it has inserted before it; None where it has nothing better.
+
+It changes no other node: those that nobody reads any more are removed afterwards.
+"""
+
+
+class FusedKernel(enum.Enum):
+    """When a large operator stays in PyTorch: one kernel takes one pass over memory, where ONNX takes several.
+
+    A cut of a graph costs some 20 to 50 microseconds, so small ones become ONNX. Measured as whole training steps with
+    scripts/bench_torch_backend.py: operators that make no step faster are not marked, such as the gradients of softmax
+    and SiLU, and layer normalization itself.
+    """
+
+    ALWAYS = "for their fused kernel"
+    WITH_INDICES = "where the indices of maxima are read: onnxruntime's kernel for maxima alone is fast"
+    BETWEEN_OTHERS = "between two operators that stay: a session for it alone is slower than its own kernel"
+
+
+@dataclass(frozen=True)
+class Denied:
+    """Why an operator stays in PyTorch: what is wrong or racy in onnxruntime, for the nodes to which it applies."""
+
+    reason: str
+    applies: Callable[[Node], bool] = lambda _node: True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of an operator; fields are in the order of the steps that read them.
+
+    Attributes:
+        decomposition: our decomposition. What it returns NotImplemented for goes on to the next steps.
+        no_decomposition: why PyTorch's decomposition is not used.
+        fx_rewrites: rewrites of its nodes in the FX graph; the first that has a replacement counts.
+        denied: why it stays in PyTorch.
+        fused_kernel: when it stays in PyTorch for its faster kernel.
+        no_translation: why torch.onnx's translation is not used, but PyTorch's decomposition.
+        float64_argument: position of a number that torch.onnx rounds to float32, in an operator of float64.
+    """
+
+    decomposition: Callable[..., Any] | None = None
+    no_decomposition: str = ""
+    fx_rewrites: tuple[Rewrite, ...] = ()
+    denied: Denied | None = None
+    fused_kernel: FusedKernel | None = None
+    no_translation: str = ""
+    float64_argument: int | None = None
+
+    def __str__(self) -> str:
+        """Return the steps as a text for the documentation."""
+        steps = [f"decomposed by `{_name(self.decomposition)}`"] if self.decomposition else []
+        steps += [f"not decomposed: {self.no_decomposition}"] if self.no_decomposition else []
+        steps += [f"rewritten by `{_name(rewrite)}`" for rewrite in self.fx_rewrites]
+        steps += [f"stays in PyTorch: {self.denied.reason}"] if self.denied else []
+        steps += [f"large ones stay in PyTorch {self.fused_kernel.value}"] if self.fused_kernel else []
+        steps += [f"PyTorch's decomposition: torch.onnx's is {self.no_translation}"] if self.no_translation else []
+        steps += ["its number is kept in float64"] if self.float64_argument is not None else []
+        return "; ".join(steps)
+
+
+def decision(target: object) -> Decision:
+    """Return what is decided for what a node calls; an empty decision where torch.onnx translates it as it is."""
+    return DECISIONS.get(target, _DEFAULT)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    function = function.func if isinstance(function, partial) else function
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
+
+def _accumulates(node: Node) -> bool:
+    return node.args[3:4] == (True,) or bool(node.kwargs.get("accumulate"))
+
+
+def _is_mean(node: Node) -> bool:
+    return "mean" in (*node.args[4:5], node.kwargs.get("reduce"))
+
+
+def _has_other_divisor(node: Node) -> bool:
+    """Whether average pooling has `ceil_mode` or `divisor_override`."""
+    ceil_mode, divisor = (
+        (node.args[position : position + 1] or (node.kwargs.get(name),))[0]
+        for position, name in ((4, "ceil_mode"), (6, "divisor_override"))
+    )
+    return bool(ceil_mode) or divisor is not None
+
+
+_DEFAULT = Decision()
+_RACE = (
+    "ScatterND with reduction=add of onnxruntime's CPU provider loses updates where indices repeat and there are "
+    "several threads"
+)
+_INFERENCE_ONLY = "as if training were False"
+_NO_STATISTICS = "without statistics for the backward pass"
+_NO_TOTAL_WEIGHT = "wrong in the total weight that the backward pass divides by"
+_IDENTITY = "it means nothing in a compiled graph, and its decomposition is itself"
+_OTHER_NUMBERS = "its decomposition draws other random numbers"
+_OTHER_TYPE = "its decomposition gives another type than it says"
+_POOLING = Denied("ceil_mode and divisor_override of average pooling are translated wrongly", _has_other_divisor)
+_ERFC = Denied("translated by 1 - Erf, which leaves no digit of a small result")
+_SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
+_INDEX_PUT = Decision(decomposition=scatters.index_put, denied=Denied(_RACE, _accumulates))
+
+DECISIONS: dict[object, Decision] = {
+    # writes by index
+    aten.index_put.default: _INDEX_PUT,
+    aten._unsafe_index_put.default: _INDEX_PUT,
+    aten._index_put_impl.default: Decision(denied=Denied(_RACE, _accumulates)),
+    aten.embedding_dense_backward.default: Decision(
+        no_decomposition="PyTorch's own kernel is faster", denied=Denied(_RACE)
+    ),
+    # its decomposition by PyTorch changes a tensor in place
+    aten.diagonal_scatter.default: Decision(decomposition=scatters.diagonal_scatter),
+    aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
+    aten.scatter_reduce.two: Decision(
+        decomposition=scatters.scatter_reduce,
+        denied=Denied("the mean of scattered values is translated wrongly", _is_mean),
+    ),
+    aten.scatter.src: Decision(decomposition=scatters.scatter),
+    aten.put.default: Decision(decomposition=scatters.put),
+    aten.as_strided_scatter.default: Decision(decomposition=scatters.as_strided_scatter),
+    aten.masked_scatter_backward.default: Decision(decomposition=scatters.masked_scatter_backward),
+    aten.embedding_renorm.default: Decision(denied=Denied("changes its table in place")),
+    aten._embedding_bag.default: Decision(denied=Denied("returns nothing that the backward pass needs")),
+    # pooling
+    aten.avg_pool1d.default: Decision(denied=_POOLING),
+    aten.avg_pool2d.default: Decision(decomposition=partial(average_pooling.average_pool, rank=2), denied=_POOLING),
+    aten.avg_pool3d.default: Decision(decomposition=partial(average_pooling.average_pool, rank=3), denied=_POOLING),
+    aten.avg_pool2d_backward.default: Decision(partial(average_pooling.average_pool_backward, rank=2)),
+    aten.avg_pool3d_backward.default: Decision(partial(average_pooling.average_pool_backward, rank=3)),
+    aten._adaptive_avg_pool3d.default: Decision(average_pooling.adaptive_average_pool),
+    aten._adaptive_avg_pool2d_backward.default: Decision(
+        partial(average_pooling.adaptive_average_pool_backward, rank=2)
+    ),
+    aten._adaptive_avg_pool3d_backward.default: Decision(
+        partial(average_pooling.adaptive_average_pool_backward, rank=3)
+    ),
+    aten.adaptive_max_pool2d.default: Decision(max_pooling.adaptive_max_pool),
+    aten.adaptive_max_pool3d.default: Decision(max_pooling.adaptive_max_pool),
+    aten.adaptive_max_pool2d_backward.default: Decision(partial(max_pooling.max_pool_backward, rank=2)),
+    aten.adaptive_max_pool3d_backward.default: Decision(partial(max_pooling.max_pool_backward, rank=3)),
+    aten.max_pool3d_with_indices_backward.default: Decision(max_pooling.max_pool3d_backward),
+    aten.max_pool2d_with_indices.default: Decision(fused_kernel=FusedKernel.WITH_INDICES),
+    aten.max_pool2d_with_indices_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    # windows and padding; the translation of im2col takes no empty tensor
+    aten.im2col.default: Decision(im2col),
+    aten.replication_pad1d.default: Decision(replication_padding.replication_pad),
+    aten.replication_pad2d.default: Decision(replication_padding.replication_pad),
+    aten.replication_pad3d.default: Decision(replication_padding.replication_pad),
+    aten.replication_pad1d_backward.default: Decision(replication_padding.replication_pad_backward),
+    aten.replication_pad2d_backward.default: Decision(replication_padding.replication_pad_backward),
+    aten.replication_pad3d_backward.default: Decision(replication_padding.replication_pad_backward),
+    aten.slice_scatter.default: Decision(fx_rewrites=(slices.padded_slice,)),
+    aten.cat.default: Decision(fx_rewrites=(empty_tensors.concatenation_without_empty,)),
+    # order, running maxima and products
+    aten.kthvalue.default: Decision(order_statistics.kth_value),
+    aten.median.default: Decision(order_statistics.median_of_all),
+    aten.median.dim: Decision(order_statistics.median),
+    aten.nanmedian.default: Decision(order_statistics.nan_median_of_all),
+    aten.nanmedian.dim: Decision(order_statistics.nan_median),
+    aten.searchsorted.Tensor: Decision(order_statistics.search_sorted),
+    aten.bucketize.Tensor: Decision(order_statistics.bucketize),
+    aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
+    aten.max.dim: Decision(order_statistics.maximum_of_booleans),
+    aten.cummax.default: Decision(cumulative.running_maximum),
+    aten.cummin.default: Decision(cumulative.running_minimum),
+    aten.cumprod.default: Decision(cumulative.running_product),
+    prims.prod.default: Decision(products.product),
+    aten._trilinear.default: Decision(products.trilinear),
+    # maxima and minima of NaN; getitem takes the values or the indices of max.dim and min.dim
+    aten.amax.default: Decision(
+        partial(zero_dimensional.over_extremes, reduce=aten.amax.default), fx_rewrites=(nan_extremes.extreme,)
+    ),
+    aten.amin.default: Decision(
+        partial(zero_dimensional.over_extremes, reduce=aten.amin.default), fx_rewrites=(nan_extremes.extreme,)
+    ),
+    aten.max.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
+    aten.min.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
+    aten.argmax.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
+    aten.argmin.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
+    operator.getitem: Decision(fx_rewrites=(nan_extremes.extreme_and_index,)),
+    # tensors without dimensions
+    aten.any.dim: Decision(zero_dimensional.any_or_all),
+    aten.all.dim: Decision(zero_dimensional.any_or_all),
+    aten.mean.dim: Decision(zero_dimensional.mean),
+    aten.t.default: Decision(zero_dimensional.transpose),
+    aten.repeat.default: Decision(zero_dimensional.repeat),
+    prims.view_of.default: Decision(zero_dimensional.same),
+    # elementwise functions
+    **dict.fromkeys((prims.lgamma.default, prims.digamma.default, aten.polygamma.default), _SPECIAL),
+    **dict.fromkeys((prims.bessel_i0.default, prims.bessel_i0e.default), _SPECIAL),
+    **dict.fromkeys((prims.bessel_i1.default, prims.bessel_i1e.default), _SPECIAL),
+    **dict.fromkeys((aten.special_modified_bessel_i0.default, aten.special_modified_bessel_i1.default), _SPECIAL),
+    aten.special_spherical_bessel_j0.default: Decision(elementwise.spherical_bessel_j0),
+    aten.clamp_min.default: Decision(elementwise.at_least),
+    aten.clamp_max.default: Decision(elementwise.at_most),
+    aten.fmax.default: Decision(elementwise.larger_number),
+    aten.fmin.default: Decision(elementwise.smaller_number),
+    aten.hypot.default: Decision(elementwise.hypotenuse),
+    aten.relu.default: Decision(elementwise.relu, fused_kernel=FusedKernel.BETWEEN_OTHERS),
+    aten.threshold_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    aten.gelu.default: Decision(fx_rewrites=(arithmetic.fusible_gelu,)),
+    aten.gelu_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    aten.pow.Tensor_Scalar: Decision(fx_rewrites=(arithmetic.first_power,)),
+    aten.hardtanh_backward.default: Decision(no_translation="wrong at the limits: it lets their gradient through"),
+    aten.erfc.default: Decision(denied=_ERFC),
+    aten.special_erfc.default: Decision(denied=_ERFC),
+    aten.special_erfcx.default: Decision(denied=_ERFC),
+    aten.atan2.default: Decision(
+        denied=Denied("translated by a quotient, which is wrong by pi where the divisor is -0.0")
+    ),
+    aten.signbit.default: Decision(denied=Denied("translated as a comparison, for which -0.0 has no sign")),
+    aten.copysign.Tensor: Decision(no_decomposition=_OTHER_TYPE),
+    aten.copysign.Scalar: Decision(no_decomposition=_OTHER_TYPE),
+    # matmuls, and the gradients around them
+    aten.mm.default: Decision(fx_rewrites=(row_scaling.scale_smaller_operand,)),
+    aten.sum.dim_IntList: Decision(fx_rewrites=(row_scaling.scale_smaller_operand,)),
+    aten.mul.Tensor: Decision(fx_rewrites=(arithmetic.scale_before_expand,)),
+    aten.transpose.int: Decision(fx_rewrites=(arithmetic.transposed_product,)),
+    aten.detach.default: Decision(fx_rewrites=(arithmetic.redundant_detach,)),
+    aten.add.Tensor: Decision(fx_rewrites=(slices.joined_slices,)),
+    aten.sub.Tensor: Decision(fx_rewrites=(cross_entropy_gradient.label_gradient,)),
+    aten._safe_softmax.default: Decision(softmax.safe_softmax),
+    # normalization, losses and fused attention
+    aten._native_batch_norm_legit_functional.default: Decision(
+        fused_kernel=FusedKernel.ALWAYS, no_translation=_INFERENCE_ONLY
+    ),
+    aten._native_batch_norm_legit.default: Decision(no_translation=_INFERENCE_ONLY),
+    aten._native_batch_norm_legit.no_stats: Decision(no_translation=_INFERENCE_ONLY),
+    aten.native_batch_norm.default: Decision(no_translation=_INFERENCE_ONLY),
+    aten._native_batch_norm_legit_no_training.default: Decision(no_translation=_NO_STATISTICS),
+    aten.native_batch_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    aten.native_layer_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    aten.nll_loss_forward.default: Decision(no_translation=_NO_TOTAL_WEIGHT),
+    aten.nll_loss2d_forward.default: Decision(no_translation=_NO_TOTAL_WEIGHT),
+    aten._scaled_dot_product_flash_attention.default: Decision(no_translation=_NO_STATISTICS),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: Decision(no_translation=_NO_STATISTICS),
+    aten._scaled_dot_product_efficient_attention.default: Decision(no_translation=_NO_STATISTICS),
+    # random numbers: whatever draws stays in PyTorch (placement.py)
+    aten.native_dropout.default: Decision(random.native_dropout),
+    aten.rand_like.default: Decision(partial(random.noise_like, draw=aten.rand.default)),
+    aten.randn_like.default: Decision(partial(random.noise_like, draw=aten.randn.default)),
+    aten.uniform.default: Decision(no_decomposition=_OTHER_NUMBERS),
+    aten.normal_functional.default: Decision(no_decomposition=_OTHER_NUMBERS),
+    aten.exponential.default: Decision(no_decomposition=_OTHER_NUMBERS),
+    aten.geometric.default: Decision(no_decomposition=_OTHER_NUMBERS),
+    aten.cauchy.default: Decision(no_decomposition=_OTHER_NUMBERS),
+    aten.log_normal.default: Decision(no_decomposition=_OTHER_NUMBERS),
+    aten.bernoulli.default: Decision(no_decomposition=_OTHER_NUMBERS),
+    aten.bernoulli.p: Decision(no_decomposition=_OTHER_NUMBERS),
+    # constants
+    aten.lift_fresh.default: Decision(no_decomposition=_IDENTITY),
+    aten.lift.default: Decision(no_decomposition=_IDENTITY),
+    aten.scalar_tensor.default: Decision(float64_argument=0),
+    aten.full.default: Decision(float64_argument=1),
+    aten.full_like.default: Decision(float64_argument=1),
+    aten.new_full.default: Decision(float64_argument=2),
+    aten.fill.Scalar: Decision(float64_argument=1),
+    aten.masked_fill.Scalar: Decision(float64_argument=2),
+}
+
+ONNX_CORRECTIONS: dict[str, Correction] = {
+    "MatMul": multiply_columns,
+    **{
+        f"Reduce{name}": count_axes_from_the_front
+        for name in ("Sum", "Mean", "Prod", "Max", "Min", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
+    },
+    "ArgMax": count_axes_from_the_front,
+    "ArgMin": count_axes_from_the_front,
+}
+"""ONNX operators that onnxruntime (tested: 1.31.1) computes wrongly, whichever ATen operators they come from."""
+
+RACY_ONNX = {("", "ScatterND"): "reduction"}
+"""ONNX operators that race on the CPU where the attribute is neither absent nor `none`.
+
+A partition whose translation has one is refused, and the ATen operator that it comes from stays in PyTorch.
+"""

@@ -1,0 +1,129 @@
+"""Nodes of FX graphs of ATen operators: what they call, what they give, and what their fake tensors say."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, TypeAlias
+
+import torch
+
+aten = torch.ops.aten
+Node: TypeAlias = torch.fx.Node
+
+MANY_ELEMENTS = 2**16
+"""From here on the work of a kernel costs more than its call; kernels of PyTorch use threads from 2**15 elements on."""
+_UNSEEN = 64
+_UNINITIALIZED = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten.empty_permuted.default,
+}
+
+
+def call(before: Node, target: Any, *arguments: Any, **options: Any) -> Node:
+    """Insert a call of `target` before a node, with the fake value of its result."""
+    graph = before.graph
+    values = torch.fx.node.map_arg(arguments, lambda node: node.meta["val"])
+    with graph.inserting_before(before):
+        node = graph.call_function(target, arguments, options)
+    node.meta["val"] = target(*values, **options)
+    return node
+
+
+def is_call(node: object, *targets: Any) -> bool:
+    """Whether an argument is a call of one of `targets`."""
+    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def called(target: object) -> str:
+    """Return the name of what a node calls, the same in every process: a plain function would print its address."""
+    if isinstance(target, str | torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', repr(target))}"
+
+
+def tensor_of(node: object) -> torch.Tensor | None:
+    """Return the fake tensor that a node gives; None where it gives none, or is none."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def shape_of(node: object) -> torch.Size | None:
+    """Return the shape of the tensor that a node gives; None where it gives none."""
+    tensor = tensor_of(node)
+    return None if tensor is None else tensor.shape
+
+
+def is_static(value: object) -> bool:
+    """Whether a value is a tensor whose sizes are all known."""
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+
+
+def is_empty(value: object) -> bool:
+    """Whether a value is a tensor without elements, whatever its symbolic sizes turn out to be."""
+    return isinstance(value, torch.Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
+
+
+def seen_size(size: int | torch.SymInt) -> int:
+    """Return the size at the first call; 64 for one that depends on data, which nobody has seen."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else _UNSEEN
+
+
+def seen_elements(value: torch.Tensor) -> int:
+    """Return the number of elements at the first call."""
+    return math.prod(map(seen_size, value.shape))
+
+
+def order_in_memory(value: object) -> tuple[int, ...] | None:
+    """Return the order of dimensions in which a tensor is contiguous, so that onnxruntime reads it without a copy.
+
+    None where the tensor is contiguous as it is, or in no order, or where sizes or strides are unknown.
+    """
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    if not all(isinstance(size, int) for size in (*value.shape, *value.stride())) or value.is_contiguous():
+        return None
+    order = tuple(sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), -value.shape[dim])))
+    return order if value.permute(order).is_contiguous() else None
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node's result is a view of its first argument; `getitem` takes one out of several results."""
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or not node.args
+        or not isinstance(node.args[0], torch.fx.Node)
+    ):
+        return False
+    schema = node.target._schema
+    alias = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+    return alias is not None and not schema.is_mutable
+
+
+def is_random(node: Node) -> bool:
+    """Whether the node takes numbers from a generator, or keeps or restores its state."""
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "rng" in node.target.name()
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_memory_for_random(node: Node) -> bool:
+    """Whether the node allocates memory that is filled with random numbers only."""
+    return node.target in _UNINITIALIZED and all(is_random(user) for user in node.users)
+
+
+def is_scaled_draw(node: Node) -> bool:
+    """Whether the node divides fresh random numbers by a constant, as the scaled mask of dropout does."""
+    if node.target is not aten.div.Tensor or not isinstance(node.args[1], int | float):
+        return False
+    return isinstance(node.args[0], torch.fx.Node) and is_random(node.args[0])
