@@ -27,7 +27,7 @@ class Task:
 
 
 # The first row that has an architecture in its auto classes wins, then the first whose suffix fits its name; so
-# translation stands before fill-mask, which has BART as well, and the general `Model` last.
+# translation comes before fill-mask, which has BART as well, and the general `Model` last.
 TASKS: tuple[Task, ...] = (
     Task("text2text-generation", ("AutoModelForSeq2SeqLM",)),
     Task("fill-mask", ("AutoModelForMaskedLM",), ("ForMaskedLM",)),

@@ -21,7 +21,7 @@ from onnxtool.reports import Json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Tokens that frame a text; they stand for no term of it.
+# Tokens that frame a text; they are no terms of it.
 _FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
 # So many times the tokens that are kept have to be in what is read of a huge text.
 _ENOUGH = 2
@@ -135,7 +135,7 @@ class TextTokenizer:
     def encode_windows(
         self, texts: Sequence[Text], limit: Limit, overlap: int, options: ReadOptions = PLAIN
     ) -> list[list[EncodedText]]:
-        """Read each of `texts` whole, in windows of `limit` tokens; of a pair the first text stands in each of them.
+        """Read each of `texts` whole, in windows of `limit` tokens; of a pair the first text is in each of them.
 
         Args:
             texts: texts, and pairs of texts.

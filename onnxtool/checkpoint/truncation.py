@@ -129,7 +129,7 @@ class WholeText:
         return self.encoded.keep(_with_framing(len(self.encoded), self.parts, kept), truncated=True)
 
     def windows(self, limit: Limit, overlap: int, num_leading: int = 0) -> list[EncodedText]:
-        """Return windows of at most `limit` tokens over the last text; what stands before it is in each of them.
+        """Return windows of at most `limit` tokens over the last text; what comes before it is in each of them.
 
         Args:
             limit: the most tokens of a window.
@@ -193,7 +193,7 @@ def _taken(values: tuple[Value, ...], kept: Sequence[range]) -> tuple[Value, ...
 
 
 def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) -> list[range]:
-    """Return the positions that are `kept` of the parts, with all that stands before, between and behind the parts."""
+    """Return the positions that are `kept` of the parts, with all tokens before, between and after the parts."""
     taken, end = [], 0
     for part, left in sorted(zip(parts, kept, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
         taken += [range(end, part.start), left]
@@ -202,11 +202,11 @@ def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) ->
 
 
 def _require_room(taken: int, room: int, limit: Limit, *, least: int) -> None:
-    """Refuse to cut a text where what stands beside it leaves fewer than `least` tokens."""
+    """Refuse to cut a text where the other tokens leave fewer than `least` for it."""
     if room - taken < least:
         raise InputError(
             f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room - taken, 0)} for the text beside "
-            f"what stands with it: fewer than {least}",
+            f"the other tokens: fewer than {least}",
             "shorten the query, let windows share fewer tokens, or export the model for longer texts",
         )
 

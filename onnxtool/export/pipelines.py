@@ -41,7 +41,7 @@ class ExportPipeline(Protocol):
         ...
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
-        """Run a model that was loaded anew on what a file traced by the strategy is compared on."""
+        """Run a model that was loaded again on the cases that a file traced by the strategy is compared on."""
         ...
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
@@ -88,7 +88,7 @@ class SingleCallPipeline:
         return cls(modality, signature, head, keep_raw, specification, attention_of(model), left_out)
 
     def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
-        """List the strategies; those that fix axes stand last."""
+        """List the strategies; those that fix axes come last."""
         return strategies_for(exporter, self.signature.axes, self.default_attention, verified=verified)
 
     def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> ir.Model:

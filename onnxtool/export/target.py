@@ -87,6 +87,12 @@ class Use:
         return self.declares + tuple(name for name in available if name not in self.declares)
 
 
+# Uses that several consumers have.
+POOLED_IN_GRAPH = Use(DENSE, (VECTORS,), head="embedding")
+POOLED_BY_CONSUMER = Use(DENSE, (HIDDEN_STATES,), after=USUAL_POOLING)
+CLASSIFIERS = Use(SCORES, (SCORE_LOGITS,))
+
+
 @dataclass(frozen=True)
 class TargetModel:
     """What a consumer has to know of one model.
@@ -181,7 +187,7 @@ class Target:
         return suited
 
     def computes_all(self, kind: str) -> bool:
-        """Whether it runs whatever modules a checkpoint of this kind has, so that they need not be known here."""
+        """Whether it runs all modules of checkpoints of this kind itself, so that they need not be known here."""
         uses = [use for use in self.uses if use.kind == kind]
         return bool(uses) and uses[0].after is None
 
@@ -198,7 +204,7 @@ class Target:
             )
 
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
-        """Turn the outputs of the head into those of `uses`, in place, where they are others."""
+        """Turn the outputs of the head into those of `uses`, in place, where they differ."""
 
     def second_graph(self, graph: ir.Model, head: Head | None) -> ir.Model | None:
         """Return another graph that is delivered beside the first, on the same weights in memory; None for none."""

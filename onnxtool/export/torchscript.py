@@ -111,7 +111,7 @@ def _replaced(model: Any, tensors: Mapping[int, Any]) -> Iterator[None]:
 
 
 def _attach(graph: ir.Graph, weights: Mapping[str, Any]) -> None:
-    """Turn the inputs that stand for weights into initializers; drop those that nothing uses."""
+    """Turn the inputs that are weights into initializers; drop those that nothing uses."""
     from onnx_ir.tensor_adapters import TorchTensor
 
     found = {str(value.name): value for value in graph.inputs}

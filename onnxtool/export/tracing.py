@@ -147,7 +147,7 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
 
 
 def operators_apart() -> AbstractContextManager[object]:
-    """Take two operators apart while the block runs, as transformers' exporter does others: no ONNX stands for them.
+    """Decompose two operators while the block runs, as transformers' exporter does with others: ONNX has none for them.
 
     These are an index of a complex tensor (Llama 4 keeps its rotary embeddings as complex numbers) and the inverse of
     the error function (Gemma 3n works out how many activations it keeps). A patch of Tensor.__getitem__ would do it as

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Those that make a tensor of nothing but a shape; torch's exporter writes them as nodes that draw anew in every run.
+# Functions that make a tensor from a shape; torch's exporter writes them as nodes that draw in every run.
 _DRAWS = ("rand", "randn", "randint", "randperm")
 _NO_SEED_OF_A_MODEL = 0x6F6E6E78746F6F6C
 

@@ -84,7 +84,7 @@ def _own_class(source: Source, model_type: str) -> Any:
 def _stated(tokenizer: Any) -> Any:
     try:
         return getattr(tokenizer, "vocab_files_names", None)
-    except ImportError:  # transformers stands a class that raises in for one whose library is not installed
+    except ImportError:  # transformers puts a class that raises in place of one whose library is not installed
         return None
 
 

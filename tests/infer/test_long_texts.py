@@ -155,7 +155,7 @@ def test_ways_that_are_none_are_refused(way: str, overlap: int | None, message: 
 def test_windows_need_room_beside_what_they_share(tmp_path: Path) -> None:
     """The overlap is part of each window, and the query of a pair is."""
     model = _loaded(tmp_path, "sparse-encoding", V, "logits")
-    with pytest.raises(InputError, match="leaves 6 for the text beside what stands with it: fewer than 7"):
+    with pytest.raises(InputError, match="leaves 6 for the text beside the other tokens: fewer than 7"):
         model.encode(TEXTS, long=LongTexts("window", 6))
 
 

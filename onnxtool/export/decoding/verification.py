@@ -123,7 +123,7 @@ class GenerationReference:
             yield _case("real text", ids, mask)
 
     def _words(self) -> NDArray[np.int64]:
-        """Return the ids that stand for text: a picture's or a sound's would ask for one."""
+        """Return the ids of text: an id of a picture or a sound would need a picture or a sound."""
         special: set[int] = set()
         for config in (self.model.config, self.model.config.get_text_config()):
             for name, value in config.to_dict().items():

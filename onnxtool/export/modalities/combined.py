@@ -102,7 +102,7 @@ class SideBySide:
         return _merge(part.sample(fixed) for part in self.parts)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """As many as the richest part has, the others' in turn beside them."""
+        """Combine the cases of the parts; the cases of parts that have fewer repeat."""
         columns = [part.cases(fixed) for part in self.parts]
         cases = []
         for row in range(max(map(len, columns))):

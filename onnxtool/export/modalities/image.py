@@ -132,7 +132,7 @@ class ImageInputs:
         return name in self.prepared and self.prepared[name].ndim == rank
 
     def _ragged(self, sizes: Sizes, seed: int) -> Feeds:
-        """Make noise of which a part is padding in most rows, by the mask; the noise goes on below the padding."""
+        """Make noise; by the mask, a part of most rows is padding, in which there is noise as well."""
         feeds = self.feeds(sizes, seed=seed)
         if self._has_mask:
             for row, picture in enumerate(feeds[_MASK[0]]):

@@ -30,7 +30,7 @@ def run(call: Callable[[], Mapping[str, Any]], kind: str, file: str) -> Mapping[
         return call()
     except Exception as error:  # settings are checked nowhere, and fail wherever one is first used
         raise CheckpointError(
-            f"the checkpoint's {kind} does not run: {reason(error)}", f"check its settings in {file}, or save it anew"
+            f"the checkpoint's {kind} does not run: {reason(error)}", f"check its settings in {file}, or save it again"
         ) from error
 
 

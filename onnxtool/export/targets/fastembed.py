@@ -10,17 +10,15 @@ from typing import Any
 
 from onnxtool.errors import TargetError
 from onnxtool.export.target import (
+    CLASSIFIERS,
     DENSE,
-    HIDDEN_STATES,
     LOGITS,
     PLAIN_SPLADE,
-    SCORE_LOGITS,
-    SCORES,
+    POOLED_BY_CONSUMER,
+    POOLED_IN_GRAPH,
     SPARSE,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
-    USUAL_POOLING,
-    VECTORS,
     Target,
     TargetModel,
     Use,
@@ -38,9 +36,9 @@ class Fastembed(Target):
     title = "fastembed"
     uses = (
         Use(SPARSE, (LOGITS,), after=PLAIN_SPLADE),
-        Use(DENSE, (HIDDEN_STATES,), after=USUAL_POOLING),
-        Use(DENSE, (VECTORS,), head="embedding"),
-        Use(SCORES, (SCORE_LOGITS,)),
+        POOLED_BY_CONSUMER,
+        POOLED_IN_GRAPH,
+        CLASSIFIERS,
     )
     graph = "model.onnx"
     files = ("config.json", *TOKENIZER_FILES, "special_tokens_map.json")

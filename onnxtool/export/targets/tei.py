@@ -8,17 +8,14 @@ from typing import Any
 from onnxtool.checkpoint.pooling_modules import POOLING_MODES, Pooling
 from onnxtool.errors import TargetError
 from onnxtool.export.target import (
+    CLASSIFIERS,
     DENSE,
-    HIDDEN_STATES,
-    SCORE_LOGITS,
-    SCORES,
+    POOLED_BY_CONSUMER,
+    POOLED_IN_GRAPH,
     SPARSE,
     TOKENIZER_FILES,
-    USUAL_POOLING,
-    VECTORS,
     Target,
     TargetModel,
-    Use,
     read_object,
     write_object,
 )
@@ -39,11 +36,7 @@ class TextEmbeddingsInference(Target):
 
     name = "tei"
     title = "text-embeddings-inference"
-    uses = (
-        Use(DENSE, (HIDDEN_STATES,), after=USUAL_POOLING),
-        Use(DENSE, (VECTORS,), head="embedding"),
-        Use(SCORES, (SCORE_LOGITS,)),
-    )
+    uses = (POOLED_BY_CONSUMER, POOLED_IN_GRAPH, CLASSIFIERS)
     graph = "model.onnx"
     files = ("config.json", *TOKENIZER_FILES)
     max_ir = 10

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.export.target import (
-    DENSE,
-    HIDDEN_STATES,
+    CLASSIFIERS,
     LOGITS,
     OTHER,
-    SCORE_LOGITS,
-    SCORES,
+    POOLED_BY_CONSUMER,
+    POOLED_IN_GRAPH,
     SPARSE,
     TAGS,
     TOKENIZER_FILES,
-    USUAL_POOLING,
-    VECTORS,
     Target,
     TargetModel,
     Use,
@@ -33,10 +30,10 @@ class TransformersJs(Target):
     name = "transformers.js"
     title = "Transformers.js"
     uses = (
-        Use(DENSE, (HIDDEN_STATES,), after=USUAL_POOLING),
-        Use(DENSE, (VECTORS,), head="embedding"),
+        POOLED_BY_CONSUMER,
+        POOLED_IN_GRAPH,
         Use(SPARSE, (LOGITS,), after=None),
-        Use(SCORES, (SCORE_LOGITS,)),
+        CLASSIFIERS,
         Use(TAGS, (LOGITS,)),
     )
     graph = "onnx/model.onnx"

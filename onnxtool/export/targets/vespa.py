@@ -14,10 +14,10 @@ from onnxtool.export.target import (
     HIDDEN_STATES,
     LOGITS,
     PLAIN_SPLADE,
+    POOLED_IN_GRAPH,
     SCORES,
     SPARSE,
     TEXT_INPUTS,
-    VECTORS,
     Target,
     TargetModel,
     Use,
@@ -28,7 +28,7 @@ from onnxtool.reports import Json
 
 
 class Vespa(Target):
-    """Reads tokenizer.json alone; all else stands in services.xml."""
+    """Reads tokenizer.json only; its users write all other settings in services.xml."""
 
     name = "vespa"
     title = "Vespa"
@@ -36,7 +36,7 @@ class Vespa(Target):
         # SpladeEmbedder feeds all three, and fails on one that the graph does not have; HuggingFaceEmbedder asks first.
         Use(SPARSE, (LOGITS,), after=PLAIN_SPLADE, declares=TEXT_INPUTS),
         Use(DENSE, (HIDDEN_STATES,), after=(Pooling(("mean",)), Pooling(("cls",)), Normalize())),
-        Use(DENSE, (VECTORS,), head="embedding"),
+        POOLED_IN_GRAPH,
     )
     graph = "model.onnx"
     files = ("tokenizer.json",)

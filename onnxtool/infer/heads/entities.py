@@ -64,7 +64,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
         return readings
 
     def require_windows(self) -> None:
-        """Allow them: each token has its label in the window where it stands farthest from the ends."""
+        """Allow them: each token has its label in the window in which it is farthest from the ends."""
 
     def join(self, readings: Sequence[list[TaggedToken]], windows: Sequence[EncodedText]) -> list[TaggedToken]:
         """Take each token from the window in which it has most context on its shorter side."""

@@ -97,7 +97,7 @@ class VectorHead(Head, Generic[Vectors]):
 
     @abstractmethod
     def join(self, vectors: Vectors, windows: Sequence[Sequence[EncodedText]]) -> Vectors:
-        """Put the windows of N texts together; their vectors stand one behind the other."""
+        """Combine the windows of N texts; `vectors` holds those of one text after those of the other."""
 
     def finish(self, vectors: Vectors) -> Vectors:
         """Compute what follows the pooling."""

@@ -1,4 +1,4 @@
-"""Extractive question answering: where in a text the answer to a question stands.
+"""Extractive question answering: where in a text the answer to a question is.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -54,7 +54,7 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
         ]
 
     def require_windows(self) -> None:
-        """Allow them: an answer stands in one of them."""
+        """Allow them: an answer is in one of them."""
 
     def join(self, readings: Sequence[list[FoundSpan]], windows: Sequence[EncodedText]) -> list[FoundSpan]:
         """Take the spans of all windows, a span that two of them have at its higher score."""
