@@ -20,8 +20,8 @@ from onnxtool.autodiff.rules import READERS, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.scatter import add_up
 from onnxtool.autodiff.sequences import replace_sequences
-from onnxtool.autodiff.types import infer_types
 from onnxtool.errors import GradientError
+from onnxtool.graph.shapes import infer_types
 
 if TYPE_CHECKING:
     import onnx_ir as ir

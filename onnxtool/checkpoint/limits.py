@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.graph.operators import named_inputs
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file.wire import read_nodes
@@ -25,7 +26,6 @@ _DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
 _UNLIMITED = 10**9
 # Exporters keep the names of parameters; relative and rotary positions have no such table.
 _POSITION_TABLE = re.compile(r"(?<!relative_)position_embeddings?\.|embed_positions\.|\bwpe\.")
-_FUSED_EMBEDDINGS, _FUSED_POSITION_SLOT = "EmbedLayerNormalization", 3
 
 
 @dataclass(frozen=True, order=True)
@@ -106,11 +106,8 @@ def _shape_limit(model: ModelFile) -> Iterator[Limit]:
 def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
     yield from _shape_limit(model)
     rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) == 2}
-    fused = {
-        node.inputs[_FUSED_POSITION_SLOT]
-        for node in read_nodes(model.path)
-        if node.op_type == _FUSED_EMBEDDINGS and len(node.inputs) > _FUSED_POSITION_SLOT
-    }
+    named = (named_inputs(node.domain, node.op_type, node.inputs) for node in read_nodes(model.path))
+    fused = {inputs.get("position_embedding") for inputs in named}
     for name, length in rows.items():
         if name in fused or _POSITION_TABLE.search(name):
             yield Limit(length - reserved, f"the rows of {name}")

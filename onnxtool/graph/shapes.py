@@ -3,21 +3,28 @@
 Names of dynamic axes are the exporter's own, and it leaves many out. With every axis at a prime of its own, shape
 inference computes plain numbers, and what it finds says which axis of a value is which. Several sets of primes tell a
 dynamic axis from a fixed one, and one of them is large: a size that is cut somewhere is no longer the size.
+
+Who only wants dtypes and shapes with the names that axes have, asks for those: `infer_types`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.graph.probing import Inferred, Numbers, Shape, axis_name, infer, infer_dtypes
-from onnxtool.graph.shape_proxies import with_stand_ins
+from onnxtool.graph.elements import Numbers, Scope
+from onnxtool.graph.inference import Inference, read_type
+from onnxtool.graph.operator_rules import Value
+from onnxtool.graph.protos import to_light_proto
 
 if TYPE_CHECKING:
     import numpy as np
+    import onnx
     import onnx_ir as ir
+
+Shape = tuple[int | None, ...]  # None for a size that is not known
 
 _KEPT = "onnxtool.shapes"  # where a model keeps them
 _RANK_OF_STATES = 3
@@ -109,33 +116,55 @@ def _structure(model: ir.Model) -> int:
 
 
 def _find_shapes(model: ir.Model) -> Shapes:
-    proto = with_stand_ins(model)
+    proto = to_light_proto(model)
     names = dynamic_axes(model)
 
-    def probe(primes: Sequence[int]) -> tuple[Mapping[str, int], Inferred]:
+    def probe(primes: Sequence[int]) -> tuple[Mapping[str, int], Scope]:
         # Where there are more axes than primes, odd numbers go on: no two axes may have the same size in all probes.
         further = range(primes[-1] + 2, primes[-1] + 2 * len(names) + 2, 2)
         sizes = dict(zip(names, (*primes, *further), strict=False))
-        return sizes, infer(proto, sizes)
+        return sizes, _probe(proto, sizes)
 
     done = [probe(primes) for primes in _SMALL]
-    if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in done[0][1].shapes.values()):
+    if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in _shapes_of(done[0][1]).values()):
         done = [probe(primes) for primes in _OF_SAMPLES]
     elif names:
         known = _count_known(done[0][1])
         larger = (probe(primes) for primes in _LARGE)
         done.extend(itertools.islice((one for one in larger if _count_known(one[1]) >= known), 1))
-    inferred = [found for _, found in done]
+    scopes = [scope for _, scope in done]
+    computed = {name for node in proto.graph.node for name in node.output}
     return Shapes(
         probes=tuple(sizes for sizes, _ in done),
-        found=tuple(found.shapes for found in inferred),
-        numbers=tuple(found.numbers for found in inferred),
-        dtypes=inferred[0].dtypes,
+        found=tuple(_shapes_of(scope) for scope in scopes),
+        numbers=tuple({name: scope.numbers[name] for name in scope.numbers if name in computed} for scope in scopes),
+        dtypes={name: value.dtype for name, value in scopes[0].values.items()},
     )
 
 
-def _count_known(inferred: Inferred) -> int:
-    return sum(None not in shape for shape in inferred.shapes.values())
+def _probe(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> Scope:
+    """Infer shape and dtype of each value, and compute those that are numbers, with the dynamic axes at `sizes`."""
+    scope = Scope()
+    for name, value in _declared(proto.graph.input).items():
+        shape = [
+            size if isinstance(size, int) else sizes[size or axis_name(name, axis)]
+            for axis, size in enumerate(value.shape or ())
+        ]
+        scope.values[name] = Value(None if value.shape is None else tuple(shape), value.dtype)
+    Inference(proto).follow(proto.graph, scope)
+    return scope
+
+
+def _shapes_of(scope: Scope) -> dict[str, Shape]:
+    return {
+        name: tuple(size if isinstance(size, int) else None for size in value.shape)
+        for name, value in scope.values.items()
+        if value.shape is not None
+    }
+
+
+def _count_known(scope: Scope) -> int:
+    return sum(value.is_complete for value in scope.values.values())
 
 
 def fill_types(model: ir.Model) -> None:
@@ -143,10 +172,11 @@ def fill_types(model: ir.Model) -> None:
     import onnx_ir as ir
 
     unknown = [output for node in model.graph for output in node.outputs if output.type is None]
-    dtypes = infer_dtypes(with_stand_ins(model)) if unknown else {}
+    found = infer_values(to_light_proto(model)).values if unknown else {}
     for output in unknown:
-        if dtype := dtypes.get(str(output.name), 0):
-            output.dtype = ir.DataType(dtype)
+        value = found.get(str(output.name))
+        if value is not None and value.dtype:
+            output.dtype = ir.DataType(value.dtype)
 
 
 def infer_shapes(model: ir.Model, sizes: Mapping[str, int]) -> Mapping[str, Shape]:
@@ -155,7 +185,41 @@ def infer_shapes(model: ir.Model, sizes: Mapping[str, int]) -> Mapping[str, Shap
     for probe, found in zip(shapes.probes, shapes.found, strict=True):
         if probe == sizes:
             return found
-    return infer(with_stand_ins(model), sizes).shapes
+    return _shapes_of(_probe(to_light_proto(model), sizes))
+
+
+def infer_types(model: ir.Model) -> None:
+    """Note dtype and shape of every value of the main graph; the axes keep their names, and what is known stays."""
+    import onnx_ir as ir
+
+    found = infer_values(to_light_proto(model)).values
+    for node in model.graph:
+        for output in node.outputs:
+            value = found.get(str(output.name))
+            if value is None:
+                continue
+            if output.dtype is None and value.dtype:
+                output.dtype = ir.DataType(value.dtype)
+            if value.shape is not None:
+                output.shape = ir.Shape(value.shape)
+
+
+def infer_values(proto: onnx.ModelProto) -> Scope:
+    """Infer dtype and shape of each value of the main graph, with the axes by their names.
+
+    A size that nobody named, and that no number tells, has a new name; two values that share it have the same.
+    """
+    scope = Scope()
+    scope.values.update(_declared(proto.graph.input))
+    declared = _declared((*proto.graph.input, *proto.graph.value_info, *proto.graph.output))
+    Inference(proto, declared=declared).follow(proto.graph, scope)
+    return scope
+
+
+def _declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, Value]:
+    """Return what a model says of tensors."""
+    types = ((value.name, read_type(value.type)) for value in values)
+    return {name: value for name, value in types if isinstance(value, Value)}
 
 
 def dynamic_axes(model: ir.Model) -> tuple[str, ...]:
@@ -172,3 +236,8 @@ def named_axes(value: ir.Value) -> list[tuple[int, str]]:
         for axis, size in enumerate(value.shape or ())
         if isinstance(size, ir.SymbolicDim)
     ]
+
+
+def axis_name(name: str, axis: int) -> str:
+    """Return what an axis of the input `name` is called that has no name of its own."""
+    return f"{name}[{axis}]"

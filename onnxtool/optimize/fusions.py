@@ -9,41 +9,15 @@ from onnxtool.errors import FusionError
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.report import FusionCount, PassResult
 from onnxtool.summary.figures import Stats
+from onnxtool.summary.kinds import FUSED_OPERATORS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# What a kind of fusion ends in. An operator of ai.onnx has no domain in its name.
-_KINDS: dict[str, tuple[str, ...]] = {
-    "attention": (
-        "com.microsoft::Attention",
-        "com.microsoft::MultiHeadAttention",
-        "com.microsoft::GroupQueryAttention",
-        "com.microsoft::PackedAttention",
-        "com.microsoft::PackedMultiHeadAttention",
-        "com.microsoft::QAttention",
-    ),
-    "layer_normalization": (
-        "LayerNormalization",
-        "RMSNormalization",
-        "SimplifiedLayerNormalization",
-        "com.microsoft::SkipLayerNormalization",
-        "com.microsoft::SkipSimplifiedLayerNormalization",
-        "com.microsoft::EmbedLayerNormalization",
-    ),
-    "gelu": (
-        "Gelu",
-        "com.microsoft::Gelu",
-        "com.microsoft::BiasGelu",
-        "com.microsoft::FastGelu",
-        "com.microsoft::QuickGelu",
-    ),
-}
-
 
 def expected_attentions(model: ir.Model) -> int:
     """Count the attentions of a graph: those that are an operator of onnxruntime, and those that are none yet."""
-    operators = _KINDS["attention"]
+    operators = FUSED_OPERATORS["attention"]
     fused = sum(f"{node.domain}::{node.op_type}" in operators for node in model.graph)
     return fused + sum(1 for _ in match_roots(model.graph))
 
@@ -53,7 +27,7 @@ def count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:
     expected = {"attention": attentions}
     return tuple(
         FusionCount(kind, expected.get(kind), sum(stats.ops.get(operator, 0) for operator in operators))
-        for kind, operators in _KINDS.items()
+        for kind, operators in FUSED_OPERATORS.items()
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import InputError
+from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
@@ -19,13 +20,6 @@ from onnxtool.reports import TensorInfo
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Operators that look rows up in a table: (position of the indices, position of the table) for each of their inputs.
-_LOOKUPS: dict[str, tuple[tuple[int, int], ...]] = {
-    "Gather": ((1, 0),),
-    "EmbedLayerNormalization": ((0, 2), (1, 4)),
-    # A table that is shared with a head is reshaped first; its scales have as many rows, and are not.
-    "GatherBlockQuantized": ((1, 0), (1, 2)),
-}
 # What keeps an index an index on its way to the table, in whichever of its inputs it stands.
 _FORWARDERS = frozenset(
     {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand", "Concat"}
@@ -159,9 +153,11 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
 
 
 def _lookups(node: Node) -> Iterable[tuple[str, str]]:
-    for indices, table in _LOOKUPS.get(node.op_type, ()):
-        if max(indices, table) < len(node.inputs):
-            yield node.inputs[indices], node.inputs[table]
+    row = OPERATORS.get((node.domain, node.op_type))
+    if row is not None:
+        named = row.named(node.inputs)
+        pairs = ((named[indices], named[table]) for indices, table in row.lookups)
+        yield from ((indices, table) for indices, table in pairs if indices and table)
 
 
 def random_feeds(

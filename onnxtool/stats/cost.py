@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ModelFileError
+from onnxtool.graph.elements import Scope
+from onnxtool.graph.inference import Inference
+from onnxtool.graph.operator_rules import Value
 from onnxtool.model_file.wire import LARGE_BYTES, externalized
-from onnxtool.stats.contrib import Value
-from onnxtool.stats.known import Names
-from onnxtool.stats.propagation import Propagation
 from onnxtool.stats.settings import Shape
 from onnxtool.summary.figures import Cost
 
@@ -26,6 +26,7 @@ _NUM_SAMPLES = 16_000
 _MOST_DIGITS = 10
 _MOST = (1 << 63) - 1
 _FLOAT = 1
+_MAX_ELEMENTS = 1 << 12  # of a value that is computed: a file of anyone's must not fill the memory
 
 
 def estimate_cost(path: Path, shape: Shape) -> Cost:
@@ -38,12 +39,13 @@ def estimate_cost(path: Path, shape: Shape) -> Cost:
         ModelFileError: the file is malformed, or costs what no computer can.
     """
     model = _load(path)
-    names = Names()
+    scope = Scope()
     for value in model.graph.input:
         tensor = value.type.tensor_type
         sizes = tuple(_size(dim, axis, shape) for axis, dim in enumerate(tensor.shape.dim))
-        names.values[value.name] = Value(sizes, tensor.elem_type or _FLOAT)
-    totals = Propagation(model).follow(model.graph, names)
+        scope.values[value.name] = Value(sizes, tensor.elem_type or _FLOAT)
+    inference = Inference(model, max_elements=_MAX_ELEMENTS, estimates=True)
+    totals = inference.follow(model.graph, scope)
     if max(sum(totals.macs.values()), totals.num_bytes) > _MOST:
         raise ModelFileError(
             f"a run of {path} costs more than a number of 64 bits can say", "give smaller sizes, or do not trust it"

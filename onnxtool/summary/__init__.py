@@ -10,15 +10,9 @@ from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure
 from onnxtool.summary.duplicates import find_duplicates
 from onnxtool.summary.figures import FunctionFigures, Layer, Stats, Weight
+from onnxtool.summary.kinds import is_attention
 from onnxtool.summary.releases import least_onnxruntime
 
-# Operators that compute a whole attention, of ONNX itself and of onnxruntime.
-_ATTENTIONS = frozenset(
-    {"Attention", "DecoderAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"}
-    | {"GroupQueryAttention", "LongformerAttention", "MultiHeadAttention", "QOrderedLongformerAttention"}
-    | {"PackedAttention", "PackedMultiHeadAttention", "PagedAttention", "QAttention", "QOrderedAttention"}
-    | {"SparseAttention"}
-)
 NO_SCOPE = "(no scope)"  # nodes and weights whose names tell nothing
 _MAX_LARGEST = 10
 _MAX_DUPLICATES = 20
@@ -70,7 +64,7 @@ def summarize_file(model: ModelFile) -> Stats:
         parameters=_largest_first(parameters),
         attribute_bytes=structure.attribute_bytes,
         annotation_bytes=structure.annotation_bytes,
-        num_attentions=sum(count for op, count in structure.ops.items() if op.rpartition(":")[2] in _ATTENTIONS),
+        num_attentions=sum(count for op, count in structure.ops.items() if is_attention(op)),
         num_quantized_values=len(structure.quantization),
         num_trainings=len(structure.trainings),
         min_onnxruntime=least_onnxruntime(structure.ir_version, structure.opsets),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxtool.graph.shapes import dynamic_axes, find_shapes, infer_shapes
-from tests.optimize.passes.builders import build, normal
+from onnxtool.graph.shapes import dynamic_axes, find_shapes, infer_shapes, infer_types
+from tests.optimize.passes.builders import Arrays, build, normal
 
 WEIGHTS = {
     "w": normal(8, 12),
@@ -139,3 +140,105 @@ def test_dtypes_are_those_of_numpy() -> None:
     model = build("g (float[B] x) => (bool b, int64 n) { b = IsNaN(x) n = Shape(x) }")
     shapes = find_shapes(model)
     assert [shapes.dtype(value) for value in model.graph.outputs] == [np.dtype(bool), np.dtype(np.int64)]
+
+
+# Before opset 13 axes are an attribute, which later versions of the operator do not look at.
+OLD_AXES = {
+    "Unsqueeze": ("i = Gather(s, first) n = Unsqueeze <axes=[0]> (i)", (1,)),
+    "Squeeze": ("r = Reshape(s, matrix) n = Squeeze <axes=[0]> (r)", (1,)),
+    "ReduceProd": ("n = ReduceProd <axes=[0], keepdims=1> (s)", (1,)),
+}
+
+
+@pytest.mark.parametrize("operator", OLD_AXES)
+def test_numbers_are_computed_by_the_opset_of_the_model(operator: str) -> None:
+    """By the latest one, the sizes of models of an old opset were lost, or of another rank."""
+    body, shape = OLD_AXES[operator]
+    weights = {"zero": np.array([0]), "one": np.array([1]), "first": np.array(0), "matrix": np.array([1, 1])}
+    text = f"g (float[S, 8] x) => (int64[N] n) {{ a = Shape(x) s = Slice(a, zero, one) {body} }}"
+    shapes = find_shapes(build(text, weights, opset=11))
+    assert [numbers["n"].shape for numbers in shapes.numbers] == [shape] * len(shapes.probes)
+    assert shapes.named([int(numbers["n"].item()) for numbers in shapes.numbers]) == "S"
+
+
+def test_a_branch_tells_what_both_have_in_common() -> None:
+    """Which one is taken nobody knows; a loop may end before its state has changed."""
+    text = (
+        "g (float[B, 8] x, bool c, int64 k) => (float y, float z) { "
+        "y = If (c) <then_branch = t () => (float[B, 8] a) { a = Neg(x) }, "
+        "else_branch = e () => (float[B, 16] b) { b = Concat <axis=1> (x, x) }> "
+        "z = Loop (k, c, x) <body = l (int64 i, bool d, float[N, M] s) => (bool d, float[N, M] u) "
+        "{ u = Concat <axis=1> (s, x) }> }"
+    )
+    model = build(text)
+    shapes = find_shapes(model)
+    y, z = model.graph.outputs
+    assert (shapes.rank(y), shapes.fixed(y, 1), shapes.named([found["y"][0] or 0 for found in shapes.found])) == (
+        2,
+        None,
+        "B",
+    )
+    assert shapes.of(z) is None
+    assert shapes.dtype(z) == np.float32
+
+
+def types(text: str, weights: Arrays | None = None) -> dict[str, tuple[int | str | None, ...]]:
+    model = build(text, weights)
+    infer_types(model)
+    values = {str(value.name): value.shape for node in model.graph for value in node.outputs}
+    return {
+        name: tuple(size if isinstance(size, int) else size.value for size in shape)
+        for name, shape in values.items()
+        if shape is not None
+    }
+
+
+def test_axes_keep_their_names() -> None:
+    """Through operators of onnxruntime, and through what sizes are computed with."""
+    found = types(
+        "g (float[B, S, 8] x) => (float y) <int64[2] heads = {2, 4}, int64[1] zero = {0}, int64[1] two = {2}> { "
+        "g = com.microsoft.Gelu(x) s = Shape(g) front = Slice(s, zero, two) target = Concat <axis=0> (front, heads) "
+        "r = Reshape(g, target) y = Transpose <perm=[0, 2, 1, 3]> (r) }"
+    )
+    assert (found["g"], found["r"], found["y"]) == (("B", "S", 8), ("B", "S", 2, 4), ("B", 2, "S", 4))
+
+
+def test_an_axis_that_nobody_named_has_a_new_name() -> None:
+    """The same where it is the same, and none that is there already."""
+    found = types(
+        "g (float[unk__0, 8] x, float[B, 8] w) => (float y) "
+        "{ a = NonZero(x) b = Transpose <perm=[1, 0]> (a) c = NonZero(w) d = Add(x, w) y = Neg(b) }"
+    )
+    names = {found["a"][1], found["c"][1], found["d"][0]}
+    assert len(names | {"unk__0", "B", None}) == 6
+    assert found["b"] == found["y"] == (found["a"][1], 2)
+
+
+def test_pieces_of_computed_sizes_have_the_other_axes_of_the_whole() -> None:
+    """Onnx says nothing of them."""
+    found = types("g (float[B, S, 8] x, int64[2] sizes) => (float y) { a, b = Split <axis=1> (x, sizes) y = Neg(b) }")
+    assert (found["a"][0], found["a"][2], found["y"]) == ("B", 8, found["b"])
+    assert len({found["a"][1], found["b"][1], "S"}) == 3
+
+
+def test_what_is_declared_holds_behind_operators_that_nobody_knows() -> None:
+    """An exporter may know more."""
+    model = build("g (float[B, 8] x) => (float y) { a = other.Mystery(x) y = Neg(a) }")
+    inner = model.graph[0].outputs[0]
+    inner.dtype, inner.shape = ir.DataType.FLOAT16, ir.Shape(["B", 3])
+    infer_types(model)
+    assert model.graph.outputs[0].shape == ir.Shape(["B", 3])
+    assert model.graph.outputs[0].dtype == ir.DataType.FLOAT  # as the graph says
+
+
+def test_functions_are_followed_by_their_own_opset() -> None:
+    """A function of another opset than the model: its axes are an attribute."""
+    function = onnx.parser.parse_function(
+        '<domain: "local", opset_import: ["": 11]> f (x) => (y) { s = Shape(x) u = Unsqueeze <axes=[0]> (s) '
+        "y = Squeeze <axes=[0]> (u) }"
+    )
+    model = build("g (float[B, 8] x) => (int64[2] y) { y = local.f(x) }", opset=17)
+    proto = ir.to_proto(model)
+    proto.functions.append(function)
+    proto.opset_import.add(domain="local", version=1)
+    assert [numbers["y"].tolist() for numbers in find_shapes(ir.from_proto(proto)).numbers][:2] == [[3, 8], [5, 8]]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.graph.edit import constant
-from onnxtool.graph.probing import Shape
-from onnxtool.graph.shapes import Shapes, infer_shapes
+from onnxtool.graph.shapes import Shape, Shapes, infer_shapes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.graph.probing import axis_name
-from onnxtool.graph.shapes import Shapes
+from onnxtool.graph.shapes import Shapes, axis_name
 from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above, table_lengths
 from onnxtool.optimize.attention.scores import Masking
 

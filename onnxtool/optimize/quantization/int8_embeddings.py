@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, replace_and_erase, tensor_of
+from onnxtool.graph.operators import named_inputs
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import quantize_weight
@@ -20,7 +21,6 @@ _FEWEST_ROWS = 1024
 _NARROWEST = 8
 _FIRST_OPSET = 17  # of LayerNormalization
 _DEFAULT_EPSILON = 1e-12  # of EmbedLayerNormalization
-_IDS, _SEGMENT_IDS, _WORDS, _POSITIONS, _SEGMENTS, _SCALE, _SHIFT, _MASK, _POSITION_IDS = range(9)
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -100,12 +100,12 @@ def unfuse_embeddings(model: ir.Model) -> list[str]:
     for node in model.graph:
         if node.op_type != "EmbedLayerNormalization" or node.domain != MICROSOFT:
             continue
-        inputs: list[Any] = list(node.inputs) + [None] * 9
-        if not is_large_table(inputs[_WORDS]):
+        inputs: dict[str, Any] = named_inputs(node.domain, node.op_type, node.inputs)
+        if not is_large_table(inputs["word_embedding"]):
             continue
         if model.opset_imports.get("", 0) < _FIRST_OPSET:
             reasons.append(f"opset below {_FIRST_OPSET}")
-        elif inputs[_POSITION_IDS] is None:
+        elif inputs["position_ids"] is None:
             reasons.append("the embedding has no input of position ids")
         elif any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
             reasons.append("the mask or the sum of the embedding is read")
@@ -114,16 +114,16 @@ def unfuse_embeddings(model: ir.Model) -> list[str]:
     return reasons
 
 
-def _unfuse(node: ir.Node, inputs: list[Any]) -> None:
+def _unfuse(node: ir.Node, inputs: dict[str, Any]) -> None:
     writer = Writer(node)
-    total = writer.node("Gather", [inputs[_WORDS], inputs[_IDS]], like=node.outputs[0])
-    for table, ids in ((_POSITIONS, _POSITION_IDS), (_SEGMENTS, _SEGMENT_IDS)):
+    total = writer.node("Gather", [inputs["word_embedding"], inputs["input_ids"]], like=node.outputs[0])
+    for table, ids in (("position_embedding", "position_ids"), ("segment_embedding", "segment_ids")):
         if inputs[table] is not None and inputs[ids] is not None:
             rows = writer.node("Gather", [inputs[table], inputs[ids]])
             total = writer.node("Add", [total, rows], like=node.outputs[0])
     normalized = writer.node(
         "LayerNormalization",
-        [total, inputs[_SCALE], inputs[_SHIFT]],
+        [total, inputs["gamma"], inputs["beta"]],
         {"axis": -1, "epsilon": float(attribute(node, "epsilon", _DEFAULT_EPSILON))},
         like=node.outputs[0],
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnxtool.graph.edit import MICROSOFT, only_consumer, producer, replace_and_erase, tensor_of
+from onnxtool.graph.operators import named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from onnxtool.optimize.quantization.arithmetic import Floats
 
 _FIRST_OPSET = 11  # of DynamicQuantizeLinear
-_VALUES, _QKV_BIAS, _PAST = 2, 3, 6  # inputs of MultiHeadAttention
+# Inputs of a MultiHeadAttention which leave its values those of one linear layer.
+_PLAIN_INPUTS = frozenset({"query", "key", "value", "key_padding_mask", "attention_bias"})
 
 
 def quantize_int8(fallbacks: frozenset[str] = frozenset(), adjustments: Mapping[str, Adjustment] | None = None) -> Pass:
@@ -107,10 +109,11 @@ def _find_absorber(
     attention = producer(value, "MultiHeadAttention", domain=MICROSOFT)
     if attention is None:
         return scalable_normalization(value)
-    inputs = [*attention.inputs, None, None]
-    if len(attention.outputs) > 1 or any(one is not None for one in (inputs[_QKV_BIAS], *inputs[_PAST:])):
+    inputs = named_inputs(MICROSOFT, "MultiHeadAttention", attention.inputs)
+    given = {name for name, one in inputs.items() if one is not None}
+    if len(attention.outputs) > 1 or not given <= _PLAIN_INPUTS or "value" not in given:
         return None
-    made = [layer for layer in layers if layer.result is inputs[_VALUES]]
+    made = [layer for layer in layers if layer.result is inputs["value"]]
     if not made or only_consumer(made[0].result, domain=MICROSOFT) is not attention:
         return None
     # A weight that is used several times has one scale for all its uses.

@@ -21,6 +21,7 @@ from onnxtool.graph.edit import (
     replace_and_erase,
     tensor_of,
 )
+from onnxtool.graph.operators import named_inputs
 from onnxtool.graph.writer import Writer
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from onnxtool.graph.shapes import Shapes
     from onnxtool.optimize.quantization.arithmetic import Floats
 
-_QKV_BIAS, _MASK, _PAST, _ATTENTION_BIAS = 2, 3, 4, 5  # inputs of Attention
+# Inputs of an Attention that has no cache.
+_PLAIN_INPUTS = frozenset({"input", "weights", "bias", "mask_index", "attention_bias"})
 _PARTS = ("query", "key", "value")
 _PASSED_ON = ("num_heads", "mask_filter_value", "scale", "unidirectional")
 
@@ -198,19 +200,21 @@ def _unfuse_bias_gelu(node: ir.Node) -> None:
 def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
     import onnx_ir as ir
 
-    weight, inputs = node.inputs[1], list(node.inputs) + [None] * 7
+    inputs = named_inputs(node.domain, node.op_type, node.inputs)
+    weight, bias, mask = inputs["weights"], inputs["bias"], inputs["mask_index"]
     if not is_weight(weight, 2) or tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
         return "the weight of the attention is no float32 matrix"
-    if len(node.outputs) > 1 or any(one is not None for one in (inputs[_PAST], *inputs[_ATTENTION_BIAS + 1 :])):
+    given = {name for name, one in inputs.items() if one is not None}
+    if len(node.outputs) > 1 or not given <= _PLAIN_INPUTS:
         return "the attention has a cache"
     if attribute(node, "do_rotary", 0):
         return "the attention rotates its queries"
     sizes = attribute(node, "qkv_hidden_sizes", [])
     if (sizes and len(set(sizes)) > 1) or _size_of_weight(node)[1] % 3:
         return "queries, keys and values are of several widths"
-    if inputs[_QKV_BIAS] is not None and not is_weight(inputs[_QKV_BIAS], 1):
+    if bias is not None and not is_weight(bias, 1):
         return "the bias of the attention is no constant"
-    if inputs[_MASK] is not None and shapes.rank(inputs[_MASK]) != 2:
+    if mask is not None and shapes.rank(mask) != 2:
         return "the mask of the attention is no matrix [B, S]"
     return ""
 
@@ -222,17 +226,17 @@ def _size_of_weight(node: ir.Node) -> tuple[int, int]:
 
 def _unfuse_attention(node: ir.Node) -> None:
     writer = Writer(node)
-    inputs = list(node.inputs) + [None] * 6
-    weight, bias = _weight_of(node), inputs[_QKV_BIAS]
+    inputs = named_inputs(node.domain, node.op_type, node.inputs)
+    weight, bias = _weight_of(node), inputs["bias"]
     parts = []
     for number, name in enumerate(_names_of_parts(weight)):
-        part = writer.node("MatMul", [inputs[0], _columns(weight, number, name, writer)])
+        part = writer.node("MatMul", [inputs["input"], _columns(weight, number, name, writer)])
         if bias is not None:
             own = np.split(tensor_of(bias).numpy(), len(_PARTS))[number]
             part = writer.node("Add", [part, writer.constant(own, f"{bias.name}_{_PARTS[number]}")])
         parts.append(part)
     attributes = {name: node.attributes[name].value for name in _PASSED_ON if name in node.attributes}
-    wanted = [*parts, None, inputs[_MASK], inputs[_ATTENTION_BIAS]]
+    wanted = [*parts, None, inputs["mask_index"], inputs["attention_bias"]]
     while wanted[-1] is None:
         wanted.pop()
     opened = writer.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])

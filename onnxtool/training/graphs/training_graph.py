@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtool.autodiff import differentiate
-from onnxtool.autodiff.types import infer_types
 from onnxtool.errors import ArtifactError
+from onnxtool.graph.shapes import infer_types
 from onnxtool.training.graphs.accumulation import accumulate, order_accumulations
 from onnxtool.training.graphs.decomposition import decompose_batch_normalizations, decompose_losses
 from onnxtool.training.graphs.ignored_rows import prune_ignored_rows

@@ -92,15 +92,16 @@ class ModelAccessor:
         return self._inferred(name)
 
     def _inferred(self, name: str) -> ValueInfoProto:
-        from onnx import helper, shape_inference
+        from onnx import helper
 
-        for tensor in self._model.graph.initializer:
-            if tensor.name == name:
-                return helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
-        inferred = shape_inference.infer_shapes(without_weights(self._model), data_prop=True).graph
-        for value in (*inferred.value_info, *inferred.output):
-            if value.name == name and (value.type.tensor_type.elem_type or value.type.HasField("sequence_type")):
-                return value
+        from onnxtool.graph.shapes import infer_values
+
+        found = infer_values(self._model)
+        value = found.values.get(name)
+        if value is not None and value.dtype:
+            return helper.make_tensor_value_info(name, value.dtype, value.shape)
+        if name in found.other_types:
+            return helper.make_value_info(name, found.other_types[name])
         raise ArtifactError(f"dtype and shape of {name!r} cannot be inferred", "declare them as an output of the model")
 
     def _names(self) -> Iterator[str]:
@@ -109,31 +110,6 @@ class ModelAccessor:
             yield one.name
         for node in graph.node:
             yield from (node.name, *node.output)
-
-
-def without_weights(model: ModelProto) -> ModelProto:
-    """Return the model with large initializers as inputs, so that type inference handles one of any size."""
-    from onnx import ModelProto, helper
-
-    copy = ModelProto()
-    for field in ("ir_version", "opset_import", "functions"):
-        value = getattr(model, field)
-        if field == "ir_version":
-            copy.ir_version = value
-        else:
-            getattr(copy, field).extend(value)
-    copy.graph.name = model.graph.name or "graph"
-    copy.graph.node.extend(model.graph.node)
-    copy.graph.input.extend(model.graph.input)
-    copy.graph.output.extend(model.graph.output)
-    copy.graph.value_info.extend(model.graph.value_info)
-    declared = {value.name for value in model.graph.input}
-    for tensor in model.graph.initializer:
-        if len(tensor.raw_data) <= 1024 and not tensor.external_data:
-            copy.graph.initializer.append(tensor)
-        elif tensor.name not in declared:
-            copy.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    return copy
 
 
 _current: ContextVar[ModelAccessor | None] = ContextVar("onnxblock model", default=None)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import pytest
 
-from onnxtool.autodiff.types import infer_types
+from onnxtool.graph.shapes import infer_types
 from onnxtool.training.graphs.row_factors import take_out_row_factors
 from tests.autodiff.gradients import run_onnxruntime
 

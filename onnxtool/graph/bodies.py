@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.stats.contrib import Value
-from onnxtool.stats.known import Names
+from onnxtool.graph.elements import Scope
+from onnxtool.graph.operator_rules import Shape, Size, Value
 
 if TYPE_CHECKING:
     import onnx
@@ -19,36 +19,50 @@ def slices(given: Sequence[Value | None], attributes: Mapping[str, Any]) -> list
     states = len(given) - int(attributes["num_scan_inputs"])
     return [
         value
-        if index < states or value is None
+        if index < states or value is None or value.shape is None
         else Value(_without(value.shape, _axis(attributes, "scan_input_axes", index - states)), value.dtype)
         for index, value in enumerate(given)
     ]
 
 
-def times_of(node: onnx.NodeProto, names: Names, attributes: Mapping[str, Any]) -> int:
-    """Return how often a body runs: once where only running the model would tell."""
+def times_of(node: onnx.NodeProto, scope: Scope, attributes: Mapping[str, Any]) -> Size:
+    """Return how often a body runs: once for that of an If, None where only running the model would tell."""
     if node.op_type == "Scan":
-        scanned, number = names.values.get(node.input[-1]), int(attributes["num_scan_inputs"])
-        return 1 if scanned is None else scanned.shape[_axis(attributes, "scan_input_axes", number - 1)]
-    if node.op_type == "Loop" and node.input[0] in names.numbers:
-        return max(0, min(int(names.numbers[node.input[0]].flat[0]), _MOST_TIMES))
+        scanned, number = scope.values.get(node.input[-1]), int(attributes["num_scan_inputs"])
+        return None if scanned is None else scanned.dims[_axis(attributes, "scan_input_axes", number - 1)]
+    if node.op_type == "Loop":
+        if node.input[0] not in scope.numbers:
+            return None
+        return max(0, min(int(scope.numbers[node.input[0]].flat[0]), _MOST_TIMES))
     return 1
 
 
 def collected(
-    node: onnx.NodeProto, outputs: list[Value | None], attributes: Mapping[str, Any], times: int
+    node: onnx.NodeProto, outputs: Sequence[Value | None], attributes: Mapping[str, Any], times: Size
 ) -> list[Value | None]:
     """Return the outputs of the node from those of its body: what is scanned has an axis for the runs in front."""
     if node.op_type == "If":
-        return outputs
+        return list(outputs)
     states = len(node.input) - (2 if node.op_type == "Loop" else int(attributes["num_scan_inputs"]))
     outputs = outputs[1:] if node.op_type == "Loop" else outputs
     return [
         value
-        if value is None or index < states
+        if value is None or value.shape is None or index < states
         else Value(_with(value.shape, _axis(attributes, "scan_output_axes", index - states), times), value.dtype)
         for index, value in enumerate(outputs)
     ]
+
+
+def common(values: Sequence[Value | None]) -> Value | None:
+    """Return what holds for a value that is one of several; None where that is nothing."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values) or len({value.dtype for value in known}) > 1:
+        return None
+    shapes = [value.shape for value in known if value.shape is not None]
+    if len(shapes) < len(known) or len({len(shape) for shape in shapes}) > 1:
+        return Value(None, known[0].dtype)
+    sizes = [set(sizes) for sizes in zip(*shapes, strict=True)]
+    return Value(tuple(one.pop() if len(one) == 1 else None for one in sizes), known[0].dtype)
 
 
 def _axis(attributes: Mapping[str, Any], name: str, index: int) -> int:
@@ -57,12 +71,12 @@ def _axis(attributes: Mapping[str, Any], name: str, index: int) -> int:
     return int(axes[index]) if axes else 0
 
 
-def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+def _without(shape: Shape, axis: int) -> Shape:
     sizes = list(shape)
     del sizes[axis]
     return tuple(sizes)
 
 
-def _with(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+def _with(shape: Shape, axis: int, size: Size) -> Shape:
     place = axis + len(shape) + 1 if axis < 0 else axis
     return (*shape[:place], size, *shape[place:])

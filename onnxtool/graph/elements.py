@@ -1,0 +1,226 @@
+"""Compute the elements of values that follow from shapes and small constants alone: what exporters compute sizes with.
+
+Where a size is only known by name, or not at all, the operators that move elements still say which of them is where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.graph.operator_rules import Size, Value
+from onnxtool.graph.operators import WRONG
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
+
+Numbers = dict[str, "NDArray[Any]"]
+
+_COMPUTED = frozenset(
+    {"Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten", "Floor"}
+    | {"Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg"}
+    | {"Not", "Or", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape"}
+    | {"ScatterND", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where", "Xor"}
+)
+_ELEMENTWISE = frozenset(
+    {"Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod"}
+    | {"Mul", "Or", "Pow", "Sub", "Where", "Xor"}
+)
+# These take the elements of their first input elsewhere, Concat those of all.
+_MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
+
+
+class Scope:
+    """What is known of the values that a graph can see, by their names.
+
+    Attributes:
+        values: shape and dtype of tensors.
+        numbers: the elements of small tensors.
+        sizes: the elements of small int64 tensors of which some are names of axes or not known; dtype object.
+        other_types: of values that are no tensors, such as sequences.
+    """
+
+    def __init__(self, outer: Scope | None = None) -> None:
+        self.values: dict[str, Value] = dict(outer.values) if outer else {}
+        self.numbers: Numbers = dict(outer.numbers) if outer else {}
+        self.sizes: Numbers = dict(outer.sizes) if outer else {}
+        self.other_types: dict[str, onnx.TypeProto] = dict(outer.other_types) if outer else {}
+
+    def keep(self, name: str, number: NDArray[Any]) -> None:
+        """Note a value with its elements, where they are numbers: of texts, a few additions make gigabytes."""
+        import onnx.helper
+
+        self.values[name] = Value(number.shape, onnx.helper.np_dtype_to_tensor_dtype(number.dtype))
+        if number.dtype.kind in "biuf":
+            self.numbers[name] = number
+
+    def take(self, name: str, source: Scope, source_name: str) -> None:
+        """Note under `name` what `source` knows under `source_name`, and forget what was known under it."""
+        for kind in ("values", "numbers", "sizes", "other_types"):
+            known: dict[str, Any] = getattr(self, kind)
+            known.pop(name, None)
+            if source_name in getattr(source, kind):
+                known[name] = getattr(source, kind)[source_name]
+
+
+def is_small(shape: Sequence[Size], max_elements: int) -> bool:
+    """Whether a value is one to compute; of an empty one the other axes count as well, as a reduction keeps those."""
+    return prod(max(size, 1) for size in shape if isinstance(size, int)) <= max_elements
+
+
+def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int) -> NDArray[Any] | None:
+    """Return the elements of what a node computes from shapes and numbers alone; None where it does not.
+
+    Args:
+        node: of ONNX's own domain, or of another one, of which nothing is computed.
+        scope: what it can read.
+        version: the opset of ONNX's own domain, which says whether axes are an input or an attribute.
+        max_elements: what is larger is not computed.
+    """
+    import numpy as np
+
+    if node.domain not in ("", "ai.onnx") or not node.output:
+        return None
+    if node.op_type == "Constant":
+        return _constant(attributes_of(node), max_elements)
+    if node.op_type in ("Shape", "Size"):
+        value = scope.values.get(node.input[0])
+        if value is None or not value.is_complete:
+            return None
+        if node.op_type == "Size":
+            return np.array(prod(value.sizes), np.int64)
+        return np.array(_slice_of(value.sizes, attributes_of(node)), np.int64)
+    reads = reads_of(node)
+    if node.op_type not in _COMPUTED or len(node.output) > 1 or any(name not in scope.numbers for name in reads):
+        return None
+    given = {name: scope.numbers[name] for name in reads}
+    if not _stays_small(node, given, attributes_of(node), max_elements):
+        return None
+    with suppress(*WRONG), np.errstate(all="ignore"):
+        computed = _evaluate(node, given, version)
+        return computed if is_small(computed.shape, max_elements) and computed.dtype.kind in "biuf" else None
+    return None
+
+
+def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | None:
+    """Return where a node moves sizes to, of which some are names or not known; None where it does something else."""
+    import numpy as np
+    from onnx import TensorProto
+
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "Shape":
+        value = scope.values.get(node.input[0])
+        if value is None or value.shape is None:
+            return None
+        return _objects(_slice_of(value.shape, attributes_of(node)))
+    reads = reads_of(node)
+    if not any(name in scope.sizes for name in reads):
+        return None
+    if node.op_type == "Cast":
+        attributes = attributes_of(node)
+        return scope.sizes[reads[0]] if attributes.get("to") in (TensorProto.INT32, TensorProto.INT64) else None
+    if node.op_type not in _MOVING or len(node.output) > 1:
+        return None
+    moved = reads if node.op_type == "Concat" else reads[:1]
+    if any(name not in scope.numbers for name in reads if name not in moved):
+        return None
+    # The operator moves the places at which the elements stand in a list.
+    elements: list[Size] = []
+    given = {name: scope.numbers[name] for name in reads if name not in moved}
+    for name in dict.fromkeys(moved):
+        known = scope.sizes.get(name, scope.numbers.get(name))
+        if known is None:
+            return None
+        given[name] = np.arange(len(elements), len(elements) + known.size).reshape(known.shape)
+        elements.extend(known.reshape(-1).tolist())
+    with suppress(*WRONG):
+        places = _evaluate(node, given, version)
+        return _objects([elements[place] for place in places.reshape(-1).tolist()]).reshape(places.shape)
+    return None
+
+
+def _objects(sizes: Sequence[Size]) -> NDArray[Any]:
+    import numpy as np
+
+    array = np.empty(len(sizes), object)
+    array[:] = list(sizes)
+    return array
+
+
+def _evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
+    import numpy as np
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    opsets = [helper.make_opsetid("", version)]  # of a bare node it would take the latest
+    function = helper.make_function("", "one", list(given), list(node.output), [node], opsets)
+    return np.asarray(ReferenceEvaluator(function).run(None, given, attributes={})[0])
+
+
+def _slice_of(shape: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the part of `shape` that a Shape asks for."""
+    return shape[attributes.get("start", 0) : attributes.get("end")]
+
+
+def _stays_small(
+    node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any], max_elements: int
+) -> bool:
+    """Whether what a node makes of a few numbers are a few numbers again."""
+    import numpy as np
+
+    if node.op_type == "Range":
+        start, limit, delta = (float(given[name]) for name in node.input)
+        return bool(delta) and abs((limit - start) / delta) <= max_elements
+    if node.op_type == "ConstantOfShape":
+        return is_small([int(size) for size in given[node.input[0]].flat], max_elements)
+    if node.op_type == "Concat":
+        return sum(given[name].size for name in node.input) <= max_elements
+    if node.op_type == "Gather":
+        data, indices = (given[name] for name in node.input)
+        axis = attributes.get("axis", 0)
+        return is_small((*np.delete(data.shape, axis).tolist(), *indices.shape), max_elements)
+    if node.op_type not in _ELEMENTWISE:
+        return True
+    shapes = [given[name].shape for name in node.input]
+    if node.op_type == "Expand":
+        shapes[1] = tuple(int(size) for size in given[node.input[1]].flat)
+    return is_small(np.broadcast_shapes(*shapes), max_elements)
+
+
+def _constant(attributes: Mapping[str, Any], max_elements: int) -> NDArray[Any] | None:
+    import numpy as np
+    from onnx import numpy_helper
+
+    if "value" in attributes:
+        tensor = attributes["value"]
+        small = is_small(tensor.dims, max_elements) and not tensor.external_data
+        return numpy_helper.to_array(tensor) if small else None
+    for name, dtype in (
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+    ):
+        if name in attributes:
+            return np.asarray(attributes[name], dtype)
+    return None
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of `node` that it has itself, without graphs."""
+    import onnx.helper
+
+    return {
+        attribute.name: onnx.helper.get_attribute_value(attribute)
+        for attribute in node.attribute
+        if not attribute.ref_attr_name and not attribute.HasField("g")
+    }
+
+
+def reads_of(node: onnx.NodeProto) -> list[str]:
+    """Return the inputs of `node` that are not left out."""
+    return [name for name in node.input if name]

@@ -1,0 +1,450 @@
+"""Find shape and dtype of every value of a graph, one node after another, and count what the nodes cost.
+
+Shapes of ONNX's operators are onnx's own inference of a single node, with the numbers that earlier nodes computed from
+shapes put in as constants; those of onnxruntime's operators come from the table `operators`. Bodies of If, Loop and
+Scan and functions of the model are followed like the graph itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.graph.bodies import collected, common, slices, times_of
+from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, move, reads_of
+from onnxtool.graph.operator_rules import Call, Value
+from onnxtool.graph.operators import OPERATORS, WRONG, Operator
+from onnxtool.model_file.wire import ELEMENT_BITS
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
+
+MAX_ELEMENTS = 1 << 14  # of a value that is computed: a row of positions, not a mask
+_MOST_NESTED = 32
+_MOST_FOLLOWED = 100_000  # nodes of bodies and functions; those that call each other twice would never end
+_BITS_PER_BYTE = 8
+_INT64, _BOOL = 7, 9
+_FIRST_OPSET_OF_SCANS = 9  # before, a Scan had an axis for the batch
+
+
+@dataclass
+class Totals:
+    """What the nodes of a graph cost."""
+
+    macs: Counter[str] = field(default_factory=Counter)
+    num_bytes: int = 0
+    peak_bytes: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Totals, times: int = 1) -> None:
+        """Add what a body costs that runs so many times."""
+        for op, macs in other.macs.items():
+            self.macs[op] += macs * times
+        self.num_bytes += other.num_bytes * times
+        self.unknown.update(other.unknown)
+
+
+class Inference:
+    """Follows a model through its graphs.
+
+    Args:
+        model: with its small initializers; large ones may be inputs.
+        max_elements: a value of more elements is not computed.
+        declared: types of inputs and other values, which hold where inference does not find them, or finds less. Where
+            they are given, every size that is not known gets a new name, so that two values are seen to share it.
+        estimates: an estimate is wanted where a shape depends on what the model reads: an If takes its dearer branch,
+            and a Loop of which nobody knows how often it runs runs once. Otherwise, only what always holds is told.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        *,
+        max_elements: int = MAX_ELEMENTS,
+        declared: Mapping[str, Value] | None = None,
+        estimates: bool = False,
+    ) -> None:
+        import onnx
+
+        self._functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        self._opsets = {opset.domain: opset.version for opset in model.opset_import}
+        self._left = _MOST_FOLLOWED
+        self._max_elements = max_elements
+        self._declared = declared
+        self._estimates = estimates
+        self._taken = {size for value in (declared or {}).values() for size in value.shape or ()}
+        self._num_names = 0
+        self._protos: dict[Value | None, onnx.TypeProto] = {None: onnx.TypeProto()}
+
+    @property
+    def _version(self) -> int:
+        version: int = self._opsets.get("", self._opsets.get("ai.onnx", 1))
+        return version
+
+    def follow(self, graph: onnx.GraphProto, scope: Scope, depth: int = 0) -> Totals:
+        """Add what `graph` computes to `scope`, and return what that costs."""
+        from onnx import numpy_helper
+
+        for tensor in graph.initializer:
+            if is_small(tensor.dims, self._max_elements) and not tensor.external_data:
+                with suppress(*WRONG):
+                    scope.keep(tensor.name, numpy_helper.to_array(tensor))
+                    continue
+            scope.values[tensor.name] = Value(tuple(tensor.dims), tensor.data_type)
+        return self.follow_nodes(graph.node, scope, {value.name for value in graph.output}, depth)
+
+    def follow_nodes(self, nodes: Iterable[onnx.NodeProto], scope: Scope, kept: set[str], depth: int = 0) -> Totals:
+        """Add what `nodes` compute to `scope`, and return what that costs; the values `kept` are alive to the end."""
+        totals = Totals()
+        nodes = list(nodes)
+        readers = Counter(name for node in nodes for name in reads_of(node)) if self._estimates else Counter()
+        alive: dict[str, int] = {}
+        alive_bytes = 0
+        for node in nodes:
+            inside = self._follow_node(node, scope, totals, depth)
+            if not self._estimates:
+                continue
+            if node.op_type != "Constant":
+                made = {name: _num_bytes(scope, name) for name in node.output if name}
+                totals.num_bytes += sum(made.values())
+                alive_bytes += sum(size - alive.get(name, 0) for name, size in made.items())
+                alive |= made
+            totals.peak_bytes = max(totals.peak_bytes, alive_bytes + inside)
+            reads = reads_of(node)
+            readers.subtract(reads)
+            for name in (*reads, *node.output):
+                if readers[name] <= 0 and name not in kept:
+                    alive_bytes -= alive.pop(name, 0)
+        return totals
+
+    def _follow_node(self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int) -> int:
+        """Add what `node` computes to `scope` and what it costs to `totals`; return the bytes that its bodies take."""
+        function = self._functions.get((node.domain, node.op_type, node.overload))
+        outputs: Sequence[Value | onnx.TypeProto | None] = []
+        try:
+            if function is not None:
+                self._charge(len(function.node), depth)
+                return self._call_function(function, node, scope, totals, depth)
+            if node.op_type in ("If", "Loop", "Scan") and _domain(node) == "":
+                outputs, inside = self._enter(node, scope, totals, depth)
+                self._note(node, outputs, scope)
+                return inside
+            outputs = self._infer(node, scope)
+        except WRONG:
+            pass
+        self._note(node, outputs, scope)
+        if self._estimates:
+            self._count(node, scope, totals)
+        return 0
+
+    def _note(self, node: onnx.NodeProto, outputs: Sequence[Value | onnx.TypeProto | None], scope: Scope) -> None:
+        """Note what is known of the outputs of `node`."""
+        for index, name in enumerate(node.output):
+            value = outputs[index] if index < len(outputs) else None
+            if not name or name in scope.numbers:
+                continue
+            if value is not None and not isinstance(value, Value):
+                scope.other_types[name] = value
+                continue
+            if self._declared is not None:
+                value = self._named(_better(self._declared.get(name), value))
+            if value is not None:
+                scope.values[name] = value
+
+    def _named(self, value: Value | None) -> Value | None:
+        """Return the value with a new name for each size that is not known."""
+        if value is None or value.shape is None or None not in value.shape:
+            return value
+        return Value(tuple(self._new_name() if size is None else size for size in value.shape), value.dtype)
+
+    def _new_name(self) -> str:
+        """Return a name as onnx gives it to an axis, which no axis has yet."""
+        while (name := f"unk__{self._num_names}") in self._taken:
+            self._num_names += 1
+        self._taken.add(name)
+        return name
+
+    def _count(self, node: onnx.NodeProto, scope: Scope, totals: Totals) -> None:
+        """Add the multiplications of `node`; it is unknown where the shape of its first output is."""
+        outputs = [scope.values.get(name) for name in node.output]
+        name = f"{node.domain}::{node.op_type}" if _domain(node) else node.op_type
+        if not all(value is not None and value.is_complete for value in outputs[:1]):
+            totals.unknown[name] += 1
+            return
+        row = OPERATORS.get((_domain(node), node.op_type))
+        if row is None or row.macs is None:
+            return
+        try:
+            if macs := row.macs(_call(row, node, scope, outputs)):
+                totals.macs[name] += macs
+        except WRONG:
+            totals.unknown[name] += 1
+
+    def _charge(self, num_nodes: int, depth: int) -> None:
+        """Count the nodes of a body before they are followed.
+
+        Raises:
+            LookupError: it is nested too deep, or too many nodes were followed.
+        """
+        self._left -= num_nodes
+        if depth >= _MOST_NESTED or self._left < 0:
+            raise LookupError("nodes without end")
+
+    def _infer(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value | onnx.TypeProto | None]:
+        """Return what is known of each output of `node`."""
+        number = compute(node, scope, self._version, self._max_elements)
+        if number is not None:
+            scope.keep(node.output[0], number)
+            return [scope.values[node.output[0]]]
+        row = OPERATORS.get((_domain(node), node.op_type))
+        if row is not None and row.outputs:
+            return row.infer(_call(row, node, scope))
+        sizes = move(node, scope, self._version)
+        if sizes is not None and is_small(sizes.shape, self._max_elements):
+            return [self._keep_sizes(node, sizes, scope)]
+        inferred = self._infer_by_onnx(node, scope, row.onnx_name if row is not None else "")
+        found = [read_type(inferred.get(name)) for name in node.output]
+        if node.op_type == "Split" and _domain(node) == "":
+            return _pieces(found, scope.values.get(node.input[0]), attributes_of(node))
+        return found
+
+    def _keep_sizes(self, node: onnx.NodeProto, sizes: NDArray[Any], scope: Scope) -> Value:
+        """Note sizes that `node` computes or moves, and return shape and dtype of its output."""
+        from onnx import helper
+
+        source = scope.values.get(node.input[0])
+        dtype = _INT64 if node.op_type == "Shape" or source is None else source.dtype
+        value = Value(sizes.shape, int(attributes_of(node).get("to", dtype)))
+        if all(isinstance(size, int) for size in sizes.flat):
+            scope.keep(node.output[0], sizes.astype(helper.tensor_dtype_to_np_dtype(value.dtype)))
+        else:
+            scope.sizes[node.output[0]] = sizes
+        return value
+
+    def _infer_by_onnx(self, node: onnx.NodeProto, scope: Scope, onnx_name: str) -> Mapping[str, onnx.TypeProto]:
+        """Return what onnx infers of the outputs of `node`, as it is or as the operator `onnx_name` of ONNX."""
+        import onnx
+        from onnx import helper, numpy_helper
+        from onnx.shape_inference import infer_node_outputs
+
+        domain = "" if onnx_name else _domain(node)
+        version = self._opsets.get(domain, 1) if domain else self._version
+        types = {name: self._type(name, scope) for name in reads_of(node)}
+        numbers = {name: numpy_helper.from_array(scope.numbers[name], name) for name in types if name in scope.numbers}
+        opsets = [helper.make_opsetid(name, number) for name, number in self._opsets.items()]
+        try:
+            schema = onnx.defs.get_schema(onnx_name or node.op_type, version, domain)
+            if onnx_name or domain != node.domain:
+                node = _as(schema, node)
+            named = {name: scope.sizes[name] for name in types if name in scope.sizes and name not in numbers}
+            if named:
+                return _infer_by_names(node, types, numbers, named, opsets)
+            found: Mapping[str, onnx.TypeProto] = infer_node_outputs(schema, node, types, numbers, opset_imports=opsets)
+            return found
+        except (onnx.checker.ValidationError, onnx.defs.SchemaError) as error:
+            raise LookupError(node.op_type) from error
+        except onnx.shape_inference.InferenceError as error:
+            if self._estimates:
+                raise LookupError(node.op_type) from error
+        # What fitted as long as a size was unknown may fit no more; the dtype is known all the same.
+        for name, known in types.items():
+            types[name] = onnx.TypeProto()
+            types[name].CopyFrom(known)
+            if known.HasField("tensor_type"):
+                types[name].tensor_type.ClearField("shape")
+        try:
+            found = infer_node_outputs(schema, node, types, opset_imports=opsets)
+        except onnx.shape_inference.InferenceError as error:
+            raise LookupError(node.op_type) from error
+        return found
+
+    def _type(self, name: str, scope: Scope) -> onnx.TypeProto:
+        """Return what is known of a value, as onnx says it; an empty type for one of which nothing is."""
+        from onnx import helper
+
+        if name in scope.other_types:
+            return scope.other_types[name]
+        value = scope.values.get(name)
+        if value is not None and value not in self._protos:
+            self._protos[value] = helper.make_tensor_type_proto(value.dtype, value.shape)
+        return self._protos[value]
+
+    def _enter(
+        self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
+    ) -> tuple[Sequence[Value | None], int]:
+        """Follow the bodies of If, Loop or Scan; return the outputs of the node, and the bytes that its body takes."""
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        attributes = attributes_of(node)
+        followed: list[tuple[Totals, list[Value | None]]] = []
+        for body in bodies:
+            self._charge(len(body.node), depth)
+            inner = Scope(scope)
+            self._bind(node, body, inner, attributes)
+            cost = self.follow(body, inner, depth + 1)
+            followed.append((cost, [inner.values.get(output.name) for output in body.output]))
+        if not followed:
+            raise LookupError("a body")
+        times = times_of(node, scope, attributes)
+        if not self._estimates:
+            results = [common(values) for values in zip(*(outputs for _, outputs in followed), strict=True)]
+            outputs = collected(node, results, attributes, times)
+            if node.op_type == "Loop":  # it may end before it starts
+                states = [scope.values.get(name) for name in node.input[2:]]
+                outputs[: len(states)] = [common(pair) for pair in zip(states, outputs, strict=False)]
+            return outputs, 0
+        cost, results = max(followed, key=lambda item: (sum(item[0].macs.values()), item[0].num_bytes))
+        known = times if isinstance(times, int) else 1
+        totals.add(cost, known)
+        return collected(node, results, attributes, known), cost.peak_bytes
+
+    def _bind(self, node: onnx.NodeProto, body: onnx.GraphProto, inner: Scope, attributes: Mapping[str, Any]) -> None:
+        """Give the inputs of a body what the node gives them: a Loop its state, a Scan a slice as well."""
+        given: list[Value | None] = [inner.values.get(name) for name in node.input]
+        if node.op_type == "Loop":
+            states = [value and Value(value.shape if self._estimates else None, value.dtype) for value in given[2:]]
+            given = [Value((), _INT64), Value((), _BOOL), *states]
+        elif node.op_type == "Scan":
+            if self._version < _FIRST_OPSET_OF_SCANS:
+                raise LookupError("the axis of the batch")
+            given = slices(given, attributes)
+        for formal, value in zip(body.input, given, strict=False):
+            inner.take(formal.name, Scope(), "")
+            if value is not None:
+                inner.values[formal.name] = value
+
+    def _call_function(
+        self, function: onnx.FunctionProto, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
+    ) -> int:
+        """Follow the nodes of a function of the model with what the node gives it; return the bytes that they take."""
+        inner = Scope()
+        for formal, name in zip(function.input, node.input, strict=False):
+            inner.take(formal, scope, name)
+        given = {attribute.name: attribute for attribute in (*function.attribute_proto, *node.attribute)}
+        nodes = [_resolved(body_node, given) for body_node in function.node]
+        outer = self._opsets
+        self._opsets = {opset.domain: opset.version for opset in function.opset_import} or outer
+        try:
+            cost = self.follow_nodes(nodes, inner, set(function.output), depth + 1)
+        finally:
+            self._opsets = outer
+        totals.add(cost)
+        for formal, name in zip(function.output, node.output, strict=False):
+            if name:
+                scope.take(name, inner, formal)
+        return cost.peak_bytes
+
+
+def _call(row: Operator, node: onnx.NodeProto, scope: Scope, outputs: Sequence[Value | None] = ()) -> Call:
+    inputs = [scope.values.get(name, Value(None, 0)) if name else None for name in node.input]
+    return Call(row.named(inputs), attributes_of(node), outputs)
+
+
+def _domain(node: onnx.NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def _as(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return `node` as one of the operator of `schema`, without the attributes that are none of it."""
+    import onnx
+
+    known = [attribute for attribute in node.attribute if attribute.name in schema.attributes]
+    return onnx.NodeProto(op_type=schema.name, input=node.input, output=node.output, attribute=known)
+
+
+def _infer_by_names(
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    numbers: Mapping[str, onnx.TensorProto],
+    named: Mapping[str, Any],
+    opsets: Sequence[onnx.OperatorSetIdProto],
+) -> dict[str, onnx.TypeProto]:
+    """Return what onnx infers where inputs hold names of axes: it follows those through Shape and Concat alone."""
+    import onnx
+    from onnx import helper
+
+    inputs = [helper.make_value_info(name, kind) for name, kind in types.items() if name not in {*numbers, *named}]
+    nodes = []
+    for name, sizes in named.items():
+        if sizes.ndim != 1:
+            inputs.append(helper.make_value_info(name, types[name]))
+            continue
+        source = f"{name}/sizes"
+        inputs.append(helper.make_tensor_value_info(source, onnx.TensorProto.FLOAT, sizes.tolist()))
+        nodes.append(helper.make_node("Shape", [source], [name]))
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([*nodes, node], "node", inputs, outputs, list(numbers.values()))
+    model = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets), data_prop=True)
+    known = {size for sizes in named.values() for size in sizes.flat}
+    known |= {dim.dim_param for kind in types.values() for dim in kind.tensor_type.shape.dim}
+    found = {value.name: value.type for value in (*model.graph.output, *model.graph.value_info)}
+    for kind in found.values():
+        for dim in kind.tensor_type.shape.dim:
+            if dim.dim_param not in known:  # onnx made it up
+                dim.Clear()
+    return found
+
+
+def read_type(kind: onnx.TypeProto | None) -> Value | onnx.TypeProto | None:
+    """Return a type of onnx as a value; as it is where it is no tensor, None where it says nothing."""
+    if kind is None or kind.WhichOneof("value") is None:
+        return None
+    if not kind.HasField("tensor_type"):
+        return kind
+    tensor = kind.tensor_type
+    if not tensor.HasField("shape"):
+        return Value(None, tensor.elem_type) if tensor.elem_type else None
+    sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+    return Value(tuple(sizes), tensor.elem_type)
+
+
+def _pieces(
+    found: Sequence[Value | onnx.TypeProto | None], whole: Value | None, attributes: Mapping[str, Any]
+) -> list[Value | onnx.TypeProto | None]:
+    """Return the pieces of a Split with the axes that are those of the whole: of computed sizes, onnx tells none."""
+    if whole is None or whole.shape is None:
+        return list(found)
+    sizes = list(whole.shape)
+    sizes[int(attributes.get("axis", 0))] = None
+    return [
+        Value(tuple(sizes), piece.dtype) if isinstance(piece, Value) and piece.shape is None else piece
+        for piece in found
+    ]
+
+
+def _better(declared: Value | None, inferred: Value | None) -> Value | None:
+    """Keep a size or a name that is declared, and take over what is not."""
+    if declared is None or inferred is None:
+        return declared or inferred
+    dtype = declared.dtype or inferred.dtype
+    if declared.shape is None or inferred.shape is None or len(declared.shape) != len(inferred.shape):
+        return Value(inferred.shape if inferred.shape is not None else declared.shape, dtype)
+    pairs = zip(declared.shape, inferred.shape, strict=True)
+    return Value(tuple(other if one is None or isinstance(other, int) else one for one, other in pairs), dtype)
+
+
+def _num_bytes(scope: Scope, name: str) -> int:
+    value = scope.values.get(name)
+    if value is None or not value.is_complete:
+        return 0
+    return (prod(value.sizes) * ELEMENT_BITS.get(value.dtype, 0) + _BITS_PER_BYTE - 1) // _BITS_PER_BYTE
+
+
+def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    """Return a node of a function with the attributes that it takes from the call."""
+    import onnx
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            copy.attribute.append(attribute)
+        elif attribute.ref_attr_name in given:
+            copy.attribute.append(given[attribute.ref_attr_name])
+            copy.attribute[-1].name = attribute.name
+    return copy

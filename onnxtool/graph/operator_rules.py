@@ -1,0 +1,378 @@
+"""Shapes and multiplications of operators, from what is known of their inputs: the functions behind `operators`.
+
+Letters: B batch size, S tokens, T tokens that are attended to, P tokens of the past, H heads, D width of a head. From
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+Size = int | str | None  # a number, the name of a dynamic axis, or not known
+Shape = tuple[Size, ...]
+_BITS_PER_BYTE = 8
+_RANK_OF_HEADS = 4  # of a query, key or value in which the heads have an axis of their own: [B, H, S, D]
+_UINT8 = 2
+
+
+class Value(NamedTuple):
+    """A tensor without its elements; `shape` is None where not even the rank is known.
+
+    `dtype` is a number of TensorProto.DataType, 0 where it is not known.
+    """
+
+    shape: Shape | None
+    dtype: int
+
+    @property
+    def dims(self) -> Shape:
+        """The axes, of which some sizes may not be known.
+
+        Raises:
+            LookupError: the rank is not known.
+        """
+        if self.shape is None:
+            raise LookupError("rank")
+        return self.shape
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The axes as numbers.
+
+        Raises:
+            LookupError: one of them is not known.
+        """
+        sizes = tuple(size for size in self.dims if isinstance(size, int))
+        if len(sizes) < len(self.dims):
+            raise LookupError("size")
+        return sizes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all sizes are numbers."""
+        return self.shape is not None and all(isinstance(size, int) for size in self.shape)
+
+
+class Call(NamedTuple):
+    """A node with what is known of its inputs, by the names that the operator gives them; None for one left out.
+
+    `outputs` are what it computes, where that is known already.
+    """
+
+    inputs: Mapping[str, Value | None]
+    attributes: Mapping[str, Any]
+    outputs: Sequence[Value | None] = ()
+
+    def at(self, name: str) -> Value | None:
+        """Return an input; None where it is left out."""
+        return self.inputs.get(name)
+
+    def need(self, name: str) -> Value:
+        """Return an input that the operator cannot do without.
+
+        Raises:
+            LookupError: it is left out.
+        """
+        value = self.inputs.get(name)
+        if value is None:
+            raise LookupError(name)
+        return value
+
+
+Shapes = Sequence[Shape | None]
+ShapeRule = Callable[[Call], Shapes]
+MacRule = Callable[[Call], int]
+
+
+def plus(*sizes: Size) -> Size:
+    """Return the sum of sizes; None where that is not known."""
+    left = [size for size in sizes if size != 0]
+    numbers = [size for size in left if isinstance(size, int)]
+    return sum(numbers) if len(numbers) == len(left) else left[0] if len(left) == 1 else None
+
+
+def times(*sizes: Size) -> Size:
+    """Return the product of sizes; None where that is not known."""
+    left = [size for size in sizes if size != 1]
+    numbers = [size for size in left if isinstance(size, int)]
+    return prod(numbers) if len(numbers) == len(left) else left[0] if len(left) == 1 else None
+
+
+def parts(size: Size, number: int) -> Size:
+    """Return the size of each of `number` equal parts; None where that is not known."""
+    return size // number if isinstance(size, int) else None
+
+
+def broadcast(first: Shape, second: Shape) -> Shape:
+    """Return the shape of an elementwise operation on two tensors."""
+    length = max(len(first), len(second))
+    sides = ((1,) * (length - len(first)) + first, (1,) * (length - len(second)) + second)
+    return tuple(_common(one, other) for one, other in zip(*sides, strict=True))
+
+
+def _common(one: Size, other: Size) -> Size:
+    if one == 1:
+        return other
+    if other == 1 or one == other:
+        return one
+    # Of a number and a name the name can only be the number, or 1; of two names nobody knows.
+    return next((size for size in (one, other) if isinstance(size, int)), None)
+
+
+class Attended(NamedTuple):
+    """What an attention multiplies: batch size times heads, tokens, tokens attended to, widths of key and value."""
+
+    batch_size: Size
+    num_heads: Size
+    num_queries: Size
+    num_keys: Size
+    key_width: Size
+    value_width: Size
+
+    @property
+    def macs(self) -> int:
+        """Multiplications of the scores, and of the values by them."""
+        batch_size, num_heads, num_queries, num_keys, key_width, value_width = Value(tuple(self), 0).sizes
+        return batch_size * num_heads * num_queries * num_keys * (key_width + value_width)
+
+    @property
+    def result(self) -> Shape:
+        """The shape of the result, [B, S, H x D]."""
+        return (self.batch_size, self.num_queries, times(self.num_heads, self.value_width))
+
+
+def _past(call: Call, name: str, axis: int) -> Size:
+    value = call.at(name)
+    return 0 if value is None else value.dims[axis]
+
+
+def _projecting(call: Call) -> Attended:
+    """Attention of com.microsoft: it multiplies its input [B, S, …] by weights for query, key and value."""
+    batch_size, num_queries, _ = call.need("input").dims
+    heads = int(call.attributes["num_heads"])
+    widths = call.attributes.get("qkv_hidden_sizes") or [parts(_projection(call).dims[1], 3)] * 3
+    num_keys = plus(num_queries, _past(call, "past", 3))
+    return Attended(batch_size, heads, num_queries, num_keys, parts(widths[1], heads), parts(widths[2], heads))
+
+
+def _projection(call: Call) -> Value:
+    """Return the weights [inputs, outputs], which QAttention names otherwise."""
+    return call.at("weight") or call.need("weights")
+
+
+def _grouped(call: Call) -> Attended:
+    heads, key_heads = int(call.attributes["num_heads"]), int(call.attributes["kv_num_heads"])
+    batch_size, num_queries, width = call.need("query").dims
+    size = parts(width, heads if call.at("key") is not None else heads + 2 * key_heads)
+    num_keys = plus(num_queries, _past(call, "past_key", 2))
+    return Attended(batch_size, heads, num_queries, num_keys, size, size)
+
+
+def _multi_head(call: Call) -> Attended:
+    """MultiHeadAttention: query [B, S, H x D], or all three packed [B, S, H, 3, D]."""
+    query, key, value = call.need("query").dims, call.at("key"), call.at("value")
+    if key is None:
+        batch_size, num_queries, num_heads, _, size = query
+        return Attended(batch_size, num_heads, num_queries, num_queries, size, size)
+    heads = int(call.attributes["num_heads"])
+    batch_size, num_queries, width = query
+    num_keys = plus(key.dims[_tokens_axis(key)], _past(call, "past_key", 2))
+    size = parts(width, heads)
+    if value is None:  # packed with the keys, [B, T, H, 2, D]
+        value_size = size
+    elif len(value.dims) == _RANK_OF_HEADS:
+        value_size = value.dims[3]
+    else:
+        value_size = parts(value.dims[2], heads)
+    return Attended(batch_size, heads, num_queries, num_keys, size, value_size)
+
+
+def _tokens_axis(key: Value) -> int:
+    return 2 if len(key.dims) == _RANK_OF_HEADS else 1
+
+
+def _onnx_attention(call: Call) -> Attended:
+    """Attention of ONNX: query, key and value [B, S, H x D] or [B, H, S, D]."""
+    query, key, value = (call.need(name).dims for name in ("Q", "K", "V"))
+    past = _past(call, "past_key", 2)
+    if len(query) == _RANK_OF_HEADS:
+        batch_size, num_heads, num_queries, size = query
+        return Attended(batch_size, num_heads, num_queries, plus(key[2], past), size, value[3])
+    heads, key_heads = int(call.attributes["q_num_heads"]), int(call.attributes["kv_num_heads"])
+    batch_size, num_queries, width = query
+    return Attended(batch_size, heads, num_queries, plus(key[1], past), parts(width, heads), parts(value[2], key_heads))
+
+
+def attention_shapes(call: Call) -> Shapes:
+    """Attention and QAttention: the result, and keys and values [2, B, H, T, D] for the next call."""
+    found = _projecting(call)
+    return [found.result, (2, found.batch_size, found.num_heads, found.num_keys, found.key_width)]
+
+
+def multi_head_shapes(call: Call) -> Shapes:
+    """MultiHeadAttention: the result, and keys and values [B, H, T, D] for the next call."""
+    found = _multi_head(call)
+    kept = (found.batch_size, found.num_heads, found.num_keys)
+    return [found.result, (*kept, found.key_width), (*kept, found.value_width)]
+
+
+def group_query_shapes(call: Call) -> Shapes:
+    """GroupQueryAttention: as MultiHeadAttention, with fewer heads of keys and values."""
+    found = _grouped(call)
+    kept = (found.batch_size, int(call.attributes["kv_num_heads"]), found.num_keys, found.key_width)
+    return [found.result, kept, kept]
+
+
+def attention_macs(call: Call) -> int:
+    """Attention and QAttention: with the projection by weights [inputs, outputs]."""
+    return _projecting(call).macs + prod(call.need("input").sizes) * _projection(call).sizes[1]
+
+
+def multi_head_macs(call: Call) -> int:
+    """MultiHeadAttention."""
+    return _multi_head(call).macs
+
+
+def group_query_macs(call: Call) -> int:
+    """GroupQueryAttention."""
+    return _grouped(call).macs
+
+
+def onnx_attention_macs(call: Call) -> int:
+    """Attention of ONNX."""
+    return _onnx_attention(call).macs
+
+
+def like(name: str) -> ShapeRule:
+    """Return the rule of an operator whose output has the shape of this input."""
+    return lambda call: [call.need(name).shape]
+
+
+def both_like(name: str) -> ShapeRule:
+    """Return the rule of an operator of two outputs, a result and its mask, of the shape of this input."""
+    return lambda call: [call.need(name).shape] * 2
+
+
+def both(first: str, second: str) -> ShapeRule:
+    """Return the rule of an elementwise operator of two inputs."""
+    return lambda call: [broadcast(call.need(first).dims, call.need(second).dims)]
+
+
+def embedded(ids: str, table: str) -> ShapeRule:
+    """Return the rule of a lookup of embeddings: the result [B, S, …], the length of each row, and the sum."""
+
+    def rule(call: Call) -> Shapes:
+        shape = (*call.need(ids).dims, call.need(table).dims[1])
+        return [shape, shape[:1], shape]
+
+    return rule
+
+
+def product(first: str = "A", second: str = "B") -> ShapeRule:
+    """Return the rule of a matrix product of two inputs, with what FusedMatMul may transpose."""
+    return lambda call: [_product_shape(call, first, second)]
+
+
+def _product_shape(call: Call, first: str, second: str) -> Shape:
+    left, right = list(call.need(first).dims), list(call.need(second).dims)
+    for shape, name in ((left, "transA"), (right, "transB")):
+        if call.attributes.get(name) and len(shape) > 1:
+            shape[-2:] = shape[:-3:-1]
+    rows, columns = left[-2:-1], right[-1:] if len(right) > 1 else []
+    return (*broadcast(tuple(left[:-2]), tuple(right[:-2])), *rows, *columns)
+
+
+def product_macs(first: str = "A", second: str = "B") -> MacRule:
+    """Return the rule of a matrix product of two inputs."""
+
+    def rule(call: Call) -> int:
+        sizes = call.need(first).sizes
+        inner = sizes[-2] if call.attributes.get("transA") and len(sizes) > 1 else sizes[-1]
+        return prod(Value(_product_shape(call, first, second), 0).sizes) * inner
+
+    return rule
+
+
+def block_product_shapes(call: Call) -> Shapes:
+    """MatMulNBits: the packed weights say nothing of their width."""
+    return [(*call.need("A").dims[:-1], int(call.attributes["N"]))]
+
+
+def block_product_macs(call: Call) -> int:
+    """MatMulNBits."""
+    return prod(call.need("A").sizes) * int(call.attributes["N"])
+
+
+def block_lookup_shapes(call: Call) -> Shapes:
+    """GatherBlockQuantized: rows of a table of which a byte holds several numbers."""
+    data, indices = call.need("data"), call.need("indices").dims
+    packed = _BITS_PER_BYTE // int(call.attributes.get("bits", 4)) if data.dtype == _UINT8 else 1
+    axis = int(call.attributes.get("gather_axis", 0))
+    shape = (*data.dims[:axis], *indices, *data.dims[axis + 1 :])
+    return [(*shape[:-1], times(shape[-1], packed))]
+
+
+def convolution_macs(weights: str) -> MacRule:
+    """Return the rule of a convolution by weights [M, C / groups, …]."""
+    return lambda call: _num_elements(call) * prod(call.need(weights).sizes[1:])
+
+
+def transposed_convolution_macs(call: Call) -> int:
+    """ConvTranspose: each element of the input meets the weights [C, M / groups, …]."""
+    return prod(call.need("X").sizes) * prod(call.need("W").sizes[1:])
+
+
+def recurrent_macs(call: Call) -> int:
+    """RNN, GRU, LSTM: X [S, B, inputs], with R [directions, gates x hidden, hidden] for what is carried on."""
+    tokens, batch_size, width = call.need("X").sizes
+    directions, gates, hidden = call.need("R").sizes
+    return tokens * batch_size * directions * gates * (width + hidden)
+
+
+def _num_elements(call: Call) -> int:
+    if not call.outputs or call.outputs[0] is None:
+        raise LookupError("output")
+    return prod(call.outputs[0].sizes)
+
+
+def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
+    """Return the size of each label of an Einsum, the shape of the axes that `...` stands for, and the result's labels.
+
+    Raises:
+        ValueError: the equation does not fit its inputs.
+    """
+    equation = call.attributes["equation"].decode().replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    sizes: dict[str, Size] = {}
+    front: Shape = ()
+    operands, inputs = left.split(","), list(call.inputs.values())
+    if len(operands) != len(inputs):
+        raise ValueError(equation)
+    for operand, value in zip(operands, inputs, strict=True):
+        if value is None:
+            raise LookupError(operand)
+        shape, (before, dots, after) = value.dims, operand.partition("...")
+        num_dotted = len(shape) - len(before) - len(after)
+        if num_dotted < 0 or (num_dotted and not dots):
+            raise ValueError(equation)
+        sizes.update(zip(before, shape, strict=False))
+        sizes.update(zip(after, shape[len(before) + num_dotted :], strict=True))
+        front = broadcast(front, shape[len(before) : len(before) + num_dotted])
+    if not arrow:
+        result = "..." * ("..." in left) + "".join(sorted(label for label in sizes if left.count(label) == 1))
+    return sizes, front, result
+
+
+def einsum_shapes(call: Call) -> Shapes:
+    """Einsum; the inference of onnx never ends on some equations that are wrong."""
+    sizes, front, result = _einsum_sizes(call)
+    before, dots, after = result.partition("...")
+    return [(*(sizes[label] for label in before), *(front if dots else ()), *(sizes[label] for label in after))]
+
+
+def einsum_macs(call: Call) -> int:
+    """Einsum of two inputs or more."""
+    sizes, front, _ = _einsum_sizes(call)
+    return prod(Value((*front, *sizes.values()), 0).sizes) if len(call.inputs) > 1 else 0

@@ -1,0 +1,207 @@
+"""The operators that onnx does not know, or not well enough: a row each, and nothing of it is said anywhere else.
+
+Those of com.microsoft are described in
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. An operator of ONNX itself has a row where
+it multiplies, or where its shapes are not left to the inference of onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from typing import NamedTuple, TypeVar
+
+from onnxtool.graph import operator_rules as rules
+from onnxtool.graph.edit import MICROSOFT
+from onnxtool.graph.operator_rules import Call, MacRule, ShapeRule, Value
+
+T = TypeVar("T")
+# Numbers of TensorProto.DataType.
+_FIXED_DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "bool": 9, "?": 0}
+# What fails where a graph is wrong, or is none that a rule foresees.
+WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class Operator(NamedTuple):
+    """What is known of an operator.
+
+    Attributes:
+        name: with its domain, such as `com.microsoft::Gelu`; without one where it is of ONNX.
+        inputs: their names, by position, with spaces between them; further ones are called by their position.
+        outputs: for each the input that has its dtype, or an attribute that is one, with spaces between them;
+            `first|second` is `second` where `first` is left out, `float32` that itself, and `?` is not known. Empty
+            where onnx infers the outputs.
+        shapes: how to tell the shape of each output; where None, it is that of the input that has its dtype.
+        macs: how to count its multiplications; None where it only works elementwise, or not at all.
+        onnx_name: the operator of ONNX that has the same outputs, where one has.
+        lookups: the inputs that are indices of rows, each with the table of those rows.
+    """
+
+    name: str
+    inputs: str = ""
+    outputs: str = ""
+    shapes: ShapeRule | None = None
+    macs: MacRule | None = None
+    onnx_name: str = ""
+    lookups: tuple[tuple[str, str], ...] = ()
+
+    def named(self, inputs: Sequence[T | None]) -> dict[str, T | None]:
+        """Return the inputs of a node by their names; None for one that is left out."""
+        names = self.inputs.split()
+        names += (str(position) for position in range(len(names), len(inputs)))
+        return dict(zip_longest(names, inputs))
+
+    def infer(self, call: Call) -> list[Value | None]:
+        """Return shape and dtype of each output, as far as they can be told; None for one of which nothing is known."""
+        looks = [self._look(names.split("|"), call) for names in self.outputs.split()]
+        if self.shapes is not None:
+            shapes: Sequence[rules.Shape | None] = ()
+            with suppress(*WRONG):
+                shapes = self.shapes(call)
+            looks = [Value(shape, look.dtype) for shape, look in zip_longest(shapes[: len(looks)], looks)]
+        return [None if look == (None, 0) else look for look in looks]
+
+    @staticmethod
+    def _look(names: Sequence[str], call: Call) -> Value:
+        """Return the first input of these names that is there, or a value of the dtype that is named instead."""
+        for name in names:
+            if (value := call.at(name)) is not None:
+                return value
+            if name in call.attributes:
+                return Value(None, int(call.attributes[name]))
+        return Value(None, _FIXED_DTYPES.get(names[-1], 0))
+
+
+_PRODUCT, _PRODUCT_MACS = rules.product(), rules.product_macs()
+
+_ONNX = (
+    Operator("Attention", "Q K V attn_mask past_key past_value", macs=rules.onnx_attention_macs),
+    Operator("Conv", "X W B", macs=rules.convolution_macs("W")),
+    Operator("ConvInteger", "x w x_zero_point w_zero_point", macs=rules.convolution_macs("w")),
+    Operator("ConvTranspose", "X W B", macs=rules.transposed_convolution_macs),
+    Operator("DeformConv", "X W offset B mask", macs=rules.convolution_macs("W")),
+    Operator("Einsum", "", "0", rules.einsum_shapes, rules.einsum_macs),
+    Operator("GRU", "X W R B sequence_lens initial_h", macs=rules.recurrent_macs),
+    Operator("Gather", "data indices", lookups=(("indices", "data"),)),
+    Operator("Gemm", "A B C", macs=_PRODUCT_MACS),
+    Operator("GroupNormalization", "X scale bias", "X"),
+    Operator("LSTM", "X W R B sequence_lens initial_h initial_c P", macs=rules.recurrent_macs),
+    Operator("MatMul", "A B", macs=_PRODUCT_MACS),
+    Operator("MatMulInteger", "A B a_zero_point b_zero_point", macs=_PRODUCT_MACS),
+    Operator("MeanVarianceNormalization", "X", "X"),
+    Operator(
+        "QLinearConv",
+        "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B",
+        macs=rules.convolution_macs("w"),
+    ),
+    Operator(
+        "QLinearMatMul",
+        "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point",
+        macs=rules.product_macs("a", "b"),
+    ),
+    Operator("RNN", "X W R B sequence_lens initial_h", macs=rules.recurrent_macs),
+    # Of onnxruntime, though they stand in the domain of ONNX.
+    Operator("SimplifiedLayerNormalization", "X scale", "X stash_type|float32"),
+    Operator("SkipLayerNormalization", "input skip gamma beta bias", "input"),
+)
+_QUANTIZED = "X X_scale X_zero_point Y_scale Y_zero_point"
+_QUANTIZED_PAIR = "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point"
+_MICROSOFT = (
+    Operator(
+        "Attention",
+        "input weights bias mask_index past attention_bias past_sequence_length",
+        "input input",
+        rules.attention_shapes,
+        rules.attention_macs,
+    ),
+    Operator("BiasAdd", "X bias skip", "X"),
+    Operator("BiasDropout", "data bias residual ratio training_mode", "data bool", rules.both_like("data")),
+    Operator("BiasGelu", "A B", "A"),
+    Operator("BiasSoftmax", "data bias", "data"),
+    Operator("DequantizeLinear", "x x_scale x_zero_point", "x_scale", rules.like("x")),
+    Operator("DynamicQuantizeMatMul", "A B b_scale b_zero_point bias", "A", _PRODUCT, _PRODUCT_MACS),
+    Operator(
+        "EmbedLayerNormalization",
+        "input_ids segment_ids word_embedding position_embedding segment_embedding gamma beta mask position_ids",
+        "word_embedding int32 word_embedding",
+        rules.embedded("input_ids", "word_embedding"),
+        lookups=(("input_ids", "word_embedding"), ("segment_ids", "segment_embedding")),
+    ),
+    Operator("FakeQuant", "input_tensor scale zero_point", "input_tensor bool", rules.both_like("input_tensor")),
+    Operator("FastGelu", "X bias", "X"),
+    Operator("FusedConv", "X W B Z", macs=rules.convolution_macs("W"), onnx_name="Conv"),
+    Operator("FusedGemm", "A B C", macs=_PRODUCT_MACS, onnx_name="Gemm"),
+    Operator("FusedMatMul", "A B", "A", _PRODUCT, _PRODUCT_MACS),
+    Operator(
+        "GatherBlockQuantized",
+        "data indices scales zero_points",
+        "scales",
+        rules.block_lookup_shapes,
+        # A table that is shared with a head is reshaped first; its scales have as many rows, and are not.
+        lookups=(("indices", "data"), ("indices", "scales")),
+    ),
+    Operator("Gelu", "X", "X"),
+    Operator("GemmFastGelu", "X W bias", "X", rules.product("X", "W"), rules.product_macs("X", "W")),
+    Operator("GroupNorm", "X gamma beta", "X"),
+    Operator(
+        "GroupQueryAttention",
+        "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache position_ids",
+        "query past_key|query past_value|query",
+        rules.group_query_shapes,
+        rules.group_query_macs,
+    ),
+    Operator("Inverse", "X", "X"),
+    Operator(
+        "MatMulIntegerToFloat", "A B a_scale b_scale a_zero_point b_zero_point bias", "a_scale", _PRODUCT, _PRODUCT_MACS
+    ),
+    Operator(
+        "MatMulNBits", "A B scales zero_points g_idx bias", "A", rules.block_product_shapes, rules.block_product_macs
+    ),
+    Operator(
+        "MultiHeadAttention",
+        "query key value bias key_padding_mask attention_bias past_key past_value past_sequence_length "
+        "cache_indirection",
+        "query past_key|query past_value|query",
+        rules.multi_head_shapes,
+        rules.multi_head_macs,
+    ),
+    Operator(
+        "QAttention",
+        "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past",
+        "input_scale input_scale",
+        rules.attention_shapes,
+        rules.attention_macs,
+    ),
+    Operator(
+        "QEmbedLayerNormalization",
+        "input_ids segment_ids word_embedding_quant position_embedding_quant segment_embedding gamma_quant beta_quant "
+        "mask word_embedding_scale",
+        "word_embedding_scale int32",
+        rules.embedded("input_ids", "word_embedding_quant"),
+    ),
+    Operator("QLinearAdd", _QUANTIZED_PAIR, "A", rules.both("A", "B")),
+    Operator("QLinearLeakyRelu", _QUANTIZED, "X"),
+    Operator("QLinearMul", _QUANTIZED_PAIR, "A", rules.both("A", "B")),
+    Operator("QLinearSigmoid", _QUANTIZED, "X"),
+    Operator("QLinearSoftmax", "X X_scale x_zero_point y_scale y_zero_point", "X"),
+    Operator("QuantizeLinear", "x y_scale y_zero_point", "y_zero_point|uint8", rules.like("x")),
+    Operator("QuickGelu", "X", "X"),
+    Operator("RotaryEmbedding", "input position_ids cos_cache sin_cache", "input"),
+    Operator("ScaledSum", "input_0 input_1 input_2", "input_0"),
+    Operator("SkipGroupNorm", "X gamma beta skip bias", "X X"),
+    Operator("SkipLayerNormalization", "input skip gamma beta bias", "input ? ? input"),
+    Operator("SkipSimplifiedLayerNormalization", "input skip gamma bias", "input ? ? input"),
+)
+
+OPERATORS: Mapping[tuple[str, str], Operator] = {
+    **{("", row.name): row for row in _ONNX},
+    **{(MICROSOFT, row.name): row._replace(name=f"{MICROSOFT}::{row.name}") for row in _MICROSOFT},
+}
+"""The rows by domain and operator."""
+
+
+def named_inputs(domain: str, op_type: str, inputs: Sequence[T | None]) -> dict[str, T | None]:
+    """Return the inputs of a node by their names; nothing where its operator is not in the table."""
+    row = OPERATORS.get((domain, op_type))
+    return {} if row is None else row.named(inputs)
