@@ -32,7 +32,7 @@ _VERSION = re.compile(rb"onnxtool [0-9][0-9A-Za-z.+]*")
 
 def make_files(checkpoints: Path, folder: Path, models: list[str]) -> None:
     """Write all files of these models with the onnxtool that this process imports."""
-    from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
+    from onnxtool import ExportOptions, OnnxtoolError, OptimizeOptions, export_model, optimize_model
 
     for name in models:
         source = trained_model() if name == "minilm" else checkpoints / name
@@ -42,8 +42,10 @@ def make_files(checkpoints: Path, folder: Path, models: list[str]) -> None:
             for precision in PRECISIONS if name in ALL_PRECISIONS else ("fp32",):
                 provider = "cuda" if precision == "fp16" else "cpu"
                 output = exported.with_name(f"{name}-{precision}.onnx")
-                options = OptimizeOptions(exported, output=output, provider=provider, precision=precision)
-                optimize_model(options)
+                try:
+                    optimize_model(OptimizeOptions(exported, output=output, provider=provider, precision=precision))
+                except OnnxtoolError as error:  # a refusal is a result; its words may change
+                    output.with_suffix(".refused").write_text(type(error).__name__, encoding="utf-8")
         if name in TRAINED:
             arguments = ["artifacts", "--model_name", str(source), "--output", str(folder / "artifacts" / name)]
             subprocess.run([sys.executable, "-m", "onnxtool", *arguments], check=True, capture_output=True)

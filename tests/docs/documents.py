@@ -129,5 +129,7 @@ def _compare(command: str, shown: list[str], printed: str) -> None:
 
 
 def _form_of(line: str) -> str:
-    """Return a line without its numbers, units of time and the width of its columns."""
-    return re.sub(r"\s+", " ", re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "0", line)).replace("0 s", "0 ms").strip()
+    """Return a line without its numbers, their units of time and size, and the width of its columns."""
+    line = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "0", line)
+    line = re.sub(r"\b0 (ms|s)\b", "0 s", re.sub(r"\b0 ([kMG]?B)\b", "0 B", line))
+    return re.sub(r"\s+", " ", line).strip()

@@ -162,7 +162,7 @@ def test_a_file_that_only_looks_like_a_model_is_an_error(tmp_path: Path) -> None
     model = model_of_every_storage()
     model.graph.node[0].output[0] = "c"
     onnx.save(model, tmp_path / "in.onnx")
-    with pytest.raises(ModelFileError, match="no valid ONNX model"):
+    with pytest.raises(ModelFileError, match="is not a valid ONNX model"):
         load_model(tmp_path / "in.onnx")
 
 
