@@ -1,4 +1,4 @@
-"""Modules under the names they had before 0.2: each imports its successor, with a DeprecationWarning that names it.
+"""Modules and names where they were before 0.2: each gives its successor, with a DeprecationWarning that names it.
 
 This serves one release; delete the row, then the file.
 """
@@ -34,6 +34,23 @@ RENAMED = {
     "onnxtool.weights": "onnxtool.model_file.weights",
     "onnxtool.wire": "onnxtool.model_file.wire",
 }
+# Names that left a module which is still there, by the module that has them now.
+MOVED = {
+    "onnxtool.infer": {"onnxtool.benchmarking": ("BenchmarkOptions",)},
+    "onnxtool.reports": {
+        "onnxtool.benchmarking.report": (
+            *("BenchmarkEnvironment", "BenchmarkReport", "BenchmarkResult", "ComparedShape", "Comparison"),
+            *("GateOutcome", "ModelIdentity", "StageTimes", "TokenLengths", "TransferTimes"),
+        ),
+        "onnxtool.export.report": ("ExportReport",),
+        "onnxtool.infer.report": ("InferReport", "Ranking", "Scored", "Span", "TextAnswer"),
+        "onnxtool.optimize.report": ("Candidate", "FusionCount", "OptimizeReport", "PassResult", "Quantization"),
+        "onnxtool.runtime.environment": ("EnvironmentReport",),
+        "onnxtool.runtime.timing": ("LatencySummary",),
+        "onnxtool.summary.figures": ("Change", "Difference", "MappingDelta", "Stats", "StatsDelta"),
+        "onnxtool.verification": ("Verification", "VerificationCase"),
+    },
+}
 
 
 class RenamedModules(Loader):
@@ -66,6 +83,19 @@ def successor(name: str) -> str:
         if name == old or name.startswith(f"{old}."):
             return new + name[len(old) :]
     return ""
+
+
+def moved_name(module: str, name: str) -> object:
+    """Return what `module` had under this name until 0.2, with a DeprecationWarning that names its new module.
+
+    Raises:
+        AttributeError: it had nothing of this name.
+    """
+    for new, names in MOVED.get(module, {}).items():
+        if name in names:
+            warnings.warn(f"{name} is now in {new}; {module} has it for one release", DeprecationWarning, stacklevel=3)
+            return getattr(importlib.import_module(new), name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def install() -> None:

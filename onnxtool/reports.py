@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxtool.renamed import moved_name
+
 Dimension = int | str | None
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -42,3 +44,7 @@ def to_json(value: object) -> Json:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def __getattr__(name: str) -> object:
+    return moved_name(__name__, name)

@@ -29,7 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model_file",),
     ("errors",),
     ("verification",),
-    ("interruption", "lazy", "options", "reports", "renamed", "version"),
+    ("interruption", "lazy", "options", "reports"),
+    ("renamed", "version"),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

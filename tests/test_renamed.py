@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from onnxtool.renamed import RENAMED, successor
+from onnxtool.renamed import MOVED, RENAMED, successor
 
 
 @pytest.mark.parametrize("old", RENAMED)
@@ -29,3 +29,19 @@ def test_no_other_name_is_taken() -> None:
     assert successor("onnxtool.wires") == ""
     with pytest.raises(ModuleNotFoundError, match="onnxtool.nothing"):
         importlib.import_module("onnxtool.nothing")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"), [(old, new, name) for old, news in MOVED.items() for new in news for name in news[new]]
+)
+def test_a_name_is_found_where_it_was(old: str, new: str, name: str) -> None:
+    """The warning says where it is now."""
+    with pytest.warns(DeprecationWarning, match=f"{name} is now in {new}"):
+        found = getattr(importlib.import_module(old), name)
+    assert found is getattr(importlib.import_module(new), name)
+
+
+def test_a_module_has_no_other_names() -> None:
+    """A misspelled one is an error as everywhere."""
+    with pytest.raises(AttributeError, match="no attribute 'BenchmarkOption'"):
+        importlib.import_module("onnxtool.infer").BenchmarkOption  # noqa: B018
