@@ -35,7 +35,7 @@ RENAMED = {
     "onnxtool.wire": "onnxtool.model_file.wire",
 }
 # Names that left a module which is still there, by the module that has them now.
-MOVED = {
+MOVED: dict[str, dict[str, tuple[str, ...]]] = {
     "onnxtool.infer": {"onnxtool.benchmarking": ("BenchmarkOptions",)},
     "onnxtool.reports": {
         "onnxtool.benchmarking.report": (
