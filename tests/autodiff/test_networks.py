@@ -13,12 +13,10 @@ _TIMES = 3
 # Gradients that are zero but for rounding, such as that of the bias of keys in attention, have no relative error;
 # errors up to this fraction of the largest gradient of the network count as none. The unit of float32 is 1.2e-7.
 _NONE = 2e-7
-# Their operators are those of bert and of resnet; scripts/gradient_table.py measures them as well.
-_SIMILAR = frozenset(("conv_batch_norm", "distilbert", "roberta"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in _SIMILAR])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_gradients_of_a_network_are_as_good_as_pytorchs(workshop: Workshop, name: str) -> None:
     """In float32 on two threads they are no further from float64 than three times what PyTorch's are."""
     network = make_network(name)

@@ -18,7 +18,7 @@ from tests.training.small_models import batch, load, make, parameters_of, percep
 
 # The project's bar for losses over 100 steps.
 RTOL = 1e-4
-STEPS, WARMUP, RATE = 40, 10, 0.02
+STEPS, WARMUP, RATE = 100, 10, 0.02
 
 
 class Twin:
