@@ -187,7 +187,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
-            choice = choose_head(options.head, checkpoint, signature)
+            choice = choose_head(options.head, checkpoint, signature, task=options.task)
             head_name, head, why = choice.name, choice.head, choice.why
         else:
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)

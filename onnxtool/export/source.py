@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.module_settings import TRANSFORMERS
 from onnxtool.checkpoint.sentence_modules import SentenceModules, stays_inside
 from onnxtool.errors import CheckpointError
 
@@ -49,12 +50,10 @@ class Source(CheckpointFiles):
                     f"--revision {revision} means nothing for the folder {model_name}",
                     "leave it out, or pass the id of a model on the hub",
                 )
+            source = cls(model_name, None, trust_remote_code, local_only=True)
             if not (path / "config.json").is_file():
-                raise CheckpointError(
-                    f"the folder {model_name} has no config.json",
-                    "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
-                )
-            return cls(model_name, None, trust_remote_code, local_only=True)
+                raise source._without_config()
+            return source
         if (
             path.exists()
             or path.is_absolute()
@@ -65,6 +64,26 @@ class Source(CheckpointFiles):
                 f"{model_name} is neither a folder nor an id on the hub", "pass a folder, or an id such as org/name"
             )
         return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves())
+
+    def _without_config(self) -> CheckpointError:
+        """Make the error for a folder without config.json: modules.json may say what it has instead."""
+        modules = self.sentence_modules.modules
+        if not modules:
+            return CheckpointError(
+                f"the folder {self.model_name} has no config.json",
+                "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
+            )
+        if modules[0].kind in TRANSFORMERS:
+            return CheckpointError(
+                f"the transformer of {self.model_name} lies in its folder {modules[0].folder or '.'}, "
+                "and onnxtool reads it from the top of the checkpoint",
+                "save the checkpoint again with sentence-transformers 3 or later, which writes it there",
+            )
+        kinds = ", ".join(module.kind for module in modules)
+        return CheckpointError(
+            f"{self.model_name} consists of {kinds}, which onnxtool does not compute (its modules.json)",
+            "use sentence-transformers for this checkpoint",
+        )
 
     @property
     def is_local(self) -> bool:
