@@ -521,6 +521,12 @@ def _require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> N
         )
 
 
+def truncated(modules: tuple[PoolingModule, ...], dimensions: int) -> tuple[PoolingModule, ...]:
+    """Return `modules` and what keeps the first numbers of a vector, scaled to length 1 again where they scale it."""
+    again = (Normalize(),) if any(isinstance(module, Normalize) for module in modules) else ()
+    return (*modules, Truncate(dimensions), *again)
+
+
 def apply_all(modules: Iterable[PoolingModule], values: Floats, mask: Mask | None = None) -> NDArray[np.float32]:
     """Compute modules one after the other: float [B, S, N], or [B, W] behind the pooling, to float32 [B, W']."""
     for module in modules:

@@ -64,8 +64,10 @@ class Checkpoint:
         With an explicit `task`, it is the class for that task where config.json names another one.
 
         Raises:
-            CheckpointError: the configuration cannot be read, or names no architecture that transformers has.
+            CheckpointError: the configuration is missing, cannot be read, or names no architecture that transformers
+                has.
         """
+        source.require_transformer()
         config = load_config(source)
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):

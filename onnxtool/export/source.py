@@ -41,7 +41,7 @@ class Source(CheckpointFiles):
         """Find the checkpoint.
 
         Raises:
-            CheckpointError: `model_name` is a folder without config.json, or a path at which there is nothing.
+            CheckpointError: `model_name` is a path at which there is nothing.
         """
         path = Path(model_name)
         if path.is_dir():
@@ -50,10 +50,7 @@ class Source(CheckpointFiles):
                     f"--revision {revision} means nothing for the folder {model_name}",
                     "leave it out, or pass the id of a model on the hub",
                 )
-            source = cls(model_name, None, trust_remote_code, local_only=True)
-            if not (path / "config.json").is_file():
-                raise source._without_config()
-            return source
+            return cls(model_name, None, trust_remote_code, local_only=True)
         if (
             path.exists()
             or path.is_absolute()
@@ -65,25 +62,32 @@ class Source(CheckpointFiles):
             )
         return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves())
 
-    def _without_config(self) -> CheckpointError:
-        """Make the error for a folder without config.json: modules.json may say what it has instead."""
+    def require_transformer(self) -> None:
+        """Refuse a checkpoint that is no model of transformers, or has it elsewhere.
+
+        Raises:
+            CheckpointError: there is no config.json with a model_type; modules.json may say what there is instead.
+        """
+        if self.trust_remote_code or "model_type" in self.read("config.json"):
+            return
         modules = self.sentence_modules.modules
-        if not modules:
-            return CheckpointError(
-                f"the folder {self.model_name} has no config.json",
-                "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
+        if modules and modules[0].kind not in TRANSFORMERS:
+            kinds = ", ".join(module.kind for module in modules)
+            raise CheckpointError(
+                f"{self.model_name} consists of {kinds}, which onnxtool does not compute (its modules.json)",
+                "use sentence-transformers for this checkpoint",
             )
-        if modules[0].kind in TRANSFORMERS:
-            return CheckpointError(
-                f"the transformer of {self.model_name} lies in its folder {modules[0].folder or '.'}, "
+        if modules and modules[0].folder:
+            raise CheckpointError(
+                f"the transformer of {self.model_name} lies in its folder {modules[0].folder}, "
                 "and onnxtool reads it from the top of the checkpoint",
                 "save the checkpoint again with sentence-transformers 3 or later, which writes it there",
             )
-        kinds = ", ".join(module.kind for module in modules)
-        return CheckpointError(
-            f"{self.model_name} consists of {kinds}, which onnxtool does not compute (its modules.json)",
-            "use sentence-transformers for this checkpoint",
-        )
+        if self.is_local and self.locate("config.json") is None:
+            raise CheckpointError(
+                f"the folder {self.model_name} has no config.json",
+                "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
+            )
 
     @property
     def is_local(self) -> bool:

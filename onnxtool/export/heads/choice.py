@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.module_settings import TRANSFORMERS, require_known_settings
-from onnxtool.checkpoint.pooling_modules import Pooling, PoolingModule, SpladePooling, read_pooling_modules
+from onnxtool.checkpoint.pooling_modules import (
+    Pooling,
+    PoolingModule,
+    SpladePooling,
+    read_pooling_modules,
+    truncated,
+)
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.checkpoint.tasks import SPARSE_TAGS
 from onnxtool.errors import CheckpointError, ExportError
@@ -66,6 +72,20 @@ class Head:
                 "the folder mixes two models; take both from one",
             ) from None
         return before
+
+    def truncated(self, dimensions: int, signature: Signature) -> Head:
+        """Return the head that keeps the first `dimensions` of W numbers.
+
+        Raises:
+            ExportError: the model has no more of them.
+        """
+        before = signature.outputs[self.source][-1]
+        if isinstance(before, int) and self.width(before) <= dimensions:
+            raise ExportError(
+                f"--dimensions {dimensions} was passed, and the vectors of this model have {self.width(before)}",
+                "pass a smaller number, or leave --dimensions out",
+            )
+        return replace(self, modules=truncated(self.modules, dimensions))
 
     def check(self, signature: Signature) -> None:
         """Refuse a model that cannot have this head.
@@ -221,13 +241,13 @@ def _require_own_outputs(source: Source) -> None:
         CheckpointError: it has further modules, or settings that are not followed.
     """
     modules = source.sentence_modules
-    require_known_settings(modules, source)
     others = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]
     if others:
         raise source.refuse(
             f"modules.json of {source.model_name} names {', '.join(others)}, which onnxtool does not compute behind "
             "a model of this kind"
         )
+    require_known_settings(modules, source)
 
 
 def require_output(head: str, output: str, signature: Signature) -> None:
