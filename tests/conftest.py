@@ -11,8 +11,8 @@ import pytest
 from tests.workshop import Workshop, trained_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test, and no process that a test starts, may ask a hub
-# The other test processes have the other cores, and threads of PyTorch spin while they wait for one: with two, an export
-# of a tiny model takes 3 to 4 s of CPU time in place of 0.8 s. Tests that need more than one thread ask for them.
+# The other test processes have the other cores, and PyTorch's threads spin while they wait for one: with two, an
+# export of a tiny model takes 3 to 4 s of CPU time in place of 0.8 s. Tests that need more than one ask for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
