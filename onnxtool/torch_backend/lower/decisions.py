@@ -227,8 +227,13 @@ DECISIONS: dict[object, Decision] = {
     ),
     aten.max.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
     aten.min.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
-    aten.argmax.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
-    aten.argmin.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
+    **dict.fromkeys(
+        (aten.argmax.default, aten.argmin.default),
+        Decision(
+            partial(zero_dimensional.single_value, result=partial(torch.zeros_like, dtype=torch.int64)),
+            fx_rewrites=(nan_extremes.index_of_extreme,),
+        ),
+    ),
     operator.getitem: Decision(fx_rewrites=(nan_extremes.extreme_and_index,)),
     # tensors without dimensions
     aten.any.dim: Decision(partial(zero_dimensional.single_value, result=lambda x: x != 0)),
