@@ -5,9 +5,10 @@ Every duration is in milliseconds of wall time unless its name says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnxtool.runtime.timing import LatencySummary
+from onnxtool.runtime.timing import LatencySummary, summarize_latencies
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class StageTimes:
 
     tokenize: LatencySummary
     pool: LatencySummary | None
+
+    @classmethod
+    def of(cls, batches: Sequence[Mapping[str, float]]) -> StageTimes:
+        """Summarize the milliseconds of each batch by stage: tokenize, run, and pool where the model is for vectors."""
+        is_pooled = all("pool" in batch for batch in batches)
+        return cls(
+            tokenize=summarize_latencies([batch["tokenize"] for batch in batches]),
+            pool=summarize_latencies([batch["pool"] for batch in batches]) if is_pooled else None,
+        )
 
 
 @dataclass(frozen=True)
