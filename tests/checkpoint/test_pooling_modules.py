@@ -269,10 +269,11 @@ def test_modules_for_training_and_of_transformers_of_any_kind_are_passed_over(tm
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_weights_of_any_float_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
-    """NumPy knows no bfloat16; sentence-transformers computes all of them in float32."""
+    """NumPy knows no bfloat16; sentence-transformers computes all of them in float32. Counters are no weights."""
     folder = written(tmp_path, ("Pooling", {}), ("Dense", {"in_features": 3, "out_features": 2}))
     tensors = {"linear.weight": torch.randn(2, 3).to(dtype), "linear.bias": torch.randn(2).to(dtype)}
-    save_file(tensors, tmp_path / "2_Dense" / "model.safetensors")
+    counters = {"steps": torch.zeros(3, dtype=torch.int64), "is_tied": torch.tensor(False)}
+    save_file({**tensors, **counters}, tmp_path / "2_Dense" / "model.safetensors")
     _, dense = read_pooling_modules(folder.sentence_modules, Pooling)
     assert isinstance(dense, Dense)
     np.testing.assert_array_equal(dense.weight, tensors["linear.weight"].float().numpy())
