@@ -10,6 +10,7 @@ Equal: cosine of vectors at least 0.99999; weights of terms and scores within 1e
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from onnxtool.errors import OnnxtoolError
 from onnxtool.infer.vectors import SparseVectors
 
 LEAST_COSINE, TOLERANCE = 0.99999, 1e-4
+_OUTCOMES = ("equal", "refused", "WRONG")
 TEXTS = (
     "",
     " ",
@@ -171,11 +173,36 @@ def check(case: Case, root: Path) -> tuple[str, str]:
     return "equal", "; ".join(figures)
 
 
+def _page(rows: Sequence[tuple[str, str, str, str]]) -> str:
+    """Write the page of the documentation: a row for each checkpoint."""
+    version = importlib.metadata.version("sentence-transformers")
+    lines = [
+        "# Retrieval checkpoints",
+        "",
+        "Made by `make retrieval` (scripts/check_retrieval.py); not edited by hand.",
+        "",
+        f"Small checkpoints of every module and setting, saved by sentence-transformers {version} itself, exported,",
+        f"and compared with it on {len(TEXTS)} texts: empty, long, of many scripts, with and without prompts.",
+        "",
+        f"- *equal*: the cosine of vectors is at least {LEAST_COSINE}, and lengths, weights of terms and scores are",
+        f"  within {TOLERANCE:g}.",
+        "- *refused*: `onnxtool export` ends with the error that stands here, and writes no file. `--head none`",
+        "  exports the model's own outputs.",
+        "",
+        ", ".join(f"{sum(row[2] == outcome for row in rows)} {outcome}" for outcome in _OUTCOMES) + ".",
+        "",
+        "| kind | checkpoint | outcome | figures for each prompt, or the error |",
+        "|---|---|---|---|",
+    ]
+    cells = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return "\n".join([*lines, *cells, ""])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check all cases, or those whose names contain `--only`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="check cases whose names contain this")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--output", type=Path, help="write the page of the documentation to this file")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -191,11 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcome, detail = "WRONG", "crashed"
         rows.append((case.kind, case.name, outcome, detail.replace(folder + "/", "")))
         print(f"{outcome:8}{case.kind:18}{case.name:42}{rows[-1][3]}", flush=True)
-    counts = {outcome: sum(row[2] == outcome for row in rows) for outcome in ("equal", "refused", "WRONG")}
+    counts = {outcome: sum(row[2] == outcome for row in rows) for outcome in _OUTCOMES}
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    if options.markdown:
-        lines = ["| kind | checkpoint | outcome | |", "|---|---|---|---|"]
-        options.markdown.write_text("\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n")
+    if options.output:
+        options.output.write_text(_page(rows), encoding="utf-8")
     return 1 if counts["WRONG"] else 0
 
 

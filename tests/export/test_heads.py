@@ -100,8 +100,9 @@ def test_the_head_is_recognized(
 @pytest.mark.parametrize(
     ("modules", "reason"),
     [
-        ([("Pooling", {}), ("SparseAutoEncoder", {})], "modules SparseAutoEncoder"),
+        ([("Pooling", {}), ("WordWeights", {})], "modules WordWeights"),
         ([("CNN", {}), ("Pooling", {})], "modules CNN"),
+        ([("Dense", {}), ("Pooling", {})], "computes Dense on tokens, before its Pooling"),
         ([("LSTM", {})], "names Transformer, LSTM, and onnxtool computes no pooling but"),
         ([("Pooling", {"pooling_mode": "median"})], "pools with median"),
         ([("Pooling", {"weights": [1, 2]})], r"1_Pooling/config.json of .* has the settings weights"),

@@ -67,12 +67,6 @@ class Builder(Writer):
             return self.op(op_type, value, self.integers(axis), keepdims=keepdims)
         return self.op(op_type, value, axes=[axis], keepdims=keepdims)
 
-    def largest(self, values: ir.Value, count: ir.Value) -> ir.Value:
-        """Return where the largest of each row are, [B, N] to int64 [B, count] for `count` int64 [1]."""
-        import onnx_ir as ir
-
-        return self.add(ir.node("TopK", [values, count], {"axis": 1}, num_outputs=2))[1]
-
     def pick(self, states: ir.Value, scores: ir.Value) -> ir.Value:
         """Take, for each text, the state of the first token of the highest score: [B, S, H] by [B, S] to [B, H]."""
         places = self.op("ArgMax", scores, axis=1, keepdims=1)
