@@ -7,13 +7,13 @@ value, and so does the same constant. So rules need not share common subexpressi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike
 
 from onnxtool.graph.writer import UniqueNames, Writer
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import ArrayLike
 
 Dimension: TypeAlias = "int | str | None"
 Attribute: TypeAlias = "int | float | str | Sequence[int]"
@@ -166,8 +166,6 @@ class Builder:
 
     def ops(self, op_type: str, *inputs: Tensor | None, outputs: int, **attributes: Attribute) -> tuple[Tensor, ...]:
         """Apply a standard operator of several outputs, all of one dtype."""
-        import onnx_ir as ir
-
         values = [None if tensor is None else tensor.value for tensor in inputs]
         key = (op_type, outputs, *map(id, values), repr(sorted(attributes.items())))
         if key not in self._made:
@@ -177,16 +175,11 @@ class Builder:
 
     def constant(self, numbers: ArrayLike, dtype: ir.DataType) -> Tensor:
         """Return an initializer with these elements."""
-        import numpy as np
-        import onnx_ir as ir
-
         tensor = ir.Tensor(np.asarray(numbers).astype(dtype.numpy()), dtype=dtype)
         return self.tensor(self._writer.shared_constant(tensor, lambda: self.names.new("constant")))
 
     def axes(self, numbers: Tensor | Sequence[int]) -> Tensor:
         """Return a list of axes or sizes as int64 [N]."""
-        import onnx_ir as ir
-
         return numbers if isinstance(numbers, Tensor) else self.constant(list(numbers), ir.DataType.INT64)
 
     def concat(self, *pieces: Tensor | Sequence[int]) -> Tensor:
@@ -211,8 +204,6 @@ class Builder:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return the same elements as another value, a new one each time."""
-        import onnx_ir as ir
-
         return self.add(ir.node("Identity", [tensor.value]), [tensor.dtype])[0]
 
     def add(self, node: ir.Node, dtypes: Sequence[ir.DataType]) -> tuple[Tensor, ...]:
@@ -228,8 +219,6 @@ class Builder:
         Args:
             replaced: nodes of the graph to remove, with the replacements of their outputs.
         """
-        import onnx_ir as ir
-
         # A graph output keeps its name.
         copied = {
             node: [
@@ -252,8 +241,6 @@ class Builder:
 
 
 def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Attribute]) -> ir.DataType:
-    import onnx_ir as ir
-
     if op_type in _BOOLEAN:
         return ir.DataType.BOOL
     if op_type in _INTEGER:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError
@@ -22,9 +23,6 @@ from onnxtool.autodiff.rules.scatter import add_up
 from onnxtool.autodiff.sequences import replace_sequences
 from onnxtool.errors import GradientError
 from onnxtool.graph.shapes import infer_types
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # The key of a value's gradient in its `meta`, which is not written to files.
 _GRADIENT = "onnxtool.gradient"
@@ -53,8 +51,6 @@ def differentiate(
         GradientError: a name is not in the graph, the output is not a scalar, or operators have no gradient; the
             message lists all of them, the hint what to leave out of `with_respect_to` to avoid them.
     """
-    import onnx_ir as ir
-
     model = model_or_graph if isinstance(model_or_graph, ir.Model) else ir.Model(model_or_graph, ir_version=10)
     check_prepared(model)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)

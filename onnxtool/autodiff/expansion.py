@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    import onnx.inliner
-    import onnx_ir as ir
+import onnx
+import onnx.inliner
+import onnx_ir as ir
 
 
 def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
@@ -20,8 +18,6 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
 
 
 def _has_body(node: ir.Node, model: ir.Model) -> bool:
-    import onnx
-
     try:
         schema = _schema(node, model)
     except onnx.defs.SchemaError:
@@ -30,14 +26,10 @@ def _has_body(node: ir.Node, model: ir.Model) -> bool:
 
 
 def _schema(node: ir.Node, model: ir.Model) -> onnx.defs.OpSchema:
-    import onnx
-
     return onnx.defs.get_schema(node.op_type, model.opset_imports.get(node.domain, 1), node.domain)
 
 
 def _expand(node: ir.Node, model: ir.Model) -> None:
-    import onnx_ir as ir
-
     graph = model.graph
     body = ir.from_proto(_inlined(node, model)).graph
     prefix = f"{node.name or node.outputs[0].name}/"
@@ -65,9 +57,6 @@ def _expand(node: ir.Node, model: ir.Model) -> None:
 
 def _inlined(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
     """Return the function body of `node` as a model with the inputs and outputs of the node."""
-    import onnx.inliner
-    import onnx_ir as ir
-
     inputs = dict.fromkeys(value for value in node.inputs if value is not None)
     call = ir.to_proto(node)
     # The inliner uses the attributes of the node, but not the defaults of the schema.

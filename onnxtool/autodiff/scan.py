@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import onnx_ir as ir
+
 from onnxtool.autodiff.builder import Builder, Tensor
 
 Step: TypeAlias = Callable[[Builder, Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -25,8 +27,6 @@ def scan(
     Returns:
         The states after the last step, then the results of all steps, stacked.
     """
-    import onnx_ir as ir
-
     given = (*states, *inputs)
     parameters = [ir.Value(name=build.names.new("slice"), type=ir.TensorType(tensor.dtype)) for tensor in given]
     body = ir.Graph(parameters, [], nodes=[], name=build.names.new("step"))

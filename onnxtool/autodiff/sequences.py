@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, constant
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def replace_sequences(graph: ir.Graph) -> bool:
@@ -15,8 +12,6 @@ def replace_sequences(graph: ir.Graph) -> bool:
 
     The sizes and i must be constants; sequences with other readers are kept.
     """
-    import onnx_ir as ir
-
     replaced = False
     for node in list(graph):
         if node.op_type != "SplitToSequence" or (sizes := _sizes(node)) is None:

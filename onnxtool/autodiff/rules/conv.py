@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import onnx_ir as ir
+
 from onnxtool.autodiff.builder import Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 from onnxtool.autodiff.rules.scatter import add_rows
@@ -169,8 +171,6 @@ def _average_pool(n: Backward) -> Tensor:
     zeros = build.zeros(build.concat([1, 1], size.slice(2, rank)), dtype)
     shape, over_end = n.x(0).shape, bool(n.attribute("ceil_mode", 0))
     if shape is not None and not over_end:
-        import onnx_ir as ir
-
         zeros.value.shape = ir.Shape([1, 1, *shape[2:]])
     ones = build.constant(1.0, dtype).expand([1, 1, *kernel])
     include = bool(n.attribute("count_include_pad", 0))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Dimension, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
@@ -60,8 +62,6 @@ def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
 
 def summed_factor(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
     """Sum over the axes of the batch along which the factor was repeated."""
-    import onnx_ir as ir
-
     original = n.x(n.index)
     if factor.value is not original.value:  # a vector, which broadcasts along the whole batch
         return sum_to(n.build, gradient, of=gradient, to=factor).reshape(original.size())

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
+
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.autodiff.builder import Builder, Dimension, Tensor
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -75,8 +74,6 @@ class Backward:
 
     def constant(self, index: int) -> NDArray | None:  # type: ignore[type-arg]
         """Return the elements of a constant input; None if it is absent or not constant."""
-        import onnx_ir as ir
-
         if not self.has(index) or index in self.active:
             return None
         value = self.node.inputs[index]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError
 from onnxtool.model_file import ModelFile, save_model, staged
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def export_inference_model(
@@ -23,9 +24,6 @@ def export_inference_model(
         ArtifactError: the eval model has no value with that name.
         OutputWriteError: it cannot be written.
     """
-    import onnx_ir as ir
-    import onnx_ir.passes.common as common
-
     model = ir.load(ModelFile.open(eval_model).path)
     graph = model.graph
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)

@@ -6,7 +6,11 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError, InputError
 from onnxtool.training.api.inference_model import export_inference_model
@@ -14,10 +18,6 @@ from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
 from onnxtool.training.api.session import BoundSession
 from onnxtool.training.api.state import CheckpointState
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class Module:
@@ -85,8 +85,6 @@ class Module:
             InputError: an input is missing, or of another dtype or rank.
             ArtifactError: there is no eval model, or the checkpoint is nominal and has no values yet.
         """
-        import numpy as np
-
         self.check_complete()
         session, names = self._session(), self.input_names()
         if len(user_inputs) != len(names):
@@ -138,9 +136,6 @@ class Module:
         Raises:
             ArtifactError: a frozen parameter is not float32.
         """
-        import numpy as np
-        import onnxruntime as ort
-
         arrays = [array for _, array in self.values.read_all()]
         if not trainable_only:
             arrays += [self._float32(name) for name in self._frozen]
@@ -249,8 +244,6 @@ class Module:
 
     def _frozen_value(self, name: str) -> Any:
         """Return a frozen parameter as an OrtValue on the device."""
-        import onnxruntime as ort
-
         if self.state.checkpoint.is_nominal:
             return allocate(self._shape(name), self.device)
         array = self.state.checkpoint.frozen[name]

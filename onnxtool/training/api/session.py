@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
 
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import PROVIDERS
 from onnxtool.runtime.session import first_line
 from onnxtool.training.api.memory import Device
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class BoundSession:
@@ -30,8 +31,6 @@ class BoundSession:
     """
 
     def __init__(self, path: Path, device: Device, options: Any = None) -> None:
-        import onnxruntime as ort
-
         self.path = path
         self.device = device
         if path.suffix != ".ort":
@@ -72,14 +71,10 @@ class BoundSession:
 
     def bind_input(self, name: str, shape: Sequence[int], pointer: int) -> None:
         """Read a float32 input from an address of the device."""
-        import numpy as np
-
         self._binding.bind_input(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
     def bind_output(self, name: str, shape: Sequence[int], pointer: int) -> None:
         """Write a float32 output to an address of the device."""
-        import numpy as np
-
         self._bound[name] = None
         self._binding.bind_output(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
@@ -94,8 +89,6 @@ class BoundSession:
         Raises:
             InputError: the dtype or rank differs from that of the model.
         """
-        import numpy as np
-
         if not isinstance(tensor, np.ndarray):
             self.bind_value(name, tensor)
             return

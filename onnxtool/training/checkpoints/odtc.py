@@ -11,14 +11,14 @@ import struct
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError
 from onnxtool.training.checkpoints.contents import Checkpoint, Property
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 IDENTIFIER = b"ODTC"
 VERSIONS = (1, 2)
@@ -142,8 +142,6 @@ def _read(data: bytes, path: Path) -> Checkpoint:
 
 def _data_file(path: Path) -> NDArray[np.uint8]:
     """Return the bytes of the data file of a checkpoint, mapped into memory."""
-    import numpy as np
-
     data = path.with_name(f"{path.name}.data")
     try:
         size = data.stat().st_size
@@ -180,8 +178,6 @@ def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = No
         nominal: whether the checkpoint is nominal.
         outside: the bytes of the data file, if there is one.
     """
-    import numpy as np
-
     name = table.text(0)
     dims = np.frombuffer(table.content(2, 8), "<i8").tolist()
     number = table.integer(3, "<i", 0)
@@ -204,8 +200,6 @@ def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = No
 
 
 def _dtype(number: int, name: str) -> np.dtype[np.generic]:
-    import onnx_ir as ir
-
     # ODTC numbers dtypes as ONNX does.
     try:
         kind = ir.DataType(number)

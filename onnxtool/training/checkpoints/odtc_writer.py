@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import onnx_ir as ir
+
 from onnxtool.errors import CheckpointError
+from onnxtool.training.checkpoints.contents import Array, Checkpoint
 
 if TYPE_CHECKING:
     import flatbuffers
 
-    from onnxtool.training.checkpoints.contents import Array, Checkpoint
 
 _VERSION = 2
 _MAX_BYTES = 2**31 - 2**20  # offsets of a flatbuffer are signed 32-bit numbers
@@ -104,9 +107,6 @@ def _property(build: flatbuffers.Builder, name: str, value: float, put: Callable
 
 def _tensor(build: flatbuffers.Builder, name: str, array: Array, nominal: bool) -> int:
     """Add a tensor; a nominal checkpoint has only its name, as in onnxruntime-training."""
-    import numpy as np
-    import onnx_ir as ir
-
     content = None if nominal else build.CreateNumpyVector(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     dims = None if nominal else build.CreateNumpyVector(np.array(array.shape, np.int64)) if array.ndim else None
     key = build.CreateString(name)

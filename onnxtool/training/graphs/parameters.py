@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+
+import onnx
+from onnx import TensorProto
 
 from onnxtool.errors import ArtifactError
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,6 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
     Raises:
         ArtifactError: with the closest names.
     """
-    from onnx import TensorProto
-
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in (*trained, *frozen):
         if name not in tensors:
@@ -137,8 +134,6 @@ def _listed(entries: Sequence[str] | None) -> Sequence[str]:
 
 def _is_trainable(tensor: onnx.TensorProto) -> bool:
     """Return whether a tensor has several floats; a single one is mostly a constant of a formula."""
-    from onnx import TensorProto
-
     several = any(size > 1 for size in tensor.dims)
     return several and tensor.data_type in (
         TensorProto.FLOAT,

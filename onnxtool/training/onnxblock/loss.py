@@ -5,15 +5,13 @@ Letters: N samples, C classes, D* further axes of a sample.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.onnxblock import blocks
 from onnxtool.training.onnxblock.block import Block
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _REDUCTIONS = {
     "mean": lambda: blocks.ReduceMean(keepdims=False),
@@ -143,8 +141,6 @@ class CrossEntropyLoss(Block):
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Add the loss; the labels become an input of the model unless they already are one."""
-        import numpy as np
-
         scores, labels = scores_input_name, labels_name
         shape = [_size(dim) for dim in self.accessor.value_info(scores).type.tensor_type.shape.dim]
         if len(shape) < 2:
@@ -179,8 +175,6 @@ class CrossEntropyLoss(Block):
 
     def _shifted(self, labels: str, scores: list[int | str | None]) -> str:
         """Return for each token the label of the next one, and an ignored label for the last."""
-        import numpy as np
-
         if len(scores) != 3:
             raise ArtifactError(
                 f"labels are shifted along the tokens, and the logits have {len(scores)} axes",
@@ -193,9 +187,6 @@ class CrossEntropyLoss(Block):
 
     def _count(self, labels: str, weight: str | None = None) -> str:
         """Return the sum of the weights of the labels that are not ignored, or 1 if it is zero."""
-        import numpy as np
-        from onnx import TensorProto
-
         op, constant = self.accessor.add_node, self.accessor.add_constant
         is_valid = None
         if self._ignore_index is not None:
@@ -210,8 +201,6 @@ class CrossEntropyLoss(Block):
         return op("Where", [is_zero, constant(np.array(1, np.float32)), count])
 
     def _check_labels(self, name: str) -> None:
-        from onnx import TensorProto
-
         kinds = [value.type.tensor_type.elem_type for value in self.base.graph.input if value.name == name]
         kind = kinds[0] if kinds else TensorProto.INT64
         if kind not in (TensorProto.INT32, TensorProto.INT64):
@@ -221,16 +210,12 @@ class CrossEntropyLoss(Block):
             )
 
     def _add_labels(self, name: str, scores: list[int | str | None]) -> None:
-        from onnx import TensorProto, helper
-
         sizes = list(scores)
         del sizes[self._axis]
         self.base.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, sizes))
 
     def _last_size(self, scores: str, shape: list[int | str | None]) -> str:
         """Return the shape [-1, C]."""
-        import numpy as np
-
         if isinstance(shape[-1], int):
             return self.accessor.add_constant(np.array([-1, shape[-1]], np.int64))
         last = self.accessor.add_node("Shape", [scores], start=-1)
@@ -245,6 +230,4 @@ def _size(dim: object) -> int | str | None:
 
 
 def _float32(array: NDArray[np.generic]) -> NDArray[np.float32]:
-    import numpy as np
-
     return np.asarray(array, np.float32)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.graphs.names import (
@@ -23,9 +25,7 @@ from onnxtool.training.graphs.names import (
     updated_name,
 )
 from onnxtool.training.onnxblock.block import Block, ForwardBlock
-
-if TYPE_CHECKING:
-    from onnx import NodeProto, TensorProto
+from onnxtool.training.onnxblock.blocks import Add, Clip, Constant, Div, ReduceAllL2
 
 Parameters = tuple["Sequence[TensorProto]", "Sequence[TensorProto]"]
 
@@ -49,8 +49,6 @@ class ClipGradNorm(Block):
 
     def scale(self, *gradient_names: str) -> str:
         """Return the factor of the gradients, float32 [1], at most 1; the formula is PyTorch's."""
-        from onnxtool.training.onnxblock.blocks import Add, Clip, Constant, Div, ReduceAllL2
-
         norm = Add()(ReduceAllL2()(*gradient_names), Constant(1e-6)())
         scale: str = Clip(clip_max=1.0)(Div()(Constant(self._max_norm)(), norm))
         return scale
@@ -64,8 +62,6 @@ class ScanBody:
 
     def op(self, op_type: str, *inputs: str, to: str = "") -> str:
         """Apply an operator, and return the name of its output."""
-        from onnx import helper
-
         output = to or f"block/{op_type}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=f"block/node_{len(self.nodes)}"))
         return output
@@ -92,8 +88,6 @@ class Optimizer(ForwardBlock):
 
     def build(self, parameters: Parameters) -> list[str]:
         """Add the optimizer step for these (trained, frozen) parameters, and return the names of the outputs."""
-        from onnx import TensorProto, helper
-
         trained = parameters[0]
         if not trained:
             raise ArtifactError("there is no parameter to optimize", "train at least one")
@@ -114,8 +108,6 @@ class Optimizer(ForwardBlock):
         return self._scan()
 
     def _scan(self) -> list[str]:
-        from onnx import TensorProto, helper
-
         scanned = [PARAMETERS, GRADIENTS, *self.moments]
         updated = [updated_name(name) for name in (PARAMETERS, *self.moments)]
         inside = [f"block/{name}" for name in scanned]
@@ -135,8 +127,6 @@ class Optimizer(ForwardBlock):
 
     def number(self, value: float) -> str:
         """Add a number as an initializer, float32 [1]."""
-        from onnxtool.training.onnxblock.blocks import Constant
-
         name: str = Constant(value)()
         return name
 
@@ -212,8 +202,6 @@ class AdamW(Optimizer):
 
     def _correction(self, beta: float) -> str:
         """Return `1 - beta ** step`."""
-        from onnx import TensorProto
-
         op = self.accessor.add_node
         # In double precision: 1 - 0.999 ** 1 loses four digits in float32.
         step = op("Cast", [STEP], to=TensorProto.DOUBLE)
@@ -221,8 +209,6 @@ class AdamW(Optimizer):
         return op("Cast", [op("Sub", [self._double(1.0), power])], to=TensorProto.FLOAT)
 
     def _double(self, value: float) -> str:
-        import numpy as np
-
         return self.accessor.add_constant(np.array([value], np.float64))
 
 
