@@ -57,7 +57,7 @@ HEAVY = (
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {
     "autodiff": {"onnx", "onnx_ir"},
-    "torch_backend": {"torch", "onnx_ir", "onnxruntime"},
+    "torch_backend": {"torch", "onnx", "onnx_ir", "onnxruntime"},
     **{
         f"training/{package}": {"onnx", "onnx_ir", "onnxruntime"}
         for package in ("api", "artifacts", "checkpoints", "graphs", "onnxblock")

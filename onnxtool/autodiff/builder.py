@@ -28,6 +28,17 @@ class UnknownDtypeError(Exception):
     """The dtype of a value in an expression cannot be inferred."""
 
 
+def _binary(op_type: str, *, swapped: bool = False) -> Callable[[Tensor, Operand], Tensor]:
+    """Return the method of a Tensor that applies an operator of two inputs."""
+
+    def apply(tensor: Tensor, other: Operand) -> Tensor:
+        build = tensor._builder  # noqa: SLF001 - a method of Tensor
+        operand = other if isinstance(other, Tensor) else build.constant(other, tensor.dtype)
+        return build.op(op_type, *((operand, tensor) if swapped else (tensor, operand)))
+
+    return apply
+
+
 class Tensor:
     """A value of a graph; Python operators on it write nodes, and numbers become constants of its dtype."""
 
@@ -54,52 +65,20 @@ class Tensor:
             raise UnknownDtypeError(f"the dtype of {self.value.name} cannot be inferred")
         return self.value.dtype
 
-    def _binary(self, op_type: str, other: Operand, *, swapped: bool = False) -> Tensor:
-        operand = other if isinstance(other, Tensor) else self._builder.constant(other, self.dtype)
-        return self._builder.op(op_type, *((operand, self) if swapped else (self, operand)))
-
-    def __add__(self, other: Operand) -> Tensor:
-        return self._binary("Add", other)
-
-    def __radd__(self, other: float) -> Tensor:
-        return self._binary("Add", other)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return self._binary("Sub", other)
-
-    def __rsub__(self, other: float) -> Tensor:
-        return self._binary("Sub", other, swapped=True)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return self._binary("Mul", other)
-
-    def __rmul__(self, other: float) -> Tensor:
-        return self._binary("Mul", other)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return self._binary("Div", other)
-
-    def __rtruediv__(self, other: float) -> Tensor:
-        return self._binary("Div", other, swapped=True)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return self._binary("Pow", other)
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        return self._binary("MatMul", other)
+    __add__ = __radd__ = _binary("Add")
+    __mul__ = __rmul__ = _binary("Mul")
+    __sub__ = _binary("Sub")
+    __rsub__ = _binary("Sub", swapped=True)
+    __truediv__ = _binary("Div")
+    __rtruediv__ = _binary("Div", swapped=True)
+    __pow__ = _binary("Pow")
+    __matmul__ = _binary("MatMul")
+    __gt__ = _binary("Greater")
+    __lt__ = _binary("Less")
+    equals = _binary("Equal")  # `==` compares the Python objects
 
     def __neg__(self) -> Tensor:
         return self._builder.op("Neg", self)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return self._binary("Greater", other)
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return self._binary("Less", other)
-
-    def equals(self, other: Operand) -> Tensor:
-        """Compare element by element; `==` compares the Python objects."""
-        return self._binary("Equal", other)
 
     def cast(self, dtype: ir.DataType) -> Tensor:
         """Convert the elements, where they are of another type."""

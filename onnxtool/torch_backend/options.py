@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx
+import onnx_ir as ir
+
 from onnxtool.errors import CompilationError
 
 if TYPE_CHECKING:
-    import onnx
-    import onnx_ir as ir
     import onnxruntime as ort
     import torch
 

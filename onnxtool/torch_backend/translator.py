@@ -6,8 +6,8 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
@@ -19,6 +19,8 @@ from onnxtool.torch_backend.lower.exporter import export
 from onnxtool.torch_backend.lower.finishing import finish, racy_nodes
 from onnxtool.torch_backend.lower.kernels import nodes_without_kernel
 from onnxtool.torch_backend.lower.transforms import apply, resolve_transforms
+from onnxtool.torch_backend.options import Converter, OrtBackendOptions, Provider
+from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.cache import Cache, fingerprint
 from onnxtool.torch_backend.run.dumps import dump, is_dumping
 from onnxtool.torch_backend.run.sessions import (
@@ -29,10 +31,6 @@ from onnxtool.torch_backend.run.sessions import (
     session_fits,
     wrong_types,
 )
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import Converter, OrtBackendOptions, Provider
-    from onnxtool.torch_backend.partition.partitions import Partition
 
 CONVERTER_VARIABLE = "ONNXRT_CHANGE_REWRITER"
 CONVERTERS: dict[str, Converter] = {"fx": torch_onnx.translate, "export": export}
@@ -128,8 +126,6 @@ class Translator:
         return session
 
     def _model(self, partition: Partition) -> ir.Model:
-        import onnx
-
         try:
             model = self._convert(partition.module)
         except torch_onnx.ConversionFailedError as error:

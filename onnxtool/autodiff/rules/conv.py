@@ -11,6 +11,7 @@ from math import prod
 import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Tensor
+from onnxtool.autodiff.rules.nn import bias_gradient
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 from onnxtool.autodiff.rules.scatter import add_rows
 
@@ -130,10 +131,6 @@ def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tenso
     return result.transpose([1, 0, *further])
 
 
-def _conv_bias(n: Backward) -> Tensor:
-    return n.dy.sum([0, *range(2, len(n.shape()))], keepdims=False)
-
-
 def _transposed_window(n: Backward) -> Window:
     window = Window.of(n, n.sizes(1, 2))
     if n.attribute("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in n.node.attributes:
@@ -218,8 +215,8 @@ def _global_max_pool(n: Backward) -> Tensor:
 
 CONV: dict[str, Rule] = {
     "AveragePool": rule(_average_pool),
-    "Conv": rule(_conv_input, _conv_kernel, _conv_bias),
-    "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, _conv_bias),
+    "Conv": rule(_conv_input, _conv_kernel, bias_gradient),
+    "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, bias_gradient),
     "GlobalAveragePool": rule(_global_average_pool),
     "GlobalMaxPool": rule(_global_max_pool),
     "MaxPool": Rule((_max_pool,), num_outputs=2),

@@ -115,11 +115,9 @@ def normalized_gradient(slope: Tensor, normalized: Tensor, deviation: Tensor, ax
     return (slope - slope.mean(axes) - along) * deviation
 
 
-def layer_axes(n: Backward) -> tuple[list[int], list[int]]:
-    """Return the axes before those of a LayerNormalization, and its own."""
-    rank = len(n.shape())
-    axis = n.axis(-1)
-    return list(range(axis)), list(range(axis, rank))
+def _layer_axes(n: Backward) -> list[int]:
+    """Return the axes that a LayerNormalization averages over."""
+    return list(range(n.axis(-1), len(n.shape())))
 
 
 def _layer_normalized(n: Backward) -> Tensor:
@@ -130,7 +128,7 @@ def _layer_normalized(n: Backward) -> Tensor:
 
 
 def _layer_norm(n: Backward) -> Tensor:
-    return normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), layer_axes(n)[1])
+    return normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), _layer_axes(n))
 
 
 def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
@@ -157,7 +155,7 @@ def rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int
 
 
 def _rms_norm(n: Backward) -> Tensor:
-    return rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), layer_axes(n)[1])
+    return rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), _layer_axes(n))
 
 
 def _rms_norm_scale(n: Backward) -> Tensor:
@@ -196,11 +194,17 @@ def _batch_norm(n: Backward) -> Tensor:
 
 
 def _batch_norm_scale(n: Backward) -> Tensor:
-    return (n.dy * _statistics(n)[0]).sum([0, *range(2, len(n.shape()))], keepdims=False)
+    return channel_sums(n, n.dy * _statistics(n)[0])
 
 
-def _batch_norm_bias(n: Backward) -> Tensor:
-    return n.dy.sum([0, *range(2, len(n.shape()))], keepdims=False)
+def channel_sums(n: Backward, tensor: Tensor) -> Tensor:
+    """Sum over all axes except the second."""
+    return tensor.sum([0, *range(2, len(n.shape()))], keepdims=False)
+
+
+def bias_gradient(n: Backward) -> Tensor:
+    """Return the gradient of a bias of one element per channel."""
+    return channel_sums(n, n.dy)
 
 
 def _running(n: Backward) -> Tensor:
@@ -210,7 +214,7 @@ def _running(n: Backward) -> Tensor:
     slope = n.dy * _channels(n, n.x(1))
     normalized, deviation = _statistics(n)
     each = slope * deviation if n.index == _RUNNING_MEAN else slope * normalized * deviation * deviation * 0.5
-    return -each.sum([0, *range(2, len(n.shape()))], keepdims=False)
+    return -channel_sums(n, each)
 
 
 def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
@@ -283,12 +287,12 @@ def _einsum(n: Backward) -> Tensor:
 
 NN: dict[str, Rule] = {
     "BatchNormalization": Rule(
-        (_batch_norm, _batch_norm_scale, _batch_norm_bias, _running, _running), forward=_batch_norm_forward
+        (_batch_norm, _batch_norm_scale, bias_gradient, _running, _running), forward=_batch_norm_forward
     ),
     "Dropout": Rule((_dropout,), num_outputs=2),
     "Einsum": Rule((_einsum,), variadic=True),
     "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
-    "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),
+    "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, bias_gradient),
     "LayerNormalization": Rule(
         (_layer_norm, _layer_norm_scale, _layer_norm_bias), num_outputs=3, forward=_layer_norm_forward
     ),

@@ -96,10 +96,10 @@ class Backward:
             raise Refusal(f"the shape of {self.x(index).value.name} is not fixed")
         return [size for size in sizes if isinstance(size, int)]
 
-    def axis(self, default: int, rank: int | None = None) -> int:
+    def axis(self, default: int) -> int:
         """Return the attribute `axis`, counted from the front."""
         axis = self.attribute("axis", default)
-        return axis + (len(self.shape()) if rank is None else rank) if axis < 0 else axis
+        return axis + len(self.shape()) if axis < 0 else axis
 
 
 def _same_numbers(value: ir.Value) -> ir.Value | None:

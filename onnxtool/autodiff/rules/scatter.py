@@ -87,14 +87,10 @@ def add_along(
         unique: whether all positions differ.
     """
     old = pieces.size()
-    shape = build.concat(*(part for part in _around(old, axis, rank, size) if part is not None))
+    before = [old.slice(0, axis)] if axis else []
+    after = [old.slice(axis + 1, rank)] if axis + 1 < rank else []
+    shape = build.concat(*before, size, *after)
     places = positions.reshape([-1 if place == axis else 1 for place in range(rank)]).expand(old)
     zeros = build.zeros(shape, pieces.dtype)
     reduction = "none" if unique else "add"
     return build.op("ScatterElements", zeros, places, pieces, axis=axis, reduction=reduction)
-
-
-def _around(old: Tensor, axis: int, rank: int, size: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    before = old.slice(0, axis) if axis else None
-    after = old.slice(axis + 1, rank) if axis + 1 < rank else None
-    return before, size, after

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import onnx
+import onnx_ir as ir
+
 from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.options import Transform
 from onnxtool.torch_backend.run.sessions import INPUTS_KEY, NUM_NODES_KEY
 
 if TYPE_CHECKING:
-    import onnx
-
     from onnxtool.optimize.pipeline import Pass
-    from onnxtool.torch_backend.options import Transform
 
 
 PRESETS: dict[str, tuple[str, ...]] = {
@@ -71,8 +72,6 @@ def passes_as_transform(passes: Sequence[Pass], provider: str) -> Transform:
     """Return a function that runs `passes` on a model in place."""
 
     def transform(proto: onnx.ModelProto) -> None:
-        import onnx_ir as ir
-
         from onnxtool.optimize.pipeline import Context, run_passes
 
         model, _ = run_passes(ir.from_proto(proto), passes, Context(provider=provider), lambda _stage: None)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.nodes import is_random
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.options import OrtBackendOptions
 
 
 def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: OrtBackendOptions) -> Callable[..., Any]:

@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
 import torch
 
+import onnxtool
 from onnxtool.errors import OutputWriteError
 from onnxtool.torch_backend.nodes import called
 
@@ -62,8 +64,6 @@ def versions() -> str:
 
     import onnxruntime
 
-    import onnxtool
-
     libraries = [f"{name} {version(name)}" for name in ("onnx-ir", "onnxscript", "onnx")]
     return (
         f"onnxtool {onnxtool.__version__} torch {torch.__version__} onnxruntime {onnxruntime.__version__} {libraries}"
@@ -75,8 +75,6 @@ def _checksum_entry(key: str, model: bytes) -> bytes:
 
     It detects damage and mistaken names, and no attack: whoever may write to the folder may write any model.
     """
-    import onnx
-
     checksum = hashlib.sha256(key.encode() + model).hexdigest()
     entry = onnx.StringStringEntryProto(key="onnxtool.checksum", value=checksum)
     appended: bytes = onnx.ModelProto(metadata_props=[entry]).SerializeToString()

@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from onnxruntime.capi import _pybind_state as binding
 from torch._prims_common import is_contiguous_or_false
 
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS, is_static, seen_elements, seen_size
+from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.sessions import RUN_ERRORS, SILENT
 from onnxtool.torch_backend.run.thread_state import denormals_are_zero, end_openmp_threads, flush_denormals
 from onnxtool.torch_backend.run.values import CPU, dense, ort_device, unwrap, wrap
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions
-    from onnxtool.torch_backend.partition.partitions import Partition
-    from onnxtool.torch_backend.translator import Translated
+from onnxtool.torch_backend.translator import Translated
 
 Fake = object
 """What a graph knows of a value: a fake tensor, or a (symbolic) number."""

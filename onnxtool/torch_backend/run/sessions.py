@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnxruntime as ort
 import torch
 
 from onnxtool.errors import ProviderError
 from onnxtool.runtime.providers import cuda_problem
+from onnxtool.torch_backend.options import OrtBackendOptions, Provider
+from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.thread_state import denormals_are_zero, flush_denormals
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions, Provider
-    from onnxtool.torch_backend.partition.partitions import Partition
 
 INPUTS_KEY = "onnxtool.inputs"
 NUM_NODES_KEY = "onnxtool.num_nodes"

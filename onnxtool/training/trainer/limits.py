@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import TrainingError
+from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +24,6 @@ def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> Non
     Raises:
         TrainingError: one of them is not supported.
     """
-    from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
-
     if args.torch_compile:
         raise TrainingError(
             f"torch_compile asks for the compiler {args.torch_compile_backend!r}",
