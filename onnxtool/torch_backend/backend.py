@@ -10,8 +10,7 @@ import torch
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.capture.functions import traceable_functions
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
-from onnxtool.torch_backend.lower.decomposition_table import decompositions
-from onnxtool.torch_backend.lower.torch_onnx import recall_translations
+from onnxtool.torch_backend.lower.torch_onnx import decompositions, recall_translations
 from onnxtool.torch_backend.nodes import is_scaled_draw
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation

@@ -146,16 +146,17 @@ class Translator:
         """Return the nodes of this graph that an earlier process could not compile, with the reasons."""
         if not self._cache.folder:
             return {}
-        names = [node.name for node in owner.graph.nodes]
-        found = self._cache.read_reasons(fingerprint(owner, self._salt))
-        return {names[index]: reason for index, reason in found.items() if index < len(names)}
+        found = self._cache.read_json(fingerprint(owner, self._salt))
+        reasons = found if isinstance(found, dict) else {}
+        nodes = enumerate(owner.graph.nodes)
+        return {node.name: str(reasons[str(index)]) for index, node in nodes if str(index) in reasons}
 
     def remember(self, owner: torch.fx.GraphModule, rejected: Mapping[str, str]) -> None:
         """Keep for later processes which nodes of this graph cannot be compiled."""
         if not self._cache.folder:
             return
         reasons = {i: rejected[node.name] for i, node in enumerate(owner.graph.nodes) if node.name in rejected}
-        self._cache.write_reasons(fingerprint(owner, self._salt), reasons)
+        self._cache.write_json(fingerprint(owner, self._salt), reasons)
 
 
 def _causes(partition: Partition, model: ir.Model, message: str) -> dict[str, str]:

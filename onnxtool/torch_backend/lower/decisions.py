@@ -4,9 +4,9 @@ An operator without a row is translated by torch.onnx. Where torch.onnx has no t
 applies; where there is none either, the operator stays in PyTorch. To decide otherwise, add a row to `DECISIONS`, and a
 sample to tests/torch_backend/lower/test_decompositions.py or test_fx_rewrites.py.
 
-`decision(operator)` reads the table for all steps: decompositions (decomposition_table.py), rewrites of the FX graph
-(fx_rewrites/rewriter.py), what stays in PyTorch (placement.py), the translation (torch_onnx.py) and corrections of the
-ONNX model (finishing.py).
+`decision(operator)` reads the table for all steps: decompositions and the translation (torch_onnx.py), rewrites of the
+FX graph (fx_rewrites/rewriter.py), what stays in PyTorch (placement.py) and corrections of the ONNX model
+(finishing.py).
 """
 
 from __future__ import annotations
@@ -145,11 +145,11 @@ _INFERENCE_ONLY = "as if training were False"
 _NO_STATISTICS = "without statistics for the backward pass"
 _NO_TOTAL_WEIGHT = "wrong in the total weight that the backward pass divides by"
 _IDENTITY = "it means nothing in a compiled graph, and its decomposition is itself"
-_OTHER_NUMBERS = "its decomposition draws other random numbers"
 _OTHER_TYPE = "its decomposition gives another type than it says"
 _POOLING = Denied("ceil_mode and divisor_override of average pooling are translated wrongly", _has_other_divisor)
 _ERFC = Denied("translated by 1 - Erf, which leaves no digit of a small result")
 _SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
+_DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
 _INDEX_PUT = Decision(decomposition=scatters.index_put, denied=Denied(_RACE, _accumulates))
 
 DECISIONS: dict[object, Decision] = {
@@ -291,14 +291,9 @@ DECISIONS: dict[object, Decision] = {
     aten.native_dropout.default: Decision(random.native_dropout),
     aten.rand_like.default: Decision(partial(random.noise_like, draw=aten.rand.default)),
     aten.randn_like.default: Decision(partial(random.noise_like, draw=aten.randn.default)),
-    aten.uniform.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.normal_functional.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.exponential.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.geometric.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.cauchy.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.log_normal.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.bernoulli.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.bernoulli.p: Decision(no_decomposition=_OTHER_NUMBERS),
+    **dict.fromkeys((aten.uniform.default, aten.normal_functional.default, aten.exponential.default), _DRAWS),
+    **dict.fromkeys((aten.geometric.default, aten.cauchy.default, aten.log_normal.default), _DRAWS),
+    **dict.fromkeys((aten.bernoulli.default, aten.bernoulli.p), _DRAWS),
     # constants
     aten.lift_fresh.default: Decision(no_decomposition=_IDENTITY),
     aten.lift.default: Decision(no_decomposition=_IDENTITY),

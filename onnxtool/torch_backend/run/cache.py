@@ -9,7 +9,6 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -101,22 +100,6 @@ class Cache:
             OutputWriteError: the folder cannot be written to.
         """
         self._write(key, ".onnx", model + _checksum_entry(key, model))
-
-    def read_reasons(self, key: str) -> dict[int, str]:
-        """Return which nodes of the graph of that fingerprint stay in PyTorch; nothing where the file is damaged."""
-        found = self.read_json(key)
-        try:
-            return {int(index): str(reason) for index, reason in found.items()}  # type: ignore[attr-defined]
-        except (ValueError, AttributeError):
-            return {}
-
-    def write_reasons(self, key: str, reasons: Mapping[int, str]) -> None:
-        """Keep which nodes of a graph stay in PyTorch.
-
-        Raises:
-            OutputWriteError: the folder cannot be written to.
-        """
-        self.write_json(key, dict(reasons))
 
     def read_json(self, key: str) -> object:
         """Return a record; nothing where there is none, or the file is damaged."""

@@ -18,21 +18,10 @@ INPUTS_KEY = "onnxtool.inputs"
 NUM_NODES_KEY = "onnxtool.num_nodes"
 _BY_DEVICE = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 SILENT = 4  # errors are raised, not logged
-RUN_ERRORS = (
-    ort.capi.onnxruntime_pybind11_state.Fail,
-    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
-    ort.capi.onnxruntime_pybind11_state.NotImplemented,
-    ort.capi.onnxruntime_pybind11_state.RuntimeException,
-    RuntimeError,
-)
-LOAD_ERRORS = (
-    ort.capi.onnxruntime_pybind11_state.Fail,
-    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
-    ort.capi.onnxruntime_pybind11_state.InvalidGraph,
-    ort.capi.onnxruntime_pybind11_state.InvalidProtobuf,
-    ort.capi.onnxruntime_pybind11_state.NotImplemented,
-    ort.capi.onnxruntime_pybind11_state.RuntimeException,
-)
+_ERRORS = ort.capi.onnxruntime_pybind11_state
+_BOTH = (_ERRORS.Fail, _ERRORS.InvalidArgument, _ERRORS.NotImplemented, _ERRORS.RuntimeException)
+RUN_ERRORS = (*_BOTH, RuntimeError)
+LOAD_ERRORS = (*_BOTH, _ERRORS.InvalidGraph, _ERRORS.InvalidProtobuf)
 
 _TYPES = {
     torch.bool: "bool",

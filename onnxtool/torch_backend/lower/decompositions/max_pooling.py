@@ -13,14 +13,9 @@ aten = torch.ops.aten
 def max_pool_backward(gradient: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, *, rank: int) -> torch.Tensor:
     """Add each gradient at the position of its maximum, an index into the last `rank` dimensions, flattened."""
     lead = list(x.shape[:-rank])
-    size = 1
-    for length in x.shape[-rank:]:
-        size = size * length
-    zeros = torch.zeros([*lead, size], dtype=gradient.dtype, device=x.device)
-    num = 1
-    for length in indices.shape[-rank:]:
-        num = num * length
-    added = aten.scatter_add.default(zeros, -1, indices.reshape([*lead, num]), gradient.reshape([*lead, num]))
+    zeros = torch.zeros([*lead, math.prod(x.shape[-rank:])], dtype=gradient.dtype, device=x.device)
+    rows = [*lead, math.prod(indices.shape[-rank:])]
+    added = aten.scatter_add.default(zeros, -1, indices.reshape(rows), gradient.reshape(rows))
     return added.reshape(x.shape)
 
 
