@@ -96,10 +96,6 @@ def _conv_input(n: Backward) -> Tensor:
     return _conv_transpose(n, n.dy, n.x(1), window, n.x(0), n.attribute("group", 1))
 
 
-def _conv_kernel(n: Backward) -> Tensor:
-    return kernel_gradient(n, n.x(0), n.dy, Window.of(n, n.sizes(1, 2)))
-
-
 def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tensor:
     """Convolve the input with the gradient: samples take the role of channels, and strides that of dilations.
 
@@ -215,7 +211,7 @@ def _global_max_pool(n: Backward) -> Tensor:
 
 CONV: dict[str, Rule] = {
     "AveragePool": rule(_average_pool),
-    "Conv": rule(_conv_input, _conv_kernel, bias_gradient),
+    "Conv": rule(_conv_input, lambda n: kernel_gradient(n, n.x(0), n.dy, Window.of(n, n.sizes(1, 2))), bias_gradient),
     "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, bias_gradient),
     "GlobalAveragePool": rule(_global_average_pool),
     "GlobalMaxPool": rule(_global_max_pool),

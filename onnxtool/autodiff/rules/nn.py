@@ -87,8 +87,7 @@ def _gemm_right(n: Backward) -> Tensor:
 
 
 def _gemm_added(n: Backward) -> Tensor:
-    summed = sum_to(n.build, n.dy, of=n.y(), to=n.x(2))
-    beta = n.attribute("beta", 1.0)
+    summed, beta = n.summed(n.dy, 2), n.attribute("beta", 1.0)
     return summed if beta == 1 else summed * beta
 
 
@@ -127,10 +126,6 @@ def _layer_normalized(n: Backward) -> Tensor:
     return ((n.x(0).cast(widest) - mean) * deviation).cast(n.dy.dtype)
 
 
-def _layer_norm(n: Backward) -> Tensor:
-    return normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), _layer_axes(n))
-
-
 def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     """Add a bias of zeros if there is none: onnxruntime 1.17 crashes on statistics without a bias."""
     if n.has(2) or n.x(0).dtype != n.y(1).dtype:
@@ -140,26 +135,10 @@ def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     return n.build.ops("LayerNormalization", n.x(0), n.x(1), bias, outputs=3, axis=axis, epsilon=epsilon)
 
 
-def _layer_norm_scale(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy * _layer_normalized(n), of=n.y(), to=n.x(1))
-
-
-def _layer_norm_bias(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy, of=n.y(), to=n.x(2))
-
-
 def rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
     """Return the gradient of `x * deviation` with respect to x, deviation the inverse of the root mean square."""
     normalized = x * deviation
     return (slope - normalized * (slope * normalized).mean(axes)) * deviation
-
-
-def _rms_norm(n: Backward) -> Tensor:
-    return rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), _layer_axes(n))
-
-
-def _rms_norm_scale(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy * (n.x(0) * n.y(1).cast(n.dy.dtype)), of=n.y(), to=n.x(1))
 
 
 def _channels(n: Backward, vector: Tensor) -> Tensor:
@@ -193,18 +172,18 @@ def _batch_norm(n: Backward) -> Tensor:
     return normalized_gradient(slope, normalized, deviation, _batch_axes(n))
 
 
-def _batch_norm_scale(n: Backward) -> Tensor:
-    return channel_sums(n, n.dy * _statistics(n)[0])
-
-
-def channel_sums(n: Backward, tensor: Tensor) -> Tensor:
+def _channel_sums(n: Backward, tensor: Tensor) -> Tensor:
     """Sum over all axes except the second."""
     return tensor.sum([0, *range(2, len(n.shape()))], keepdims=False)
 
 
+def _scale_gradient(n: Backward) -> Tensor:
+    return _channel_sums(n, n.dy * _statistics(n)[0])
+
+
 def bias_gradient(n: Backward) -> Tensor:
     """Return the gradient of a bias of one element per channel."""
-    return channel_sums(n, n.dy)
+    return _channel_sums(n, n.dy)
 
 
 def _running(n: Backward) -> Tensor:
@@ -214,7 +193,7 @@ def _running(n: Backward) -> Tensor:
     slope = n.dy * _channels(n, n.x(1))
     normalized, deviation = _statistics(n)
     each = slope * deviation if n.index == _RUNNING_MEAN else slope * normalized * deviation * deviation * 0.5
-    return -channel_sums(n, each)
+    return -_channel_sums(n, each)
 
 
 def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
@@ -287,18 +266,30 @@ def _einsum(n: Backward) -> Tensor:
 
 NN: dict[str, Rule] = {
     "BatchNormalization": Rule(
-        (_batch_norm, _batch_norm_scale, bias_gradient, _running, _running), forward=_batch_norm_forward
+        (_batch_norm, _scale_gradient, bias_gradient, _running, _running), forward=_batch_norm_forward
     ),
     "Dropout": Rule((_dropout,), num_outputs=2),
     "Einsum": Rule((_einsum,), variadic=True),
     "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
-    "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, bias_gradient),
+    "InstanceNormalization": rule(_batch_norm, _scale_gradient, bias_gradient),
     "LayerNormalization": Rule(
-        (_layer_norm, _layer_norm_scale, _layer_norm_bias), num_outputs=3, forward=_layer_norm_forward
+        (
+            lambda n: normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), _layer_axes(n)),
+            lambda n: n.summed(n.dy * _layer_normalized(n), 1),
+            lambda n: n.summed(n.dy, 2),
+        ),
+        num_outputs=3,
+        forward=_layer_norm_forward,
     ),
     "LogSoftmax": rule(_log_softmax),
     "LpNormalization": rule(_lp_norm),
     "MatMul": rule(_matmul_left, _matmul_right),
-    "SimplifiedLayerNormalization": Rule((_rms_norm, _rms_norm_scale), num_outputs=2),
+    "SimplifiedLayerNormalization": Rule(
+        (
+            lambda n: rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), _layer_axes(n)),
+            lambda n: n.summed(n.dy * (n.x(0) * n.y(1).cast(n.dy.dtype)), 1),
+        ),
+        num_outputs=2,
+    ),
     "Softmax": rule(_softmax),
 }

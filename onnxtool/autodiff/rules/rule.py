@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Builder, Dimension, Tensor
 
 T = TypeVar("T")
@@ -61,6 +62,10 @@ class Backward:
         """Return the gradient with respect to an output; zeros if the loss does not depend on it."""
         gradient = self.gradients[index]
         return gradient if gradient is not None else self.build.zeros(self.y(index).size(), self.y(index).dtype)
+
+    def summed(self, gradient: Tensor, index: int) -> Tensor:
+        """Sum a gradient of the shape of the first output down to the shape of an input, which broadcasts to it."""
+        return sum_to(self.build, gradient, of=self.y(), to=self.x(index))
 
     def has(self, index: int) -> bool:
         """Whether an optional input was passed."""
