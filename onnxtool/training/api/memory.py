@@ -114,7 +114,11 @@ class Buffer:
 
     @cached_property
     def _view(self) -> Float32:
-        return view(self.value, math.prod(self.layout.blocks))
+        count = math.prod(self.layout.blocks)
+        if not count:
+            return np.zeros(0, np.float32)
+        pointer = ctypes.cast(self.pointer, ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(pointer, (count,))
 
 
 def allocate(shape: tuple[int, ...], device: Device) -> Any:
@@ -122,11 +126,3 @@ def allocate(shape: tuple[int, ...], device: Device) -> Any:
     value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.float32, device.kind, device.number)
     value.update_inplace(np.zeros(shape, np.float32))
     return value
-
-
-def view(value: Any, count: int) -> Float32:
-    """Return the elements of a float32 OrtValue in CPU memory, without a copy."""
-    if not count:
-        return np.zeros(0, np.float32)
-    pointer = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_float))
-    return np.ctypeslib.as_array(pointer, (count,))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +14,8 @@ from onnxtool.training.checkpoints.contents import Array, Checkpoint
 if TYPE_CHECKING:
     import flatbuffers
 
+# A method of the flatbuffers builder that writes a value into a slot, and the value.
+Field: TypeAlias = "tuple[Callable[[int, Any, Any], None], Any]"
 
 _VERSION = 2
 _MAX_BYTES = 2**31 - 2**20  # offsets of a flatbuffer are signed 32-bit numbers
@@ -36,12 +38,9 @@ def to_odtc(checkpoint: Checkpoint) -> bytes:
     module = _module(build, checkpoint)
     groups = _tables(build, [_group(build, checkpoint)] if checkpoint.moments or checkpoint.step else [])
     properties = _properties(build, checkpoint) if checkpoint.properties else 0
-    build.StartObject(4)
-    build.PrependInt32Slot(0, _VERSION, 0)
-    build.PrependUOffsetTRelativeSlot(1, module, 0)
-    build.PrependUOffsetTRelativeSlot(2, groups, 0)
-    build.PrependUOffsetTRelativeSlot(3, properties, 0)
-    build.Finish(build.EndObject(), b"ODTC")
+    offset = build.PrependUOffsetTRelativeSlot
+    fields = ((build.PrependInt32Slot, _VERSION), (offset, module), (offset, groups), (offset, properties))
+    build.Finish(_table(build, 4, dict(enumerate(fields))), b"ODTC")
     return bytes(build.Output())
 
 
@@ -49,15 +48,13 @@ def _module(build: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
     nominal = checkpoint.is_nominal
     trainable = _tables(build, [_tensor(build, *item, nominal) for item in sorted(checkpoint.trainable.items())])
     frozen = _tables(build, [_tensor(build, *item, nominal) for item in sorted(checkpoint.frozen.items())])
-    build.StartObject(4)
-    build.PrependUOffsetTRelativeSlot(0, trainable, 0)
-    build.PrependUOffsetTRelativeSlot(1, frozen, 0)
-    build.PrependBoolSlot(2, nominal, False)
-    return int(build.EndObject())
+    offset = build.PrependUOffsetTRelativeSlot
+    return _table(build, 4, {0: (offset, trainable), 1: (offset, frozen), 2: (build.PrependBoolSlot, nominal)})
 
 
 def _group(build: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
     parameters = dict.fromkeys(name for moment in checkpoint.moments.values() for name in moment)
+    offset = build.PrependUOffsetTRelativeSlot
     states = []
     for parameter in sorted(parameters):
         moments = [
@@ -66,58 +63,55 @@ def _group(build: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
             if parameter in arrays
         ]
         vector, name = _tables(build, moments), build.CreateString(parameter)
-        build.StartObject(2)
-        build.PrependUOffsetTRelativeSlot(0, name, 0)
-        build.PrependUOffsetTRelativeSlot(1, vector, 0)
-        states.append(int(build.EndObject()))
+        states.append(_table(build, 2, {0: (offset, name), 1: (offset, vector)}))
     vector, group = _tables(build, states), build.CreateString("group0")
-    build.StartObject(4)
-    build.PrependUOffsetTRelativeSlot(0, group, 0)
-    build.PrependInt64Slot(1, checkpoint.step, 0)
-    build.PrependFloat32Slot(2, checkpoint.learning_rate, 0.0)
-    build.PrependUOffsetTRelativeSlot(3, vector, 0)
-    return int(build.EndObject())
+    fields = {
+        0: (offset, group),
+        1: (build.PrependInt64Slot, checkpoint.step),
+        2: (build.PrependFloat32Slot, checkpoint.learning_rate),
+        3: (offset, vector),
+    }
+    return _table(build, 4, fields)
 
 
 def _properties(build: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
+    offset = build.PrependUOffsetTRelativeSlot
     numbers: list[int] = []
     floats: list[int] = []
     texts: list[int] = []
     for name, value in sorted(checkpoint.properties.items()):
         if isinstance(value, str):
-            texts.append(_property(build, name, build.CreateString(value), build.PrependUOffsetTRelativeSlot))
+            texts.append(_property(build, name, (offset, build.CreateString(value))))
         elif isinstance(value, float):
-            floats.append(_property(build, name, value, build.PrependFloat32Slot))
+            floats.append(_property(build, name, (build.PrependFloat32Slot, value)))
         else:
-            numbers.append(_property(build, name, int(value), build.PrependInt64Slot))
-    vectors = [_tables(build, tables) for tables in (numbers, floats, texts)]
-    build.StartObject(3)
-    for slot, vector in enumerate(vectors):
-        build.PrependUOffsetTRelativeSlot(slot, vector, 0)
-    return int(build.EndObject())
+            numbers.append(_property(build, name, (build.PrependInt64Slot, int(value))))
+    vectors = [(offset, _tables(build, tables)) for tables in (numbers, floats, texts)]
+    return _table(build, 3, dict(enumerate(vectors)))
 
 
-def _property(build: flatbuffers.Builder, name: str, value: float, put: Callable[[int, Any, Any], None]) -> int:
-    key = build.CreateString(name)
-    build.StartObject(2)
-    build.PrependUOffsetTRelativeSlot(0, key, 0)
-    put(1, value, 0)
-    return int(build.EndObject())
+def _property(build: flatbuffers.Builder, name: str, value: Field) -> int:
+    return _table(build, 2, {0: (build.PrependUOffsetTRelativeSlot, build.CreateString(name)), 1: value})
 
 
 def _tensor(build: flatbuffers.Builder, name: str, array: Array, nominal: bool) -> int:
     """Add a tensor; a nominal checkpoint has only its name, as in onnxruntime-training."""
     content = None if nominal else build.CreateNumpyVector(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     dims = None if nominal else build.CreateNumpyVector(np.array(array.shape, np.int64)) if array.ndim else None
-    key = build.CreateString(name)
-    build.StartObject(7)
-    build.PrependUOffsetTRelativeSlot(0, key, 0)
+    offset = build.PrependUOffsetTRelativeSlot
+    fields: dict[int, Field] = {0: (offset, build.CreateString(name))}
     if dims is not None:
-        build.PrependUOffsetTRelativeSlot(2, dims, 0)
-    if not nominal:
-        build.PrependInt32Slot(3, int(ir.DataType.from_numpy(array.dtype)), 0)
+        fields[2] = (offset, dims)
     if content is not None:
-        build.PrependUOffsetTRelativeSlot(4, content, 0)
+        fields |= {3: (build.PrependInt32Slot, int(ir.DataType.from_numpy(array.dtype))), 4: (offset, content)}
+    return _table(build, 7, fields)
+
+
+def _table(build: flatbuffers.Builder, num_slots: int, fields: Mapping[int, Field]) -> int:
+    """Add a table with these fields by their slots."""
+    build.StartObject(num_slots)
+    for slot, (put, value) in fields.items():
+        put(slot, value, 0)
     return int(build.EndObject())
 
 

@@ -5,6 +5,8 @@ Letters: N samples, C classes, D* further axes of a sample.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -36,12 +38,12 @@ class _Elementwise(Block):
         """Add the loss; the target becomes an input of the model unless it already is one."""
         if not self.accessor.has_value(target_name):
             blocks.InputLike(loss_input_name)(target_name)
-        reduced: str = self._reduce(self.elementwise(loss_input_name, target_name))
+        reduced: str = self._reduce(self._elementwise(loss_input_name, target_name))
         return reduced
 
-    def elementwise(self, name: str, target: str) -> str:
+    @abstractmethod
+    def _elementwise(self, name: str, target: str) -> str:
         """Return the loss of each element."""
-        raise NotImplementedError
 
 
 class MSELoss(_Elementwise):
@@ -51,8 +53,7 @@ class MSELoss(_Elementwise):
         reduction: mean, sum or none.
     """
 
-    def elementwise(self, name: str, target: str) -> str:
-        """Return the loss of each element."""
+    def _elementwise(self, name: str, target: str) -> str:
         difference = blocks.Sub()(name, target)
         squared: str = blocks.Mul()(difference, difference)
         return squared
@@ -65,8 +66,7 @@ class L1Loss(_Elementwise):
         reduction: mean, sum or none.
     """
 
-    def elementwise(self, name: str, target: str) -> str:
-        """Return the loss of each element."""
+    def _elementwise(self, name: str, target: str) -> str:
         absolute: str = blocks.Abs()(blocks.Sub()(name, target))
         return absolute
 
@@ -92,8 +92,7 @@ class BCEWithLogitsLoss(_Elementwise):
         self._weight = weight
         self._pos_weight = pos_weight
 
-    def elementwise(self, name: str, target: str) -> str:
-        """Return the loss of each element."""
+    def _elementwise(self, name: str, target: str) -> str:
         add, mul, one = blocks.Add(), blocks.Mul(), blocks.Constant(1.0)()
         softened = self.accessor.add_node("Softplus", [blocks.Neg()(name)])
         if self._pos_weight is not None:
