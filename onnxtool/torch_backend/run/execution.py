@@ -11,7 +11,7 @@ import torch
 from onnxruntime.capi import _pybind_state as binding
 from torch._prims_common import is_contiguous_or_false
 
-from onnxtool.torch_backend.nodes import MANY_ELEMENTS, is_static, seen_elements, seen_size
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS, dims_by_stride, is_static, seen_elements, seen_size
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.sessions import RUN_ERRORS, SILENT
@@ -102,7 +102,7 @@ class SessionCall:
         self.__name__ = name
         self.__qualname__ = name
         self.count = CallCount()
-        self.expected = tuple(Expected.of(value) for value in (node.meta["val"] for node in partition.outputs))
+        self.expected = tuple(Expected.of(node.meta["val"]) for node in partition.outputs)
         self.failure = ""
         self._eager = partition.module
         self._run = session._sess.run_with_ortvaluevector
@@ -191,7 +191,5 @@ def _order(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return the dimensions of a tensor from the largest stride to the smallest, or None where it is contiguous."""
     if is_contiguous_or_false(value):
         return None
-    strides = [seen_size(stride) for stride in value.stride()]
-    sizes = [seen_size(size) for size in value.shape]
-    order = tuple(sorted(range(value.dim()), key=lambda dim: (-strides[dim], -sizes[dim])))
+    order = dims_by_stride(value)
     return None if order == tuple(range(value.dim())) else order

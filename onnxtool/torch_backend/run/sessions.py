@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnxruntime as ort
@@ -44,9 +44,8 @@ def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provid
     _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
     settings = options.ort_session_options or _session_options(options.flush_denormals)
     chosen = [_with_stream(provider) for provider in providers]
-    with flush_denormals(
-        denormals_are_zero()
-    ):  # the first session of a process sets the thread that makes it, for good
+    # The first session of a process sets the thread that makes it, for good.
+    with flush_denormals(denormals_are_zero()):
         session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
     _require_providers(names, session.get_providers(), "onnxruntime could not start the provider")
     return session
@@ -101,19 +100,17 @@ def select_providers(
     """
     inferred: list[Provider] = []
     if options.infer_execution_providers:
-        inferred = list(dict.fromkeys(_inferred(inputs))) or list(dict.fromkeys(_inferred(outputs)))
+        inferred = _inferred(inputs) or _inferred(outputs)
     chosen: dict[str, Provider] = {}
     for provider in (*options.preferred_execution_providers, *inferred, *options.default_execution_providers):
         chosen.setdefault(provider if isinstance(provider, str) else provider[0], provider)
     return tuple(chosen.values()) or (_BY_DEVICE["cpu"],)
 
 
-def _inferred(values: Iterable[object]) -> Iterator[str]:
-    """Yield the provider of each device, GPU before CPU: sizes are always on the CPU."""
+def _inferred(values: Iterable[object]) -> list[Provider]:
+    """Return the provider of each device, GPU before CPU: sizes are always on the CPU."""
     types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
-    for device in ("cuda", "cpu"):
-        if device in types:
-            yield _BY_DEVICE[device]
+    return [_BY_DEVICE[device] for device in ("cuda", "cpu") if device in types]
 
 
 def _session_options(flush_denormals: bool) -> ort.SessionOptions:

@@ -19,8 +19,7 @@ from onnxtool.model_file import staged
 from onnxtool.training.checkpoints.contents import Array as Array
 from onnxtool.training.checkpoints.contents import Checkpoint as Checkpoint
 from onnxtool.training.checkpoints.contents import Property as Property
-from onnxtool.training.checkpoints.odtc import from_odtc
-from onnxtool.training.checkpoints.odtc_writer import to_odtc
+from onnxtool.training.checkpoints.odtc import from_odtc, to_odtc
 
 Format: TypeAlias = Literal["safetensors", "odtc"]
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from onnxtool.torch_backend.lower.decompositions.average_pooling import adaptive_windows
+
 aten = torch.ops.aten
 
 
@@ -66,8 +68,6 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torc
 
 def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return as many positions for each window as the widest one has, and which of them are inside."""
-    windows = torch.arange(num_windows, device=device)
-    starts, ends = windows * size // num_windows, -(-(windows + 1) * size // num_windows)
-    widest = 1 + (size - 1) // num_windows + (1 if size % num_windows else 0)
+    starts, ends, widest = adaptive_windows(size, num_windows, device)
     places = starts[:, None] + torch.arange(widest, device=device)
     return places.clamp(max=size - 1), places < ends[:, None]
