@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import torch
@@ -150,8 +151,6 @@ def register() -> None:
 
     An installed package has an entry point, which PyTorch registers by itself.
     """
-    from importlib.metadata import entry_points
-
     from torch._dynamo.backends import registry
 
     if NAME not in entry_points(group="torch_dynamo_backends").names and NAME not in registry._COMPILER_FNS:

@@ -9,9 +9,11 @@ import json
 import os
 import re
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import torch
 
 import onnxtool
@@ -59,10 +61,6 @@ def _description(value: object) -> str:
 @functools.cache
 def versions() -> str:
     """Name all libraries that a translated graph depends on."""
-    from importlib.metadata import version
-
-    import onnxruntime
-
     libraries = [f"{name} {version(name)}" for name in ("onnx-ir", "onnxscript", "onnx")]
     return (
         f"onnxtool {onnxtool.__version__} torch {torch.__version__} onnxruntime {onnxruntime.__version__} {libraries}"

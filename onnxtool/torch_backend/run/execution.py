@@ -115,7 +115,8 @@ class SessionCall:
         ]
         self._output_devices = [ort_device(expected.device) for expected in self.expected]
         self._plain = all(item.dtype not in (None, torch.bool) and item.order is None for item in self.expected)
-        self._sized = tuple(index for index, value in enumerate(inputs) if _has_symbolic_size(value))
+        tensors = ((index, value) for index, value in enumerate(inputs) if isinstance(value, torch.Tensor))
+        self._sized = tuple(index for index, value in tensors if not is_static(value))
         fixed = all(item.dtype and item.shape is not None for item in self.expected)
         self._preallocates = options.preallocate_output and fixed
         self._flushes = options.flush_denormals
@@ -176,10 +177,6 @@ class SessionCall:
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_NUMBERS = 1024
-
-
-def _has_symbolic_size(value: Fake) -> bool:
-    return isinstance(value, torch.Tensor) and not is_static(value)
 
 
 def _is_large(node: torch.fx.Node) -> bool:

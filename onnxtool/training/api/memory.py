@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from onnxtool.errors import ProviderError
 from onnxtool.runtime.providers import resolve_provider
 
-if TYPE_CHECKING:
-    Float32 = NDArray[np.float32]
-
+Float32 = NDArray[np.float32]
 # The intermediate results of the optimizer for one block stay in the L2 cache of a CPU core.
 BLOCK_SIZE = 32768
 # GPU kernels load 16 bytes at once and need aligned tensors.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +36,8 @@ def prepare_training(
 
 def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
-    common = _artifact_options(options, setting)
-    model = options.model_path or Path()
-    return make_artifacts(replace(common, model=model, loss_input_names=options.loss_inputs or None), on_progress)
+    made = _artifact_options(options, setting, options.model_path or Path(), options.loss_inputs)
+    return make_artifacts(made, on_progress)
 
 
 def make_checkpoint_artifacts(
@@ -59,17 +58,13 @@ def make_checkpoint_artifacts(
     def verify(folder: Path) -> ArtifactVerification | None:
         return verify_artifacts(folder, options.prefix, forward.reference, setting)
 
-    report = make_artifacts(
-        replace(
-            _artifact_options(options, setting),
-            model=forward.path,
-            loss_input_names=loss_inputs,
-            aliases=forward.aliases,
-            parameters=forward.parameters,
-            verify=verify if options.verify and is_verifiable else None,
-        ),
-        on_progress,
+    made = replace(
+        _artifact_options(options, setting, forward.path, loss_inputs),
+        aliases=forward.aliases,
+        parameters=forward.parameters,
+        verify=verify if options.verify and is_verifiable else None,
     )
+    report = make_artifacts(made, on_progress)
     return replace(report, notes=(*report.notes, *_notes(report, setting)))
 
 
@@ -90,10 +85,13 @@ def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
         )
 
 
-def _artifact_options(options: PreparationOptions, setting: LossSetting) -> ArtifactOptions:
-    """Return the options that are the same for files and checkpoints."""
+def _artifact_options(
+    options: PreparationOptions, setting: LossSetting, model: Path, loss_inputs: Sequence[str]
+) -> ArtifactOptions:
+    """Return the options that files and checkpoints have."""
     return ArtifactOptions(
-        model=Path(),
+        model=model,
+        loss_input_names=loss_inputs or None,
         requires_grad=options.train,
         frozen_params=options.freeze,
         loss=_loss(options, setting),

@@ -212,14 +212,9 @@ class LabelEncoder(Block):
 
     def build(self, name: str) -> str:
         """Look up each element."""
-        model, output = self.base, self.accessor.new_name("LabelEncoder")
-        if all(opset.domain != "ai.onnx.ml" for opset in model.opset_import):
-            model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
-        node_name = self.accessor.new_name("LabelEncoder")
-        model.graph.node.append(
-            helper.make_node("LabelEncoder", [name], [output], name=node_name, domain="ai.onnx.ml", **self._attributes)
-        )
-        return output
+        if all(opset.domain != "ai.onnx.ml" for opset in self.base.opset_import):
+            self.base.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
+        return self.accessor.add_node("LabelEncoder", [name], domain="ai.onnx.ml", **self._attributes)
 
 
 class Cast(Block):

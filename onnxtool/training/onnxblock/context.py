@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx_ir as ir
@@ -18,8 +18,6 @@ from onnxtool.autodiff.preparation import opset_of
 from onnxtool.errors import ArtifactError
 from onnxtool.graph.shapes import infer_values
 from onnxtool.runtime.quiet import quiet
-
-Attribute: TypeAlias = "int | float | str | Sequence[int]"
 
 # The newest IR version that onnxruntime 1.17 reads, and the opset of a new model.
 IR_VERSION = 9
@@ -53,10 +51,14 @@ class ModelAccessor:
         self._taken.add(name)
         return name
 
-    def add_node(self, op_type: str, inputs: Sequence[str], **attributes: Attribute) -> str:
-        """Apply a standard operator, and return the name of its first output; an empty input is one left out."""
+    def add_node(self, op_type: str, inputs: Sequence[str], *, domain: str | None = None, **attributes: Any) -> str:
+        """Apply an operator, and return the name of its first output; an empty input is one left out.
+
+        Attributes are numbers, strings or lists of them. Without a domain it is a standard operator.
+        """
         output = self.new_name(op_type)
-        node = helper.make_node(op_type, list(inputs), [output], name=self.new_name(op_type), **attributes)
+        node_name = self.new_name(op_type)
+        node = helper.make_node(op_type, list(inputs), [output], name=node_name, domain=domain, **attributes)
         self._model.graph.node.append(node)
         return output
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from transformers import Trainer, TrainingArguments
 
 from onnxtool.errors import TrainingError
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import Trainer, TrainingArguments
 
 _TORCHRUN = "start the script with torchrun for DistributedDataParallel, or use transformers' Trainer"
 
