@@ -131,7 +131,7 @@ class Module:
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """Return the number of elements of the parameters."""
-        frozen = [] if trainable_only else [math.prod(value.shape()) for value in self._frozen.values()]
+        frozen = [] if trainable_only else [int(math.prod(value.shape())) for value in self._frozen.values()]
         return self.values.layout.size + sum(frozen)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:

@@ -6,6 +6,7 @@ Letters: N samples, C classes, D* further axes of a sample.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +166,7 @@ class CrossEntropyLoss(Block):
         inputs = [scores, labels]
         if self._weight is not None:
             inputs.append(self.accessor.add_constant(_float32(self._weight), "class_weight"))
-        ignored = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
+        ignored: dict[str, Any] = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
         # The operator divides by the sum of the weights, which may be zero.
         divided = self._reduction == "mean" and len(inputs) + len(ignored) > 2
         reduction = "sum" if divided else self._reduction
