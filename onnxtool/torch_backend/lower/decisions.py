@@ -119,21 +119,8 @@ def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
-def _accumulates(node: Node) -> bool:
-    return node.args[3:4] == (True,) or bool(node.kwargs.get("accumulate"))
-
-
-def _is_mean(node: Node) -> bool:
-    return "mean" in (*node.args[4:5], node.kwargs.get("reduce"))
-
-
-def _has_other_divisor(node: Node) -> bool:
-    """Whether average pooling has `ceil_mode` or `divisor_override`."""
-    ceil_mode, divisor = (
-        (node.args[position : position + 1] or (node.kwargs.get(name),))[0]
-        for position, name in ((4, "ceil_mode"), (6, "divisor_override"))
-    )
-    return bool(ceil_mode) or divisor is not None
+def _argument(node: Node, position: int, name: str) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
 _DEFAULT = Decision()
@@ -146,17 +133,21 @@ _NO_STATISTICS = "without statistics for the backward pass"
 _NO_TOTAL_WEIGHT = "wrong in the total weight that the backward pass divides by"
 _IDENTITY = "it means nothing in a compiled graph, and its decomposition is itself"
 _OTHER_TYPE = "its decomposition gives another type than it says"
-_POOLING = Denied("ceil_mode and divisor_override of average pooling are translated wrongly", _has_other_divisor)
+_ACCUMULATES = Denied(_RACE, lambda node: bool(_argument(node, 3, "accumulate")))
+_POOLING = Denied(
+    "ceil_mode and divisor_override of average pooling are translated wrongly",
+    lambda node: bool(_argument(node, 4, "ceil_mode")) or _argument(node, 6, "divisor_override") is not None,
+)
 _ERFC = Denied("translated by 1 - Erf, which leaves no digit of a small result")
 _SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
 _DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
-_INDEX_PUT = Decision(decomposition=scatters.index_put, denied=Denied(_RACE, _accumulates))
+_INDEX_PUT = Decision(decomposition=scatters.index_put, denied=_ACCUMULATES)
 
 DECISIONS: dict[object, Decision] = {
     # writes by index
     aten.index_put.default: _INDEX_PUT,
     aten._unsafe_index_put.default: _INDEX_PUT,
-    aten._index_put_impl.default: Decision(denied=Denied(_RACE, _accumulates)),
+    aten._index_put_impl.default: Decision(denied=_ACCUMULATES),
     aten.embedding_dense_backward.default: Decision(
         no_decomposition="PyTorch's own kernel is faster", denied=Denied(_RACE)
     ),
@@ -165,7 +156,9 @@ DECISIONS: dict[object, Decision] = {
     aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
     aten.scatter_reduce.two: Decision(
         decomposition=scatters.scatter_reduce,
-        denied=Denied("the mean of scattered values is translated wrongly", _is_mean),
+        denied=Denied(
+            "the mean of scattered values is translated wrongly", lambda node: _argument(node, 4, "reduce") == "mean"
+        ),
     ),
     aten.scatter.src: Decision(decomposition=scatters.scatter),
     aten.put.default: Decision(decomposition=scatters.put),

@@ -42,15 +42,14 @@ def apply(transforms: Sequence[Transform], model: onnx.ModelProto) -> None:
     outputs = [value.name for value in model.graph.output]
     for transform in transforms:
         transform(model)
-    if [value.name for value in model.graph.output] != outputs or not {v.name for v in model.graph.input} <= set(
-        inputs
-    ):
+    remaining = [value.name for value in model.graph.input]
+    if [value.name for value in model.graph.output] != outputs or not set(remaining) <= set(inputs):
         raise CompilationError(
             "a transform changed the inputs or outputs of a model",
             "transforms of pre_ort_model_transforms keep their names and order, and may remove inputs",
         )
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    metadata[INPUTS_KEY] = " ".join(inputs[value.name] for value in model.graph.input)
+    metadata[INPUTS_KEY] = " ".join(inputs[name] for name in remaining)
     metadata[NUM_NODES_KEY] = str(len(model.graph.node))
     onnx.helper.set_model_props(model, metadata)
 

@@ -25,9 +25,7 @@ def separate_statistics(model: onnx.ModelProto) -> None:
     for node in [node for node in graph.node if node.op_type == "BatchNormalization" and not node.domain]:
         for place, kind in ((3, "running_mean"), (4, "running_var")):
             name = source = node.input[place]
-            if (
-                name in copies and copies[name].input[0] in tensors
-            ):  # it kept its name, but is a copy of another initializer
+            if name in copies and copies[name].input[0] in tensors:  # its name stayed; it copies another initializer
                 source = copies[name].input[0]
                 graph.node.remove(copies.pop(name))
             elif name in tensors and readers[name] > 1:

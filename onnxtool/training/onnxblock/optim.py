@@ -94,34 +94,19 @@ class Optimizer(ForwardBlock):
         other = [tensor.name for tensor in trained if tensor.data_type != TensorProto.FLOAT]
         if other:
             raise ArtifactError(f"the parameters {', '.join(other[:5])} are not float32", "freeze or convert them")
-        graph = self.base.graph
-        graph.input.extend(
-            [
-                helper.make_tensor_value_info(LEARNING_RATE, TensorProto.FLOAT, [1]),
-                helper.make_tensor_value_info(STEP, TensorProto.INT64, [1]),
-                *(
-                    helper.make_tensor_value_info(name, TensorProto.FLOAT, ["blocks", "size"])
-                    for name in (PARAMETERS, GRADIENTS, *self.moments)
-                ),
-            ]
-        )
-        return self._scan()
-
-    def _scan(self) -> list[str]:
         scanned = [PARAMETERS, GRADIENTS, *self.moments]
+        graph, info = self.base.graph, helper.make_tensor_value_info
+        graph.input.extend([info(LEARNING_RATE, TensorProto.FLOAT, [1]), info(STEP, TensorProto.INT64, [1])])
+        graph.input.extend(info(name, TensorProto.FLOAT, ["blocks", "size"]) for name in scanned)
         updated = [updated_name(name) for name in (PARAMETERS, *self.moments)]
         inside = [f"block/{name}" for name in scanned]
         body = ScanBody()
         self.update(body, inside[0], inside[1], inside[2:])
         results = [f"block/{name}" for name in updated]
-        graph = helper.make_graph(
-            body.nodes,
-            "block",
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["size"]) for name in inside],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["size"]) for name in results],
-        )
-        self.base.graph.node.append(
-            helper.make_node("Scan", scanned, updated, name="step", body=graph, num_scan_inputs=len(scanned))
+        before, after = ([info(name, TensorProto.FLOAT, ["size"]) for name in names] for names in (inside, results))
+        step = helper.make_graph(body.nodes, "block", before, after)
+        graph.node.append(
+            helper.make_node("Scan", scanned, updated, name="step", body=step, num_scan_inputs=len(scanned))
         )
         return updated
 
