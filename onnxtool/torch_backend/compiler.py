@@ -81,7 +81,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
         call = compared(call, original, options)
     report = GraphReport(
         kind=kind,
-        pieces=tuple(made[0] for made in calls if made),
+        partitions=tuple(made[0] for made in calls if made),
         eager=tuple(
             EagerNode(node.name, called(node.target), why)
             for node, why in stay.items()

@@ -52,10 +52,7 @@ def _fits(node: ir.Node, kernel: Any, opset: int) -> bool:
 def _allowed(dtype: ir.DataType, types: list[str] | None) -> bool:
     if types is None:
         return True
-    names = {f"tensor({_NAMES.get(dtype, dtype.name.lower())})"}
+    names = {f"tensor({dtype.name.lower()})"}
     if dtype is ir.DataType.FLOAT16:
         names.add("tensor(float)")
     return any(name in types for name in names)
-
-
-_NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}

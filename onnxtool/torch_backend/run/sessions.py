@@ -10,6 +10,7 @@ import torch
 
 from onnxtool.errors import ProviderError
 from onnxtool.runtime.providers import cuda_problem
+from onnxtool.runtime.session import tensor_type
 from onnxtool.torch_backend.options import OrtBackendOptions, Provider
 from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.thread_state import denormals_are_zero, flush_denormals
@@ -22,15 +23,6 @@ _ERRORS = ort.capi.onnxruntime_pybind11_state
 _BOTH = (_ERRORS.Fail, _ERRORS.InvalidArgument, _ERRORS.NotImplemented, _ERRORS.RuntimeException)
 RUN_ERRORS = (*_BOTH, RuntimeError)
 LOAD_ERRORS = (*_BOTH, _ERRORS.InvalidGraph, _ERRORS.InvalidProtobuf)
-
-_TYPES = {
-    torch.bool: "bool",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float",
-    torch.float64: "double",
-    **{getattr(torch, name): name for name in ("int8", "int16", "int32", "int64", "uint8")},
-}
 
 
 def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...]) -> ort.InferenceSession:
@@ -87,7 +79,7 @@ def session_fits(session: ort.InferenceSession, partition: Partition) -> bool:
 def _type_of(value: object) -> str:
     """Return onnxruntime's name of the type of a fake value; sizes are integers."""
     if isinstance(value, torch.Tensor):
-        return f"tensor({_TYPES.get(value.dtype, value.dtype)})"
+        return tensor_type(str(value.dtype).removeprefix("torch."))
     return "tensor(bool)" if isinstance(value, bool | torch.SymBool) else "tensor(int64)"
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import PROVIDERS
-from onnxtool.runtime.session import first_line
+from onnxtool.runtime.session import first_line, tensor_type
 from onnxtool.training.api.memory import Device
 
 
@@ -93,7 +93,7 @@ class BoundSession:
             self.bind_value(name, tensor)
             return
         declared = self._inputs[name]
-        if (kind := _DTYPES.get(tensor.dtype.name, tensor.dtype.name)) != declared.type:
+        if (kind := tensor_type(tensor.dtype.name)) != declared.type:
             raise InputError(f"the input {name} of {self.path} is {declared.type}, not {kind}", "convert it")
         if len(tensor.shape) != len(declared.shape) and declared.shape:
             raise InputError(
@@ -127,12 +127,3 @@ class BoundSession:
             return []
         values = dict(zip(self._bound, self._binding.get_outputs(), strict=True))
         return [values[name] for name in fetch]
-
-
-# onnxruntime's names of input types by numpy's names of dtypes.
-_DTYPES = {
-    **{name: f"tensor({name})" for name in ("bool", "float16", "bfloat16")},
-    **{f"{sign}int{bits}": f"tensor({sign}int{bits})" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float32": "tensor(float)",
-    "float64": "tensor(double)",
-}

@@ -75,13 +75,13 @@ def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
             "labels are shifted as in transformers: the logits at a token are for the label of the next one, so pass "
             "the input_ids as labels (--no_shift_labels turns this off)"
         )
-    proof = report.proof
-    if proof is None:
+    found = report.proof
+    if found is None:
         yield "loss and gradients were not compared with PyTorch"
-    elif proof.own_loss is not None and proof.own_loss_error > proof.tolerance:
+    elif found.own_loss is not None and found.own_loss_error > found.tolerance:
         yield (
-            f"{proof.reference} itself computes another loss for the same labels, with a relative difference of "
-            f"{proof.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
+            f"{found.reference} itself computes another loss for the same labels, with a relative difference of "
+            f"{found.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
         )
 
 
