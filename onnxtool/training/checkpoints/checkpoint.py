@@ -16,9 +16,9 @@ import numpy as np
 
 from onnxtool.errors import CheckpointError
 from onnxtool.model_file import staged
-from onnxtool.training.checkpoints.contents import Array as Array
-from onnxtool.training.checkpoints.contents import Checkpoint as Checkpoint
-from onnxtool.training.checkpoints.contents import Property as Property
+from onnxtool.training.checkpoints import Array as Array
+from onnxtool.training.checkpoints import Checkpoint as Checkpoint
+from onnxtool.training.checkpoints import Property as Property
 from onnxtool.training.checkpoints.odtc import from_odtc, to_odtc
 
 Format: TypeAlias = Literal["safetensors", "odtc"]

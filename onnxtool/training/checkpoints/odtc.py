@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError
-from onnxtool.training.checkpoints.contents import Array, Checkpoint, Property
+from onnxtool.training.checkpoints import Array, Checkpoint, Property
 
 if TYPE_CHECKING:
     import flatbuffers

@@ -142,7 +142,8 @@ class CrossEntropyLoss(Block):
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Add the loss; the labels become an input of the model unless they already are one."""
         scores, labels = scores_input_name, labels_name
-        shape = [_size(dim) for dim in self.accessor.value_info(scores).type.tensor_type.shape.dim]
+        dims = self.accessor.value_info(scores).type.tensor_type.shape.dim
+        shape = [getattr(dim, dim.WhichOneof("value") or "", None) for dim in dims]
         if len(shape) < 2:
             raise ArtifactError(
                 f"the logits {scores!r} have {len(shape)} axes, and a cross entropy needs an axis of classes",
@@ -221,12 +222,6 @@ class CrossEntropyLoss(Block):
         last = self.accessor.add_node("Shape", [scores], start=-1)
         rows = self.accessor.add_constant(np.array([-1], np.int64))
         return self.accessor.add_node("Concat", [rows, last], axis=0)
-
-
-def _size(dim: object) -> int | str | None:
-    """Return the size of an axis of a TypeProto, its name, or None."""
-    kind = dim.WhichOneof("value")  # type: ignore[attr-defined]
-    return getattr(dim, kind) if kind else None
 
 
 def _float32(array: NDArray[np.generic]) -> NDArray[np.float32]:
