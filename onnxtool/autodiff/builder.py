@@ -124,9 +124,6 @@ class Builder:
     Args:
         graph: the graph whose values the expressions are over.
         names: unique names for nodes and values; by default those of the graph itself.
-
-    Attributes:
-        names: unique names for nodes and values.
     """
 
     def __init__(self, graph: ir.Graph, *, names: UniqueNames | None = None) -> None:

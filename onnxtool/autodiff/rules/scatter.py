@@ -20,7 +20,7 @@ def add_rows(
     """Return zeros of `shape` with `rows` added at `indices` of the first axis.
 
     Args:
-        build: adds nodes to the graph.
+        build: of the graph.
         rows: [*I, *R].
         indices: int32 or int64 [*I], possibly with duplicate and negative ones.
         shape: int64 [rank], the sizes [N, *R].
@@ -75,16 +75,9 @@ def _add_with_gemm(build: Builder, rows: Tensor, indices: Tensor, shape: Tensor,
 def add_along(
     build: Builder, pieces: Tensor, positions: Tensor, *, axis: int, rank: int, size: Tensor, unique: bool = False
 ) -> Tensor:
-    """Return zeros with `pieces` added at `positions` of one axis, which gets the size `size`, int64 [1].
+    """Return zeros with `pieces`, [..., P, ...], added at `positions`, int64 [P], of one axis.
 
-    Args:
-        build: adds nodes to the graph.
-        pieces: of any rank, [..., P, ...].
-        positions: int64 [P].
-        axis: that of the pieces.
-        rank: of the pieces.
-        size: int64 [1], the size of the axis in the result.
-        unique: whether all positions differ.
+    The axis has the size `size`, int64 [1], in the result. `unique` says that all positions differ.
     """
     old = pieces.size()
     before = [old.slice(0, axis)] if axis else []

@@ -24,7 +24,6 @@ from onnxtool.torch_backend.lower.fused_kernels import small_only
 from onnxtool.torch_backend.nodes import called
 from onnxtool.torch_backend.run.cache import Cache, versions
 
-TESTED_TORCH = ("2.13",)
 _LOGGERS = (
     *(f"torch.onnx._internal.exporter.{name}" for name in ("_registration", "_core", "_ir_passes")),
     *("onnx_ir.passes.common.initializer_deduplication", "onnxscript.optimizer"),

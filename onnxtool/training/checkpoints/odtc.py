@@ -182,10 +182,7 @@ def _read_tensor(
 ) -> tuple[str, NDArray[np.generic]]:
     """Return name and read-only array; for a nominal checkpoint zeros that take no memory.
 
-    Args:
-        table: the table of the tensor.
-        nominal: whether the checkpoint is nominal.
-        outside: the bytes of the data file, if there is one.
+    `outside` are the bytes of the data file, if there is one.
     """
     name = table.text(0)
     dims = np.frombuffer(table.content(2, 8), "<i8").tolist()
