@@ -33,10 +33,10 @@ def differentiate(
 ) -> dict[str, ir.Value]:
     """Add the gradients of a scalar value with respect to other values to a graph, made of standard operators.
 
-    On the way of the gradient, operators without a rule are replaced by their ONNX function bodies, sequences of chunks
-    by the chunks, and a cross entropy or a BatchNormalization in training mode by operators that the gradient shares;
-    nodes get optional outputs that a rule reads. All values keep their meaning, and the outputs of the graph their
-    names. New names begin with `gradient/`.
+    The forward graph changes where the gradient flows. Operators without a rule are replaced by their ONNX function
+    bodies, and sequences of chunks by the chunks. A cross entropy, or a BatchNormalization in training mode, becomes
+    operators that its gradient shares. Nodes get optional outputs that a rule reads. All values stay the same, and the
+    outputs of the graph keep their names. New names begin with `gradient/`.
 
     Args:
         model_or_graph: of opset 18 or later, sorted, without own functions; the main graph is changed in place.
