@@ -14,13 +14,12 @@ import onnx_ir as ir
 
 from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError
-from onnxtool.autodiff.expansion import expand_functions
+from onnxtool.autodiff.expansion import expand_functions, replace_sequences
 from onnxtool.autodiff.flow import Flow, reads
 from onnxtool.autodiff.preparation import check_prepared
 from onnxtool.autodiff.rules import READERS, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.scatter import add_up
-from onnxtool.autodiff.sequences import replace_sequences
 from onnxtool.errors import GradientError
 from onnxtool.graph.shapes import infer_types
 

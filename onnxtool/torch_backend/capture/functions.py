@@ -16,7 +16,7 @@ from onnxtool.torch_backend.lower.decompositions.random import has_eager_dropout
 
 @contextlib.contextmanager
 def traceable_functions() -> Iterator[None]:
-    """Trace our functions in place of PyTorch's, and any other attention as matmuls: one operator has no translation."""
+    """Trace our functions in place of PyTorch's, and other attention as matmuls: one operator has no translation."""
     with sdpa_kernel(SDPBackend.MATH), _ReplacedFunctions():
         yield
 
