@@ -33,6 +33,8 @@ _TASKS: Mapping[Json, _Task] = {
 # Modules that are a transformer, and the task of each where its settings name none.
 TRANSFORMERS: Mapping[str, str] = {"Transformer": _FEATURES, "MLMTransformer": _MASKED}
 
+# The classes of encoders that give a vector for each token: of sentence-transformers, and of PyLate.
+_LATE_INTERACTION = ("MultiVectorEncoder", "ColBERT")
 # Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
 _HARMLESS_ARGUMENTS = frozenset(
     ("attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast")
@@ -81,6 +83,19 @@ _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
 }
 
 
+def require_no_late_interaction(modules: SentenceModules, files: CheckpointFiles) -> None:
+    """Refuse encoders that give a vector for each token.
+
+    Raises:
+        OnnxtoolError: the checkpoint is one.
+    """
+    if modules.encoder_class in _LATE_INTERACTION:
+        raise files.refuse(
+            f"{files.label} is a late-interaction encoder (model_type {modules.encoder_class} of {ENCODER_NAME}), "
+            "whose vectors of tokens onnxtool does not compute"
+        )
+
+
 def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> None:
     """Refuse settings of the transformer module and of the encoder that are not followed here.
 
@@ -91,6 +106,7 @@ def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> 
     """
     if not modules.modules:  # then sentence-transformers reads none of these files either
         return
+    require_no_late_interaction(modules, files)
     unknown = list(_unknown_settings(modules))
     if unknown:
         raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
@@ -102,8 +118,6 @@ def _unknown_settings(modules: SentenceModules) -> Iterator[str]:
         if first.folder:
             yield f"its transformer lies in the folder {first.folder}"
         yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind])
-    if modules.encoder_class in ("MultiVectorEncoder", "ColBERT"):
-        yield f"model_type {modules.encoder_class} of {ENCODER_NAME} (a vector for each token)"
 
 
 def _unknown_of_transformer(modules: SentenceModules, default: str) -> Iterator[str]:

@@ -105,7 +105,9 @@ def test_settings_that_are_not_followed_are_named(tmp_path: Path, settings: dict
 @pytest.mark.parametrize("encoder", ["MultiVectorEncoder", "ColBERT"])
 def test_an_encoder_of_a_vector_for_each_token_is_refused(tmp_path: Path, encoder: str) -> None:
     """By the class that loads it, under the name of sentence-transformers and of PyLate."""
-    assert f"model_type {encoder}" in refusal(saved(tmp_path, {}, {"model_type": encoder}))
+    assert f"is a late-interaction encoder (model_type {encoder} of" in refusal(
+        saved(tmp_path, {}, {"model_type": encoder})
+    )
 
 
 def test_settings_without_modules_mean_nothing(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_pooling_of_any_age_is_read(tmp_path: Path, settings: dict[str, Any], mo
         ([("Pooling", {"pooling_mode": "attention"})], "unknown pooling mode; onnxtool knows cls"),
         ([("Pooling", {"pooling_mode_attention": True})], "pools with pooling_mode_attention"),
         ([("Pooling", {}), ("WordWeights", {}), ("LSTM", {})], "modules LSTM, WordWeights, which onnxtool does not"),
-        ([("Normalize", {}), ("Pooling", {})], "no modules.json with a Pooling before Normalize"),
+        ([("Normalize", {}), ("Pooling", {})], "computes Normalize on tokens, before its Pooling"),
         ([("Pooling", {}), ("Pooling", {})], "pools twice"),
         ([("SpladePooling", {})], "with a Pooling before SpladePooling"),
         ([("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})], "works on sentence_embedding, t"),

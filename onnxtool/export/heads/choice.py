@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.module_settings import TRANSFORMERS, require_known_settings
+from onnxtool.checkpoint.module_settings import TRANSFORMERS, require_known_settings, require_no_late_interaction
 from onnxtool.checkpoint.pooling_modules import (
     Pooling,
     PoolingModule,
@@ -241,6 +241,7 @@ def _require_own_outputs(source: Source) -> None:
         CheckpointError: it has further modules, or settings that are not followed.
     """
     modules = source.sentence_modules
+    require_no_late_interaction(modules, source)
     others = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]
     if others:
         raise source.refuse(
