@@ -92,10 +92,13 @@ def _texts(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
                 f"{stages.tokenize.p50:.2f}",
                 f"{result.latency_ms.p50:.2f}",
                 pool,
+                f"{stages.total.p50:.2f}",
+                f"{stages.total.p95:.2f}",
             )
         )
     if rows:
-        columns = ("batch", "padding", "tokenize p50 ms", "model p50 ms", "pool p50 ms")
+        stage_columns = ("tokenize p50 ms", "model p50 ms", "pool p50 ms", "total p50 ms", "total p95 ms")
+        columns = ("batch", "padding", *stage_columns)
         yield Table(columns, rows, frozenset(columns))
 
 

@@ -187,8 +187,6 @@ def _prepare(
 
     An operator for dynamic ranges quantizes its own input; where it is shared by several, that is done once.
     """
-    import onnx_ir as ir
-
     value, grid = layer.value, adjustment.activations
     if smoothing_scale is not None:
         factor = writer.constant(1 / smoothing_scale, f"{layer.name}_factor")
@@ -198,7 +196,7 @@ def _prepare(
         zero = writer.constant(np.array(grid.zero, np.uint8), f"{layer.name}_input_zero")
         return _Activations(writer.node("QuantizeLinear", [value, scale, zero]), scale, zero)
     if is_shared:
-        return _Activations(*writer.add(ir.node("DynamicQuantizeLinear", [value], num_outputs=3)))
+        return _Activations(*writer.ops("DynamicQuantizeLinear", value, outputs=3))
     return _Activations(value)
 
 
