@@ -58,9 +58,7 @@ class Sorter(torch.nn.Module):
         self.output = torch.nn.Linear(8, CLASSES)
         self._return_dict = return_dict
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
-    ) -> Any:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         mean = (self.embedding(input_ids) * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
         logits = self.output(self.dropout(torch.tanh(self.hidden(mean))))
         loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
