@@ -54,8 +54,9 @@ HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
     *("matplotlib", "pyarrow"),
 )
-# Whoever imports these rooms and modules works with PyTorch: they are called by torch.compile, or are modules of it.
-INSIDE_TORCH = {
+# Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
+LOADED_AT_ONCE = {
+    **dict.fromkeys(("export", "graph", "optimize"), {"onnx", "onnx_ir"}),
     "torch_backend": {"torch", "onnx_ir", "onnxruntime"},
     "training/trainer": {"torch", "transformers"},
 }
@@ -132,7 +133,7 @@ def test_a_library_appears_only_in_its_rooms(path: Path) -> None:
             continue
         if library in ONLY_IN:
             assert places_of(path) & ONLY_IN[library], f"{path.name} imports {name}"
-        expected = set().union(*(INSIDE_TORCH.get(place, set()) for place in places_of(path)))
+        expected = set().union(*(LOADED_AT_ONCE.get(place, set()) for place in places_of(path)))
         at_once = at_import and library not in expected
         assert not (at_once and library in HEAVY and library != "tokenizers"), f"{path.name} loads {name} at once"
 
@@ -145,7 +146,14 @@ def test_the_ground_stands_on_the_standard_library(path: Path) -> None:
             assert name.split(".")[0] in {*sys.stdlib_module_names, "onnxtool"}, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["stats", "--help"], ["stats", "no-such-file.onnx"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *([name, "--help"] for name in ("stats", "infer", "export", "optimize")),
+        ["stats", "no-such-file.onnx"],
+    ],
+)
 def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     """Starting up is most of what they cost."""
     code = (

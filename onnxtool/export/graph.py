@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from onnxtool.errors import ExportError
 from onnxtool.export.signature import Signature
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
@@ -71,8 +71,6 @@ def _select_outputs(graph: ir.Graph, signature: Signature) -> None:
 
 def _name_axes(model: ir.Model, signature: Signature) -> None:
     """Rename the exporter's symbols (s18, s41) to what the axes mean, and set the shapes of inputs and outputs."""
-    import onnx_ir as ir
-
     renames: dict[str, str] = {}
     for value in model.graph.inputs:
         assert value.shape is not None  # noqa: S101  checked by _check_inputs
@@ -125,8 +123,6 @@ def _module_of(node: ir.Node) -> str | None:
 
 def strip(model: ir.Model) -> None:
     """Drop stack traces, which hold the paths of this machine, and whatever else an exporter writes on every node."""
-    import onnx_ir.passes.common as common
-
     common.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
 
@@ -138,9 +134,6 @@ def _pad_pools_by_negative_zero(graph: ir.Graph) -> None:
     as the lowest number: where all values at a border are negative, as BiT's may be, their maximum is another one then
     (core/optimizer/pad_fusion.cc, since 1.17 and still in 1.31; issue 290 of onnxsim is the same).
     """
-    import numpy as np
-    import onnx_ir as ir
-
     for node in graph:
         readers = {reader.op_type for reader, _ in node.outputs[0].uses()}
         given = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import onnx_ir as ir
 
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.decoding.verification import GenerationReference, verify_generation
@@ -20,9 +22,6 @@ from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import TorchReference, verify_file
 from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 class ExportPipeline(Protocol):

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Modality, Sizes, usual_sizes
 from onnxtool.reports import Dimension
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["BATCH", "SEQUENCE", "Signature", "detect_signature", "run_torch_tensors", "to_numpy"]
 

@@ -11,17 +11,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModule, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.choice import Head
 from onnxtool.export.signature import BATCH, SEQUENCE
 from onnxtool.reports import Json, TensorInfo
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -10,11 +10,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from numpy.typing import NDArray
 
 from onnxtool.errors import OnnxtoolError, TargetError
+from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.choice import Head, read_head
 from onnxtool.export.signature import BATCH, SEQUENCE, Signature
@@ -24,13 +28,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
-
-    from onnxtool.export.checkpoint import Checkpoint
-
-    Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -216,9 +214,6 @@ class TargetSpecification:
             )
 
     def _select_outputs(self, model: ir.Model) -> None:
-        import onnx_ir as ir
-        import onnx_ir.passes.common as common
-
         found = {str(value.name): value for value in model.graph.outputs}
         outputs = []
         for wanted in self.model.use.outputs:
@@ -240,8 +235,6 @@ class TargetSpecification:
 
     def _declare_inputs(self, model: ir.Model) -> None:
         """Order the inputs, and declare those that the model ignores: a consumer may feed them all the same."""
-        import onnx_ir as ir
-
         found = {str(value.name): value for value in model.graph.inputs}
         for name in self.inputs:
             if name not in found:
@@ -318,7 +311,6 @@ def _trained_head(source: Source, kind: str) -> Head | None:
 
 def _fix_batch(model: ir.Model, batch: int) -> None:
     """Set the batch axis to one size, wherever it is named."""
-    import onnx_ir as ir
 
     def fixed(shape: ir.Shape) -> ir.Shape:
         sizes = [size if isinstance(size, int) else size.value for size in shape]

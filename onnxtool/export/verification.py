@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
@@ -18,9 +19,6 @@ from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _FEWEST_CASES = 6
 _SAME_ANSWER = 1e-4  # of the largest value, or of 1 where all are smaller: about what a file may differ by

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import onnx_ir as ir
-    from numpy.typing import NDArray
-
-MICROSOFT = "com.microsoft"
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 # Larger tensors are weights, which no pattern reads.
 _LARGEST_CONSTANT = 1024
@@ -85,8 +81,6 @@ def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
 
 def is_made_on_saving(tensor: ir.TensorProtocol) -> bool:
     """Whether a tensor is computed each time that it is read, as those that passes compute from weights."""
-    import onnx_ir as ir
-
     return isinstance(tensor, ir.LazyTensor)
 
 
@@ -119,8 +113,6 @@ def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
 
 def replace(old: ir.Value, new: ir.Value) -> None:
     """Replace `old` by `new` in all its consumers; an output of the graph keeps its name."""
-    import onnx_ir as ir
-
     if new.type is None:
         new.type = old.type
     if new.shape is None:

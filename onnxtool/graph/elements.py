@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from onnxtool.graph.operator_rules import Size, Value
 from onnxtool.graph.operators import WRONG
-
-if TYPE_CHECKING:
-    import onnx
-    from numpy.typing import NDArray
 
 Numbers = dict[str, "NDArray[Any]"]
 
@@ -51,8 +54,6 @@ class Scope:
 
     def keep(self, name: str, number: NDArray[Any]) -> None:
         """Note a value with its elements, where they are numbers: of texts, a few additions make gigabytes."""
-        import onnx.helper
-
         self.values[name] = Value(number.shape, onnx.helper.np_dtype_to_tensor_dtype(number.dtype))
         if number.dtype.kind in "biuf":
             self.numbers[name] = number
@@ -80,8 +81,6 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
         version: the opset of ONNX's own domain, which says whether axes are an input or an attribute.
         max_elements: what is larger is not computed.
     """
-    import numpy as np
-
     if node.domain not in ("", "ai.onnx") or not node.output:
         return None
     if node.op_type == "Constant":
@@ -107,9 +106,6 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
 
 def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | None:
     """Return where a node moves sizes to, of which some are names or not known; None where it does something else."""
-    import numpy as np
-    from onnx import TensorProto
-
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Shape":
@@ -144,18 +140,12 @@ def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | Non
 
 
 def _objects(sizes: Sequence[Size]) -> NDArray[Any]:
-    import numpy as np
-
     array = np.empty(len(sizes), object)
     array[:] = list(sizes)
     return array
 
 
 def _evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
-    import numpy as np
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
     opsets = [helper.make_opsetid("", version)]  # of a bare node it would take the latest
     function = helper.make_function("", "one", list(given), list(node.output), [node], opsets)
     return np.asarray(ReferenceEvaluator(function).run(None, given, attributes={})[0])
@@ -170,8 +160,6 @@ def _stays_small(
     node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any], max_elements: int
 ) -> bool:
     """Whether what a node makes of a few numbers are a few numbers again."""
-    import numpy as np
-
     if node.op_type == "Range":
         start, limit, delta = (float(given[name]) for name in node.input)
         return bool(delta) and abs((limit - start) / delta) <= max_elements
@@ -192,9 +180,6 @@ def _stays_small(
 
 
 def _constant(attributes: Mapping[str, Any], max_elements: int) -> NDArray[Any] | None:
-    import numpy as np
-    from onnx import numpy_helper
-
     if "value" in attributes:
         tensor = attributes["value"]
         small = is_small(tensor.dims, max_elements) and not tensor.external_data
@@ -212,8 +197,6 @@ def _constant(attributes: Mapping[str, Any], max_elements: int) -> NDArray[Any] 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of `node` that it has itself, without graphs."""
-    import onnx.helper
-
     return {
         attribute.name: onnx.helper.get_attribute_value(attribute)
         for attribute in node.attribute

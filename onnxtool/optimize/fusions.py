@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.errors import FusionError
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.report import FusionCount, PassResult
 from onnxtool.summary.figures import Stats
 from onnxtool.summary.kinds import FUSED_OPERATORS
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def expected_attentions(model: ir.Model) -> int:

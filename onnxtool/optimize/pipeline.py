@@ -7,15 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 
 _MOST_ROUNDS = 4
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
@@ -25,9 +27,6 @@ from onnxtool.runtime.feeds import (
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
 _LONGEST = 64  # for a model without a maximum length

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
 
 from onnxtool.errors import ExportError
 from onnxtool.export.decoding.branches import choose_by_length
@@ -30,9 +32,6 @@ from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.tracing import guarded, operators_apart
 from onnxtool.graph.rewrites.exact_rules import exact_optimizer
 from onnxtool.reports import Dimension
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 TOTAL = f"{PAST} + {SEQUENCE}"
 
@@ -135,8 +134,6 @@ def _name(model: ir.Model, step: Step) -> None:
     Raises:
         ExportError: an axis is fixed that moves, or the cache does not come out as it went in.
     """
-    import onnx_ir as ir
-
     graph = model.graph
     renames: dict[str, str] = {}
     for value in list(graph.inputs):
@@ -167,8 +164,6 @@ def _name(model: ir.Model, step: Step) -> None:
 
 def _set_shapes(graph: ir.Graph, cache: Mapping[str, tuple[Dimension, ...]]) -> None:
     """Order inputs and outputs, and give them the axes that they have whoever traced them."""
-    import onnx_ir as ir
-
     inputs = {str(value.name): value for value in graph.inputs}
     graph.inputs[:] = [inputs[name] for name in (IDS, MASK, *cache)]
     known = {IDS: (BATCH, SEQUENCE), MASK: (BATCH, TOTAL), **cache}

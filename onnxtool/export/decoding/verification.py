@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.decoding.step import (
@@ -30,9 +31,6 @@ from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, requi
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # One from the prompt, eight from the cache.
 NEW_TOKENS = 9

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.modalities.processing import PROCESSOR_FILE, prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, NUM_FRAMES, NUM_SAMPLES, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SECONDS, _OTHER_SECONDS = 1.0, 1.37
 _SAMPLING_RATE = 16_000

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.processing import prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _PICTURES = ("pixel_values", "input_ids")  # the second one holds the number of a colour for each pixel
 # The axes that may move of the inputs that we know; of others, only the first, which is the batch.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from onnxtool.runtime.comparison import Case
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 BATCH, SEQUENCE, DECODER_SEQUENCE = "batch_size", "sequence", "decoder_sequence"
 HEIGHT, WIDTH = "height", "width"

@@ -8,18 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.processing import TOKENIZER_FILE, run
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import FeedShape, verification_shapes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MASK = "attention_mask"
 _SAMPLE_TEXTS = ("onnxtool traces a model on two texts of different lengths", "the second is shorter")

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, constant, producer, scalar
 from onnxtool.graph.shapes import Shapes
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _LONGEST_CHAIN = 16
 _LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.edit import is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 
 _WITH_BIAS = {"Gelu": "BiasGelu", "FastGelu": "FastGelu"}
 
@@ -35,8 +32,6 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     """Write one operator with a bias; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     parts = operands(add, lambda one: is_weight(one, 1))
     length = None if parts is None else shapes.fixed(parts[0], 0)
     if parts is None or length is None or length != shapes.fixed(parts[1], -1):

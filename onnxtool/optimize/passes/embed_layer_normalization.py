@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, attribute, constant, is_weight, producer, replace_and_erase, scalar
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, constant, is_weight, producer, replace_and_erase, scalar
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # Operators between a size as a scalar and the same size as a vector of one element.
 _WRAPPERS = ("Cast", "Reshape", "Squeeze", "Unsqueeze")
@@ -113,8 +112,6 @@ def _fuse(node: ir.Node, lookups: list[_Lookup], shapes: Shapes, casts: dict[ir.
 
 def _objection(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
     """Return which precondition does not hold; empty where all do."""
-    import onnx_ir as ir
-
     vectors = [one for one in node.inputs[1:] if one is not None]
     width = shapes.fixed(lookups[0].table, 1)
     if attribute(node, "axis", -1) not in (-1, 2):
@@ -206,8 +203,6 @@ def _is_length_of(size: ir.Value | None, words: ir.Value, shapes: Shapes) -> boo
 
 
 def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]) -> ir.Value:
-    import onnx_ir as ir
-
     words, positions, segments = embedding.words, embedding.positions, embedding.segments
     segment_ids = None if segments is None else _as_int32(segments.ids, node, casts)
     inputs = [
@@ -226,8 +221,6 @@ def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]
 
 def _as_int32(ids: ir.Value, node: ir.Node, casts: dict[ir.Value, ir.Value]) -> ir.Value:
     """Return `ids` as int32; one Cast in front of `node` serves all readers."""
-    import onnx_ir as ir
-
     if ids.dtype == ir.DataType.INT32:
         return ids
     if ids not in casts:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
 
 from onnxtool.graph.edit import attribute, replace
 from onnxtool.graph.shapes import fill_types
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 _LARGEST_RESULT = 1 << 16
 # The dtypes that NumPy computes with natively.
@@ -94,8 +95,6 @@ def _bypass(node: ir.Node) -> bool:
 
 def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
     """Replace a node by an initializer of the same name; False where that is not possible."""
-    import onnx_ir as ir
-
     output, graph = node.outputs[0], node.graph
     if tensor is None or output.is_graph_output() or not isinstance(graph, ir.Graph) or output.name is None:
         return False
@@ -114,9 +113,6 @@ def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     """Return the tensor of a Constant node; None for text and sparse tensors, which not every initializer can hold."""
-    import numpy as np
-    import onnx_ir as ir
-
     for name, dtype in (
         ("value_int", np.int64),
         ("value_ints", np.int64),
@@ -145,8 +141,6 @@ def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
 
 def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
     """Return an upper bound of the number of elements of the result."""
-    import numpy as np
-
     given = [array for array in arrays if array is not None]
     if node.op_type == "ConstantOfShape":
         return math.prod(given[0].tolist())
@@ -164,11 +158,6 @@ def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
 
 def _evaluate(node: ir.Node, arrays: Sequence[NDArray[Any] | None], opset: int) -> ir.TensorProtocol | None:
     """Compute a node with ONNX's reference implementation; None where runtimes do not agree on its result."""
-    import numpy as np
-    import onnx
-    import onnx_ir as ir
-    from onnx.reference import ReferenceEvaluator
-
     names = ["" if array is None else f"input_{number}" for number, array in enumerate(arrays)]
     feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
     integers = [array for array in feeds.values() if array.dtype.kind in "iu"]

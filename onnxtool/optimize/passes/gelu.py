@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_closed, operands, producer, replace_and_erase, value_graph
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, is_closed, operands, producer, replace_and_erase, value_graph
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.polynomials import Polynomial, as_polynomial, number_in
 from onnxtool.graph.shapes import fill_types
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _ROOT = math.sqrt(2 / math.pi)
 
@@ -151,8 +151,6 @@ def _product_of(factors: list[ir.Value], value: ir.Value) -> Polynomial | None:
 
 
 def _is_float(value: ir.Value) -> bool:
-    import onnx_ir as ir
-
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
 from onnxtool.graph.edit import is_closed, is_weight, only_consumer, producer, replace_and_erase
 from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 
 _FIRST_OPSET = 17
 
@@ -47,8 +43,6 @@ def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
 
 def _fuse(node: ir.Node, found: tuple[Normalized, ir.Value], shapes: Shapes) -> str:
     """Write one LayerNormalization; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     match, value = found
     scaled = only_consumer(node.outputs[0], "Mul")
     gamma = None if scaled is None else _vector(scaled, node.outputs[0], value, shapes)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
 from onnxtool.graph.edit import is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 
 _FIRST_OPSET = 7  # before, Gemm does not broadcast by default
 
@@ -37,8 +33,6 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 def _fuse(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:
     """Write one Gemm; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     value, weight = times.inputs
     if shapes.rank(value) is None:
         return "the rank of the input is not known"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, is_closed, only_consumer, producer, replace_and_erase
 from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of, scaled
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,6 @@ def _match_uncentred(node: ir.Node) -> Normalized | None:
 
 def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
     """Write one SimplifiedLayerNormalization; return the reason where a precondition does not hold."""
-    import onnx_ir as ir
-
     pattern = _widen_over_casts(node, match)
     found = scaled(pattern.result)
     if found is None:
@@ -73,8 +69,6 @@ def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
 
 def _widen_over_casts(node: ir.Node, match: Normalized) -> _Pattern:
     """Return the pattern with a Cast of x to float32 before it and the Cast back after it, where there are both."""
-    import onnx_ir as ir
-
     narrow = _Pattern(match.value, node.outputs[0], match.nodes)
     before, after = producer(match.value, "Cast"), only_consumer(node.outputs[0], "Cast")
     source = None if before is None else before.inputs[0]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, only_consumer, operands, producer, replace_and_erase
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 
 _WITH_SKIP = {
     "LayerNormalization": "SkipLayerNormalization",
@@ -68,8 +66,6 @@ def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
 
 def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     """Return which precondition does not hold; empty where all do."""
-    import onnx_ir as ir
-
     if producer(node.inputs[0], "Add") is not add:
         return "another normalization has fused the sum"
     first, second = add.inputs
@@ -105,8 +101,6 @@ def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
 
 def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
     """Write the operator in front of the sum, which other nodes may read; return its outputs."""
-    import onnx_ir as ir
-
     scale = node.inputs[1]
     inputs = [total.first, total.second, scale]
     if node.op_type == "LayerNormalization":

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, producer, replace_and_erase, value_graph
+from onnxtool.graph.edit import attribute, is_weight, producer, replace_and_erase, value_graph
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -41,8 +40,6 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 def _fuse(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value, ir.Value]) -> str:
     """Rewrite one MatMul; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     value, weight = node.inputs[0], transpose.inputs[0]
     if value is None or weight is None or weight.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         return "neither float32 nor float16"
@@ -78,9 +75,6 @@ def _only_multiplied(weight: ir.Value) -> bool:
 
 def _transposed(weight: ir.Value) -> ir.TensorProtocol:
     """Return the transposed weight, float [N, M] of [M, N], computed when its bytes are read."""
-    import numpy as np
-    import onnx_ir as ir
-
     tensor = weight.const_value
     if tensor is None:
         raise ValueError(f"{weight.name} is no weight")

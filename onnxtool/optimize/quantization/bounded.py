@@ -6,9 +6,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.errors import PassError
 from onnxtool.graph.shapes import find_shapes
@@ -19,10 +20,6 @@ from onnxtool.optimize.quantization.fallback_layers import MARGIN, Trials, find_
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.optimize.quantization.switches import Level, open_switchable
 from onnxtool.optimize.report import FallbackLayer
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 OnProgress = Callable[[str], None]
 

@@ -8,25 +8,23 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.checkpoint.limits import fixed_shape
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.optimize.options import DYNAMIC, STATIC
 from onnxtool.optimize.quantization.activations import Feeds
-from onnxtool.optimize.quantization.conversion import DYNAMIC, STATIC, Conversion, Converted
+from onnxtool.optimize.quantization.conversion import Conversion, Converted
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.report import Candidate
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.session import Arrays, Session, open_session
 from onnxtool.runtime.timing import summarize_latencies
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
     "cpu": (("fp32", ""), ("fp16", ""), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.runtime.comparison import measure
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SMALLEST_NORM = 1e-30
 _ROWS_AT_A_TIME = 256  # of logits, 31 MB

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
+from onnxtool.graph.writer import Writer
+from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording
+from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.blocks import Grids
 from onnxtool.optimize.quantization.bounded import OnProgress, Quantized, Scheme, quantize_within
 from onnxtool.optimize.quantization.int4_embeddings import int4_embeddings
@@ -15,14 +18,7 @@ from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4, wri
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.graph.writer import Writer
-    from onnxtool.optimize.pipeline import Pass
-    from onnxtool.optimize.quantization.arithmetic import Floats
-    from onnxtool.optimize.report import FallbackLayer
+from onnxtool.optimize.report import FallbackLayer
 
 
 def to_int4(

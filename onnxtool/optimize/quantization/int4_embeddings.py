@@ -6,18 +6,17 @@ Letters of shapes: V rows of a table, H their width, C blocks of a row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_made_on_saving, replace_and_erase, tensor_of
+import numpy as np
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, is_made_on_saving, replace_and_erase, tensor_of
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Outcome, Pass, refusals
+from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
 from onnxtool.optimize.quantization.int8_embeddings import is_large_table, unfuse_embeddings
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.optimize.quantization.arithmetic import Floats
 
 
 def int4_embeddings(grids: Grids | None = None) -> Pass:
@@ -81,9 +80,6 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
 
     The head has a block on the axis in between. Its bytes are the same unless the last block is padded.
     """
-    import numpy as np
-    import onnx_ir as ir
-
     num_rows, width = (int(size) for size in tensor_of(table).shape.numpy())
     # See `stored_name`: the rows of a square table are what is stored of its transpose.
     name = f"{table.name}_transposed" if num_rows == width else table.name
@@ -105,9 +101,6 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
 
 
 def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
-    import numpy as np
-    import onnx_ir as ir
-
     tensor, name = tensor_of(table), f"{table.name}_rows"
     num_rows, width = (int(size) for size in tensor.shape.numpy())
     num_blocks = -(-width // BLOCK)

@@ -6,9 +6,11 @@ Letters of shapes: K width of the input, N width of the output, C blocks of a co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, replace_and_erase
+import onnx_ir as ir
+
+from onnxtool.graph.edit import replace_and_erase
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
@@ -19,9 +21,6 @@ from onnxtool.optimize.quantization.linear_layers import (
     shared_initializer,
     unfuse_linear_layers,
 )
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # By provider: 4 rounds activations to int8, one block at a time, and multiplies integers. That takes half the time of
 # float32 for a single token, and its error is a hundredth of that of the weights.
@@ -90,8 +89,6 @@ def write_blocks(layer: LinearLayer, bits: int, grids: Grids, writer: Writer, pr
 
 def _lazy_parts(layer: LinearLayer, bits: int, grids: Grids) -> dict[str, ir.TensorProtocol]:
     """Return weight, scales and zero points, in the operator's order, computed when their bytes are read."""
-    import onnx_ir as ir
-
     read, name = layer.weight_reader(), layer.stored_name
 
     def weight() -> ir.TensorProtocol:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
+from onnxtool.graph.writer import Writer
+from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import PLAIN, Adjustment
@@ -13,13 +16,7 @@ from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from onnxtool.optimize.quantization.int8_linear_layers import find_free_smoothing, quantize_int8, write_adjusted
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.graph.writer import Writer
-    from onnxtool.optimize.pipeline import Pass
-    from onnxtool.optimize.report import FallbackLayer
+from onnxtool.optimize.report import FallbackLayer
 
 _INT8 = "int8"
 

@@ -5,16 +5,16 @@ Letters of shapes: V rows of a table, H their width, B batch, S sequence.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, replace_and_erase, tensor_of
-from onnxtool.graph.operators import named_inputs
+import numpy as np
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, is_weight, replace_and_erase, tensor_of
+from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import quantize_weight
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # Smaller tables (positions, segments) hardly add to the size.
 _FEWEST_ROWS = 1024
@@ -48,8 +48,6 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 def is_large_table(table: ir.Value | None) -> bool:
     """Whether `table` is a float32 matrix large enough to be quantized, which only lookups read."""
-    import onnx_ir as ir
-
     if table is None or not is_weight(table, 2) or table.is_graph_output():
         return False
     # Where another node reads it (a head that stays in float32), a quantized copy would only add to the size.
@@ -61,8 +59,6 @@ def is_large_table(table: ir.Value | None) -> bool:
 
 
 def _write(node: ir.Node, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> None:
-    import onnx_ir as ir
-
     writer = Writer(node)
     table, ids = node.inputs
     if table is None:
@@ -80,8 +76,6 @@ def _write(node: ir.Node, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) ->
 
 def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [V, H] and its scale, float32 [V, 1], computed when their bytes are read."""
-    import numpy as np
-    import onnx_ir as ir
 
     def quantized(index: int) -> ir.TensorProtocol:
         columns, scale = quantize_weight(tensor.numpy().T)

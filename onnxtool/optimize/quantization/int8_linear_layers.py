@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, only_consumer, producer, replace_and_erase, tensor_of
-from onnxtool.graph.operators import named_inputs
+from onnxtool.graph.edit import only_consumer, producer, replace_and_erase, tensor_of
+from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-from onnxtool.optimize.quantization.arithmetic import PLAIN, ActivationGrid, Adjustment, quantize_weight
+from onnxtool.optimize.quantization.arithmetic import PLAIN, ActivationGrid, Adjustment, Floats, quantize_weight
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
     find_linear_layers,
@@ -21,11 +21,6 @@ from onnxtool.optimize.quantization.linear_layers import (
     shared_initializer,
     unfuse_linear_layers,
 )
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.optimize.quantization.arithmetic import Floats
 
 _FIRST_OPSET = 11  # of DynamicQuantizeLinear
 # Inputs of a MultiHeadAttention which leave its values those of one linear layer.
@@ -153,8 +148,6 @@ def _smooth(normalization: ir.Node, smoothing_scale: Floats) -> None:
 
 
 def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
-    import onnx_ir as ir
-
     return Writer(node).initializer(ir.tensor(array), name)
 
 
@@ -187,8 +180,6 @@ def _prepare(
 
     An operator for dynamic ranges quantizes its own input; where it is shared by several, that is done once.
     """
-    import onnx_ir as ir
-
     value, grid = layer.value, adjustment.activations
     if smoothing_scale is not None:
         factor = writer.constant(1 / smoothing_scale, f"{layer.name}_factor")
@@ -233,8 +224,6 @@ def _bias(layer: LinearLayer, adjustment: Adjustment, writer: Writer) -> ir.Valu
 
 def _lazy_weights(layer: LinearLayer, adjustment: Adjustment) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [K, N] and its scale, float32 [N], computed when their bytes are read."""
-    import onnx_ir as ir
-
     smoothing_scale, result_smoothing_scale = adjustment.smoothing_scale, adjustment.result_smoothing_scale
     read = layer.weight_reader()
 

@@ -5,13 +5,13 @@ Letters of shapes: K width of the input, N width of the output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.edit import (
-    MICROSOFT,
     attribute,
     is_made_on_saving,
     is_weight,
@@ -21,16 +21,10 @@ from onnxtool.graph.edit import (
     replace_and_erase,
     tensor_of,
 )
-from onnxtool.graph.operators import named_inputs
+from onnxtool.graph.operators import MICROSOFT, named_inputs
+from onnxtool.graph.shapes import Shapes
 from onnxtool.graph.writer import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import onnx_ir as ir
-
-    from onnxtool.graph.shapes import Shapes
-    from onnxtool.optimize.quantization.arithmetic import Floats
+from onnxtool.optimize.quantization.arithmetic import Floats
 
 # Inputs of an Attention that has no cache.
 _PLAIN_INPUTS = frozenset({"input", "weights", "bias", "mask_index", "attention_bias"})
@@ -126,8 +120,6 @@ _PLAIN_ATTRIBUTES = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transBatchA": 0, "
 
 def _objection(node: ir.Node) -> str:
     """Return why a layer cannot be quantized; empty where it can."""
-    import onnx_ir as ir
-
     if tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
         return "not float32"
     if any(attribute(node, name, plain) != plain for name, plain in _PLAIN_ATTRIBUTES.items()):
@@ -198,8 +190,6 @@ def _unfuse_bias_gelu(node: ir.Node) -> None:
 
 
 def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
-    import onnx_ir as ir
-
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
     weight, bias, mask = inputs["weights"], inputs["bias"], inputs["mask_index"]
     if not is_weight(weight, 2) or tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
@@ -252,8 +242,6 @@ def _names_of_parts(weight: ir.Value) -> list[str]:
 
 def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Value:
     """Return the columns of queries, keys or values of a packed weight, read from it when they are needed."""
-    import onnx_ir as ir
-
     tensor = tensor_of(weight)
     rows, columns = (int(size) for size in tensor.shape.numpy())
     width = columns // len(_PARTS)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file import scratch_file
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.runtime.session import open_session
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _PREFIX = "onnxtool.range/"
 
@@ -47,8 +44,6 @@ def beyond(ranges: Mapping[str, float], limit: float) -> tuple[str, ...]:
 
 def _instrument(model: ir.Model) -> Sequence[str]:
     """Add an output to `model` for each float32 value that a node makes: its largest absolute value, float32 []."""
-    import onnx_ir as ir
-
     graph, writer = model.graph, Writer(model.graph)
     dtypes = find_shapes(model).dtypes
     made = [value for node in graph for value in node.outputs]

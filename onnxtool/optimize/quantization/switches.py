@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.graph.edit import replace
 from onnxtool.graph.shapes import fill_types, find_shapes
@@ -20,10 +21,6 @@ from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.runtime.session import Arrays, Session
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 _SWITCHES = "onnxtool.switches"
 
@@ -72,8 +69,6 @@ class SwitchableModel:
 
 def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> SwitchableModel:
     """Write `model` with switches to `folder` and open a session on it."""
-    import onnx_ir as ir
-
     model = model.clone()
     unfuse_linear_layers(model, frozenset(), find_shapes(model))
     fill_types(model)
@@ -90,8 +85,6 @@ def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> S
 
 def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
     """Replace the result p of a layer by `p + switch * (int8 p - p)`, with one such term per level."""
-    import onnx_ir as ir
-
     graph, last = layer.node.graph, layer.result.producer()
     if graph is None or last is None:
         raise ValueError(f"{layer.name} is in no graph")
