@@ -56,7 +56,7 @@ HEAVY = (
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {
-    **dict.fromkeys(("export", "graph", "optimize"), {"onnx", "onnx_ir"}),
+    **{name: {"onnx", "onnx_ir"} for name in ("export", "graph", "optimize")},
     "torch_backend": {"torch", "onnx_ir", "onnxruntime"},
     "training/trainer": {"torch", "transformers"},
 }

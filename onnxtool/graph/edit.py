@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -66,6 +66,11 @@ def is_weight(value: ir.Value | None, rank: int | None = None) -> bool:
     if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
         return False
     return rank is None or len(value.const_value.shape) == rank
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether `value` is float32 or float16, the dtypes of onnxruntime's fused operators."""
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
@@ -148,3 +153,10 @@ def replace_and_erase(old: ir.Value, new: ir.Value) -> None:
     replace(old, new)
     if node is not None and node.graph is not None and remove_unused(node.graph, [node]):
         new.name = name
+
+
+def drop_unused(initializers: Iterable[ir.Value]) -> None:
+    """Take those of `initializers` that nothing reads out of their graph."""
+    for value in initializers:
+        if value.graph is not None and not value.uses() and not value.is_graph_output():
+            value.graph.initializers.pop(str(value.name), None)

@@ -77,7 +77,7 @@ def test_a_need_that_cannot_be_met_says_what_to_do(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("target", map(find_target, TARGET_NAMES), ids=TARGET_NAMES)
+@pytest.mark.parametrize("target", [find_target(name) for name in TARGET_NAMES], ids=TARGET_NAMES)
 def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
     """So that it can be staged and moved as one."""
     output = tmp_path / ("x.onnx" if target.name == "plain" else "x")

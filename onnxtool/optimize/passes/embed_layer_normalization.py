@@ -10,7 +10,7 @@ from onnxtool.graph.edit import attribute, constant, is_weight, producer, replac
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 # Operators between a size as a scalar and the same size as a vector of one element.
 _WRAPPERS = ("Cast", "Reshape", "Squeeze", "Unsqueeze")
@@ -56,8 +56,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     fill_types(model)
     shapes = find_shapes(model)
     casts: dict[ir.Value, ir.Value] = {}
-    reasons = [reason for node, lookups in found if (reason := _fuse(node, lookups, shapes, casts))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes, casts))
 
 
 def _match_lookups(node: ir.Node) -> list[_Lookup] | None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from onnxtool.graph.edit import attribute, replace
+from onnxtool.graph.edit import attribute, drop_unused, replace
 from onnxtool.graph.shapes import fill_types
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
@@ -105,9 +105,7 @@ def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
     output.replace_all_uses_with(value)
     graph.remove(node, safe=True)
     graph.register_initializer(value)
-    for source in sources:
-        if not source.uses() and source.is_initializer() and not source.is_graph_output():
-            graph.initializers.pop(str(source.name), None)
+    drop_unused(source for source in sources if source.is_initializer())
     return True
 
 

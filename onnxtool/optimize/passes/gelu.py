@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, is_closed, operands, producer, replace_and_erase, value_graph
+from onnxtool.graph.edit import attribute, is_closed, is_float, operands, producer, replace_and_erase, value_graph
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.polynomials import Polynomial, as_polynomial, number_in
 from onnxtool.graph.shapes import fill_types
@@ -67,7 +67,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 def _rename(node: ir.Node) -> str:
     """Replace ONNX's Gelu by onnxruntime's; return why not where a precondition does not hold."""
     value = node.inputs[0]
-    if value is None or not _is_float(value):
+    if value is None or not is_float(value):
         return "neither float32 nor float16"
     operator = "FastGelu" if attribute(node, "approximate", "none") == "tanh" else "Gelu"
     replace_and_erase(node.outputs[0], Writer(node).node(operator, [value], domain=MICROSOFT, like=node.outputs[0]))
@@ -87,7 +87,7 @@ def _fuse(node: ir.Node, form: _Form) -> str | None:
     if product is None:
         return None
     value, result, others = product
-    if not _is_float(value):
+    if not is_float(value):
         return "neither float32 nor float16"
     if not is_closed([*nodes, *others], result):
         return "an inner value is read elsewhere"
@@ -148,10 +148,6 @@ def _product_of(factors: list[ir.Value], value: ir.Value) -> Polynomial | None:
             return None
         product = product.times(polynomial)
     return product
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 gelu = Pass("gelu", _apply)

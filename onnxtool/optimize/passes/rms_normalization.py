@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, is_closed, only_consumer, producer, replace_and_erase
+from onnxtool.graph.edit import attribute, is_closed, is_float, only_consumer, producer, replace_and_erase
 from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of, scaled
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         return Outcome(model, 0)
     fill_types(model)
     shapes = find_shapes(model)
-    reasons = [reason for node, match in found if (reason := _fuse(node, match, shapes))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes))
 
 
 def _match_uncentred(node: ir.Node) -> Normalized | None:
@@ -57,7 +56,7 @@ def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
     length = shapes.fixed(scale, -1)
     if shapes.rank(scale) != 1 or length is None or length != shapes.fixed(pattern.source, -1):
         return "the scale is no vector as long as the last axis"
-    if pattern.source.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if not is_float(pattern.source):
         return "neither float32 nor float16"
     if multiply is None or not is_closed([*pattern.nodes, multiply], result):
         return "an inner value is read elsewhere"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.edit import attribute, is_float, is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 _WITH_SKIP = {
     "LayerNormalization": "SkipLayerNormalization",
@@ -41,13 +41,12 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if not node.domain
         and node.op_type in _WITH_SKIP
         and (add := producer(node.inputs[0], "Add")) is not None
-        and operands(add, lambda one: is_weight(one)) is None
+        and operands(add, is_weight) is None
     ]
     if not found:
         return Outcome(model, 0)
     shapes = find_shapes(model)
-    reasons = [reason for node, add in found if (reason := _fuse(node, add, shapes))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes))
 
 
 def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
@@ -77,7 +76,7 @@ def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     width = shapes.fixed(first, -1)
     if width is None or not all(is_weight(one, 1) and shapes.fixed(one, 0) == width for one in scales):
         return "scale or shift is no vector as long as the last axis"
-    if scales[0].dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if not is_float(scales[0]):
         return "neither float32 nor float16"
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         return "its mean or deviation is read"

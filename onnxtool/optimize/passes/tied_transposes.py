@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtool.graph.edit import is_made_on_saving, is_weight, tensor_of
+from onnxtool.graph.edit import drop_unused, is_made_on_saving, is_weight, tensor_of
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
@@ -81,8 +81,7 @@ def _replace(copy: ir.Value, original: ir.Value) -> None:
     """Replace `copy` by the transpose of `original` in all its consumers."""
     for node, place in list(copy.uses()):
         node.replace_input_with(place, Writer(node).node("Transpose", [original], {"perm": [1, 0]}, like=copy))
-    if copy.graph is not None:
-        copy.graph.initializers.pop(str(copy.name))
+    drop_unused([copy])
 
 
 tied_transposes = Pass("tied_transposes", _apply)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from onnxtool.graph.edit import attribute, tensor_of
+from onnxtool.graph.edit import attribute, drop_unused, tensor_of
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
@@ -77,9 +77,7 @@ def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Out
         _widen_for_branches(node, floats)
     for value in outputs:
         _keep_output(value, model.graph)
-    for name, value in list(model.graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del model.graph.initializers[name]
+    drop_unused(list(model.graph.initializers.values()))
     num_kept = sum(1 for node in model.graph if node not in halved and any(v.name in fallbacks for v in node.outputs))
     note = f"{num_kept} nodes stay in float32, because they would overflow" if num_kept else ""
     return Outcome(model, len(halved), note)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxtool.graph.edit import only_consumer, producer, replace_and_erase, tensor_of
+from onnxtool.graph.edit import drop_unused, only_consumer, producer, replace_and_erase, tensor_of
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
@@ -62,9 +62,7 @@ def _apply(model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str,
             smoothing_scale = None if key[0] in folded else adjustment.smoothing_scale
             given[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
         replace_and_erase(layer.result, _write(layer, given[key], adjustment, writer))
-    for weight in {one for layer in wanted for one in (layer.weight, layer.bias) if one is not None}:
-        if not weight.uses() and not weight.is_graph_output():
-            model.graph.initializers.pop(str(weight.name), None)
+    drop_unused(one for layer in wanted for one in (layer.weight, layer.bias) if one is not None)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
@@ -144,11 +142,7 @@ def _smooth(normalization: ir.Node, smoothing_scale: Floats) -> None:
     for place, one in enumerate(normalization.inputs[1:], start=1):
         if one is not None:
             scaled = (tensor_of(one).numpy() / smoothing_scale).astype(smoothing_scale.dtype)
-            normalization.replace_input_with(place, _weight(scaled, f"{one.name}_divided", normalization))
-
-
-def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
-    return Writer(node).initializer(ir.tensor(array), name)
+            normalization.replace_input_with(place, Writer(normalization).constant(scaled, f"{one.name}_divided"))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtool.graph.edit import (
     attribute,
+    drop_unused,
     is_made_on_saving,
     is_weight,
     only_consumer,
@@ -200,18 +201,13 @@ def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
     if attribute(node, "do_rotary", 0):
         return "the attention rotates its queries"
     sizes = attribute(node, "qkv_hidden_sizes", [])
-    if (sizes and len(set(sizes)) > 1) or _size_of_weight(node)[1] % 3:
+    if (sizes and len(set(sizes)) > 1) or tensor_of(_weight_of(node)).shape.numpy()[1] % 3:
         return "queries, keys and values are of several widths"
     if bias is not None and not is_weight(bias, 1):
         return "the bias of the attention is no constant"
     if mask is not None and shapes.rank(mask) != 2:
         return "the mask of the attention is no matrix [B, S]"
     return ""
-
-
-def _size_of_weight(node: ir.Node) -> tuple[int, int]:
-    rows, columns = tensor_of(_weight_of(node)).shape.numpy()
-    return int(rows), int(columns)
 
 
 def _unfuse_attention(node: ir.Node) -> None:
@@ -231,9 +227,7 @@ def _unfuse_attention(node: ir.Node) -> None:
         wanted.pop()
     opened = writer.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])
     replace_and_erase(node.outputs[0], opened)
-    for value in (weight, bias):
-        if value is not None and value.graph is not None and not value.uses():
-            value.graph.initializers.pop(str(value.name))
+    drop_unused(value for value in (weight, bias) if value is not None)
 
 
 def _names_of_parts(weight: ir.Value) -> list[str]:

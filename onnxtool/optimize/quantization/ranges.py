@@ -10,9 +10,7 @@ import onnx_ir as ir
 
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.model_file import scratch_file
-from onnxtool.optimize.quantization.activations import Feeds
-from onnxtool.runtime.session import open_session
+from onnxtool.optimize.quantization.activations import Feeds, open_written
 
 _PREFIX = "onnxtool.range/"
 
@@ -25,15 +23,14 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
     probed = model.clone()
     names = _instrument(probed)
     largest = dict.fromkeys(names, 0.0)
-    with scratch_file(probed, folder) as path:
-        del probed
-        session = open_session(path, provider="cpu", frugal=True)
-        for feed in feeds:
-            outputs = session.run(feed)
-            for name in names:
-                found = float(outputs[_PREFIX + name])
-                if found != -np.inf:  # the maximum of no elements, such as the keys before the first token
-                    largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
+    session = open_written(probed, folder)
+    del probed
+    for feed in feeds:
+        outputs = session.run(feed)
+        for name in names:
+            found = float(outputs[_PREFIX + name])
+            if found != -np.inf:  # the maximum of no elements, such as the keys before the first token
+                largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
     return largest
 
 

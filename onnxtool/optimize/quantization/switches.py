@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from onnxtool.graph.edit import replace
 from onnxtool.graph.shapes import fill_types, find_shapes
@@ -40,34 +39,40 @@ class Level:
 
 @dataclass(frozen=True)
 class SwitchableModel:
-    """A session on a model with switches.
+    """A session on a model with switches, and its reference outputs.
 
     Attributes:
         num_weights: the number of weights of each layer, by its name.
         precisions: the names of the levels, the lowest first.
+        feeds: calibration inputs, each input name to array.
+        expected: the outputs in float32, one per calibration input.
     """
 
     num_weights: Mapping[str, int]
     precisions: tuple[str, ...]
+    feeds: Sequence[Feeds]
+    expected: Sequence[Arrays]
     _session: Session
 
-    def errors(self, levels: Mapping[str, int], feeds: Feeds, expected: Arrays) -> NDArray[np.float64]:
-        """Return the errors of all outputs (see `output_errors`) on `feeds`.
+    def error(self, levels: Mapping[str, int], place: int) -> float:
+        """Return the largest error (see `output_errors`) on the calibration inputs at `place`.
 
         Args:
             levels: the place of its level in `precisions` for each layer that is not in float32.
-            feeds: input name to array.
-            expected: the outputs in float32.
+            place: which of `feeds`.
         """
+        feeds = self.feeds[place]
         switches = np.zeros((len(self.precisions), len(self.num_weights)), np.float32)
         for place, name in enumerate(self.num_weights):
             if name in levels:
                 switches[levels[name], place] = 1
         found = self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
-        return output_errors(found, expected, padding_mask(feeds))
+        return float(output_errors(found, self.expected[place], padding_mask(feeds)).max(initial=0.0))
 
 
-def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> SwitchableModel:
+def open_switchable(
+    model: ir.Model, levels: Sequence[Level], folder: Path, feeds: Sequence[Feeds], expected: Sequence[Arrays]
+) -> SwitchableModel:
     """Write `model` with switches to `folder` and open a session on it."""
     model = model.clone()
     unfuse_linear_layers(model, frozenset(), find_shapes(model))
@@ -80,7 +85,8 @@ def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> S
     places = {name: place for place, name in enumerate(sizes)}
     for layer in layers:
         _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
-    return SwitchableModel(sizes, tuple(level.precision for level in levels), open_written(model, folder))
+    precisions = tuple(level.precision for level in levels)
+    return SwitchableModel(sizes, precisions, feeds, expected, open_written(model, folder))
 
 
 def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
