@@ -1,11 +1,11 @@
-"""What is timed: a session of onnxruntime, or anything else that runs the same inputs."""
+"""A session of onnxruntime, as it is timed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -18,20 +18,6 @@ from onnxtool.runtime.timing import LatencySummary, summarize_latencies
 Feeds = Mapping[str, NDArray[Any]]
 
 _TRANSFERS = 50
-
-
-class Runner(Protocol):
-    """Runs inputs as the model takes them."""
-
-    @property
-    def load_ms(self) -> float:
-        """How long it took to load."""
-
-    def prepare(self, feeds: Feeds) -> Callable[[], object]:
-        """Return what to time: a run on `feeds`, with everything done that an application does once."""
-
-    def outputs(self, feeds: Feeds) -> Mapping[str, NDArray[Any]]:
-        """Return the outputs on `feeds` by their names."""
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,7 @@ class _Models:
 
 
 def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: TextInputs | None) -> None:
-    """Refuse options that would do nothing.
-
-    Raises:
-        ExportError: one of them was passed.
-    """
+    """Refuse options that would do nothing."""
     if task == TASK_WITH_CACHE and options.head not in ("auto", "logits", "none"):
         raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
     if options.keep_raw and head is None:
@@ -263,7 +259,7 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
             *job.reasons,
             *_loading_notes(architecture, checkpoint),
             *job.pipeline.notes(architecture, strategy),
-            *(() if specification is None else specification.instructions),
+            *(() if specification is None else filter(None, [specification.target.instruction(specification.model)])),
         ),
         duration_ms=stopwatch.laps_ms,
     )
@@ -282,7 +278,7 @@ def _write_second(specification: TargetSpecification | None, second: Any, path: 
     """Write the second graph beside the first, where the target has one."""
     if specification is None or second is None:
         return []
-    twin = specification.second_path(path)
+    twin = specification.target.second_path(path, specification.model.name)
     write_inline(second, twin)
     return [twin]
 

@@ -14,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Modality, Sizes, usual_sizes
+from onnxtool.export.modalities.sizes import Axis, Modality, Sizes, usual_sizes
 from onnxtool.reports import Dimension
-
-__all__ = ["BATCH", "SEQUENCE", "Signature", "detect_signature", "run_torch_tensors", "to_numpy"]
 
 Shape = tuple[Dimension, ...]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModule, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.choice import Head
-from onnxtool.export.signature import BATCH, SEQUENCE
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.reports import Json, TensorInfo
 
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")

@@ -21,7 +21,8 @@ from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.choice import Head, read_head
-from onnxtool.export.signature import BATCH, SEQUENCE, Signature
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 from onnxtool.export.target import DENSE, KINDS, OTHER, SPARSE, Target, TargetModel, write_object
 from onnxtool.model_file import ModelFile
@@ -61,12 +62,6 @@ class TargetSpecification:
         """Whether the target computes modules with weights, such as Dense, itself."""
         return self.model.use.after is None
 
-    @property
-    def instructions(self) -> tuple[str, ...]:
-        """What the target's users must tell it about this model; empty where it reads all of it from the folder."""
-        said = self.target.instruction(self.model)
-        return (said,) if said else ()
-
     def narrow(self, signature: Signature) -> Signature:
         """Return the signature with those outputs only that the target reads, where it reads the model's own."""
         if self.head is not None:
@@ -97,10 +92,6 @@ class TargetSpecification:
             self._declare_inputs(twin)
             self._check_versions(twin)
         return twin
-
-    def second_path(self, graph: Path) -> Path:
-        """Return where the second graph goes, beside the first."""
-        return self.target.second_path(graph, self.model.name)
 
     def runner(self, path: Path) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
         """Return a function that runs the file as the target does, and gives the outputs of the head or the model.

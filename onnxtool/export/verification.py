@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
-from onnxtool.export.modalities.sizes import Modality
-from onnxtool.export.signature import SEQUENCE, Shape, run_torch_tensors, to_numpy
+from onnxtool.export.modalities.sizes import SEQUENCE, Modality
+from onnxtool.export.signature import Shape, run_torch_tensors, to_numpy
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, require_passed, run_reference, verify

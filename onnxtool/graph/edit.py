@@ -68,6 +68,18 @@ def is_weight(value: ir.Value | None, rank: int | None = None) -> bool:
     return rank is None or len(value.const_value.shape) == rank
 
 
+def required(node: ir.Node, index: int) -> ir.Value:
+    """Return an input that the operator cannot do without.
+
+    Raises:
+        ValueError: it is left out.
+    """
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"{node.name} has no input {index}")
+    return value
+
+
 def is_float(value: ir.Value) -> bool:
     """Whether `value` is float32 or float16, the dtypes of onnxruntime's fused operators."""
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)

@@ -28,10 +28,15 @@ _COMPUTED = frozenset(
     | {"Not", "Or", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape"}
     | {"ScatterND", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where", "Xor"}
 )
-_ELEMENTWISE = frozenset(
+BROADCASTING = frozenset(
     {"Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod"}
     | {"Mul", "Or", "Pow", "Sub", "Where", "Xor"}
 )
+# What a Constant may hold in place of a tensor.
+CONSTANT_DTYPES: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("value_int", "value_ints"), np.int64),
+    **dict.fromkeys(("value_float", "value_floats"), np.float32),
+}
 # These take the elements of their first input elsewhere, Concat those of all.
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 
@@ -99,7 +104,7 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
     if not _stays_small(node, given, attributes_of(node), max_elements):
         return None
     with suppress(*WRONG), np.errstate(all="ignore"):
-        computed = _evaluate(node, given, version)
+        computed = evaluate(node, given, version)
         return computed if is_small(computed.shape, max_elements) and computed.dtype.kind in "biuf" else None
     return None
 
@@ -134,7 +139,7 @@ def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | Non
         given[name] = np.arange(len(elements), len(elements) + known.size).reshape(known.shape)
         elements.extend(known.reshape(-1).tolist())
     with suppress(*WRONG):
-        places = _evaluate(node, given, version)
+        places = evaluate(node, given, version)
         return _objects([elements[place] for place in places.reshape(-1).tolist()]).reshape(places.shape)
     return None
 
@@ -145,7 +150,8 @@ def _objects(sizes: Sequence[Size]) -> NDArray[Any]:
     return array
 
 
-def _evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
+def evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
+    """Compute a node of one output with ONNX's reference implementation, from the arrays of its inputs by name."""
     opsets = [helper.make_opsetid("", version)]  # of a bare node it would take the latest
     function = helper.make_function("", "one", list(given), list(node.output), [node], opsets)
     return np.asarray(ReferenceEvaluator(function).run(None, given, attributes={})[0])
@@ -171,7 +177,7 @@ def _stays_small(
         data, indices = (given[name] for name in node.input)
         axis = attributes.get("axis", 0)
         return is_small((*np.delete(data.shape, axis).tolist(), *indices.shape), max_elements)
-    if node.op_type not in _ELEMENTWISE:
+    if node.op_type not in BROADCASTING:
         return True
     shapes = [given[name].shape for name in node.input]
     if node.op_type == "Expand":
@@ -184,12 +190,7 @@ def _constant(attributes: Mapping[str, Any], max_elements: int) -> NDArray[Any] 
         tensor = attributes["value"]
         small = is_small(tensor.dims, max_elements) and not tensor.external_data
         return numpy_helper.to_array(tensor) if small else None
-    for name, dtype in (
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-    ):
+    for name, dtype in CONSTANT_DTYPES.items():
         if name in attributes:
             return np.asarray(attributes[name], dtype)
     return None

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtool.errors import PassError
+from onnxtool.errors import FusionError, PassError
 from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
-from onnxtool.optimize.fusions import count_fusions, expected_attentions, require_attention
+from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.options import DYNAMIC, OptimizeOptions
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
-from onnxtool.optimize.report import Candidate, OptimizeReport
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult
 from onnxtool.optimize.verification import Verifier, verification_feeds
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
+from onnxtool.summary.kinds import FUSED_OPERATORS
 
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
@@ -54,7 +55,7 @@ def optimize_model(
     before = summarize_file(source)
     passes = passes_for(options.provider, options.precision)
     model = load_model(options.model_path)
-    attentions = expected_attentions(model)
+    attentions = _expected_attentions(model)
     stopwatch.lap("load")
     with staged(output, force=options.force) as staging:
         model, results = run_passes(model, passes, context, on_progress)
@@ -73,9 +74,9 @@ def optimize_model(
         stopwatch.lap("write")
         staged_stats = summarize_model(path)
         _require_same_signature(before, staged_stats)
-        fusions = count_fusions(staged_stats, attentions)
+        fusions = _count_fusions(staged_stats, attentions)
         if options.require_fusion:
-            require_attention(fusions, results)
+            _require_attention(fusions, results)
         verification = None
         if options.verify:
             on_progress("verifying against the input")
@@ -107,11 +108,7 @@ def optimize_model(
 
 
 def _check_precision(options: OptimizeOptions) -> None:
-    """Refuse options that have no effect.
-
-    Raises:
-        PassError: an option is given that the precision does not use.
-    """
+    """Refuse options that have no effect with the precision."""
     precision = options.precision
     if options.max_error is not None and not options.verify and precision not in (*QUANTIZED, "auto"):
         raise PassError(
@@ -199,3 +196,40 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
             f"hidden_size {hidden} is no multiple of num_heads {heads}", "check --num_heads and --hidden_size"
         )
     return Context(options.model_type or source.metadata.get("model_type", ""), heads, hidden, options.provider)
+
+
+def _expected_attentions(model: ir.Model) -> int:
+    """Count the attentions of a graph: those that are an operator of onnxruntime, and those that are none yet."""
+    operators = FUSED_OPERATORS["attention"]
+    fused = sum(f"{node.domain}::{node.op_type}" in operators for node in model.graph)
+    return fused + sum(1 for _ in match_roots(model.graph))
+
+
+def _count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:
+    """Count the fused operators of a model that has `attentions` in all."""
+    expected = {"attention": attentions}
+    return tuple(
+        FusionCount(kind, expected.get(kind), sum(stats.ops.get(operator, 0) for operator in operators))
+        for kind, operators in FUSED_OPERATORS.items()
+    )
+
+
+def _require_attention(fusions: Sequence[FusionCount], passes: Sequence[PassResult]) -> None:
+    """Insist on at least one attention, and on every one being fused.
+
+    Raises:
+        FusionError: there are fewer; it says why the attention pass left them alone.
+    """
+    attention = next(count for count in fusions if count.kind == "attention")
+    if not attention.expected:
+        raise FusionError(
+            "no attention was found in the graph, and --require_fusion asks for them",
+            "leave --require_fusion out for a model without attention",
+        )
+    if attention.found < attention.expected:
+        reason = next((result.note for result in passes if result.name == "attention" and result.note), "")
+        raise FusionError(
+            f"{attention.found} of {attention.expected} attentions are fused, and --require_fusion asks for all"
+            + (f": {reason}" if reason else ""),
+            "export the model another way (--exporter), or leave --require_fusion out",
+        )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.verification import Verification, VerificationCase
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 

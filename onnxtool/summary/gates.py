@@ -21,13 +21,13 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from onnxtool.errors import GateError
 from onnxtool.model_file.wire import DTYPE_NAMES
 from onnxtool.reports import Json
 
-_OPERATORS: dict[str, Callable[[Fraction, Fraction], bool]] = {
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
@@ -106,8 +106,8 @@ class _Parser:
             self._fail(f"no comparison after {figure!r}", start)
         if not symbol:
             self._fail(f"no comparison but {self.text[start]!r}", start)
-        if symbol not in _OPERATORS:
-            self._fail(f"no operator {symbol}", start, f"use one of {' '.join(_OPERATORS)}")
+        if symbol not in OPERATORS:
+            self._fail(f"no operator {symbol}", start, f"use one of {' '.join(OPERATORS)}")
         amount, sign, is_percentage = self._threshold(figure, symbol)
         return Gate(self.text, figure, symbol, amount, sign, is_percentage)
 
@@ -211,7 +211,7 @@ def _check(gate: Gate, report: Json, base: Json) -> GateResult:
         base_value = _look_up(gate, base, "base")
         growth = gate.amount * abs(base_value) if gate.is_percentage else gate.amount
         threshold = base_value + gate.sign * growth
-    return GateResult(gate, _OPERATORS[gate.operator](value, threshold), value, threshold, base_value)
+    return GateResult(gate, OPERATORS[gate.operator](value, threshold), value, threshold, base_value)
 
 
 def _look_up(gate: Gate, report: Json, place: str) -> Fraction:

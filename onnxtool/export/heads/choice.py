@@ -14,7 +14,8 @@ from onnxtool.checkpoint.pooling_modules import Pooling, PoolingModule, SpladePo
 from onnxtool.checkpoint.tasks import SPARSE_TAGS
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.signature import BATCH, Signature
+from onnxtool.export.modalities.sizes import BATCH
+from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 
 if TYPE_CHECKING:

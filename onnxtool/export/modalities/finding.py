@@ -15,8 +15,6 @@ from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
 
-__all__ = ["find_modality", "text_of"]
-
 _DUAL_TASKS = ("zero-shot-image-classification",)
 # For these, a model that may see pictures or hear sound as well is exported as one of text.
 _TEXT_TASKS = (

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from onnxtool.graph.edit import attribute, drop_unused, replace
+from onnxtool.graph.elements import BROADCASTING, CONSTANT_DTYPES, evaluate
 from onnxtool.graph.shapes import fill_types
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
@@ -25,15 +25,9 @@ _COMPUTED_DTYPES = frozenset(
     )
 )
 
-# The first broadcast their inputs, the second give at most as many elements as they get. Left out: random operators,
+# These give at most as many elements as they get, those of BROADCASTING broadcast. Left out: random operators,
 # those with graphs inside, DequantizeLinear, whose result is larger than its input, and Transpose, which would store a
 # shared weight twice.
-_BROADCASTING = frozenset(
-    (
-        *("Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"),
-        *("Mod", "Mul", "Or", "Pow", "Sub", "Where", "Xor"),
-    )
-)
 _NOT_GROWING = frozenset(
     (
         *("Abs", "Cast", "Ceil", "Concat", "Cos", "Exp", "Floor", "Log", "Neg", "Not", "Reciprocal", "ReduceMax"),
@@ -42,7 +36,7 @@ _NOT_GROWING = frozenset(
     )
 )
 _OTHERS = frozenset(("ConstantOfShape", "Gather", "Range"))
-_FOLDED = _BROADCASTING | _NOT_GROWING | _OTHERS
+_FOLDED = BROADCASTING | _NOT_GROWING | _OTHERS
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -111,12 +105,7 @@ def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     """Return the tensor of a Constant node; None for text and sparse tensors, which not every initializer can hold."""
-    for name, dtype in (
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-    ):
+    for name, dtype in CONSTANT_DTYPES.items():
         if name in node.attributes:
             return ir.tensor(np.array(attribute(node, name), dtype))
     held = node.attributes.get("value")
@@ -149,7 +138,7 @@ def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
         return int(given[0].size // max(1, given[0].shape[attribute(node, "axis", 0)]) * given[1].size)
     if node.op_type == "Expand":
         return math.prod(np.broadcast_shapes(given[0].shape, tuple(given[1].tolist())))
-    if node.op_type in _BROADCASTING:
+    if node.op_type in BROADCASTING:
         return math.prod(np.broadcast_shapes(*(array.shape for array in given)))
     return sum(array.size for array in given)
 
@@ -163,15 +152,8 @@ def _evaluate(node: ir.Node, arrays: Sequence[NDArray[Any] | None], opset: int) 
         return None  # rounding of negative quotients differs, and zero has none
     single = onnx.helper.make_node(node.op_type, names, ["output"])
     single.attribute.extend(ir.to_proto(one) for one in node.attributes.values())
-    inputs = [
-        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    output = onnx.helper.make_value_info("output", onnx.TypeProto())
-    graph = onnx.helper.make_graph([single], "constant", inputs, [output])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     with np.errstate(all="ignore"):
-        result = ReferenceEvaluator(model).run(None, feeds)[0]
+        result = evaluate(single, feeds, opset)
     return ir.tensor(np.array(result, order="C"))
 
 

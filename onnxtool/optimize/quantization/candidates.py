@@ -98,18 +98,18 @@ def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Ca
     """
     provider = resolve_provider(conversion.context.provider)
     with tempfile.TemporaryDirectory(dir=conversion.folder) as name:
-        tries = [_CandidateRun(*names) for names in CANDIDATES[provider]]
-        for one in tries:
+        first, *_ = candidates = [_CandidateRun(*names) for names in CANDIDATES[provider]]
+        for one in candidates:
             _make(one, conversion, model, Path(name))
-            if tries[0].reason:  # all others are measured against it
-                raise PassError(f"the model in float32 is not possible: {tries[0].reason}", "pass another --precision")
-        _measure_errors(tries, conversion)
-        _time(tries, timing_feeds(conversion.source, conversion.feeds), conversion)
-    possible = [one for one in tries if not one.reason]
+            if first.reason:  # all others are measured against it
+                raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
+        _measure_errors(candidates, conversion)
+        _time(candidates, timing_feeds(conversion.source, conversion.feeds), conversion)
+    possible = [one for one in candidates if not one.reason]
     chosen = min(possible, key=lambda one: _geometric_mean(one.latency_ms.values()), default=None)
     if chosen is None or chosen.converted is None:
-        raise PassError(f"no precision can be timed here: {tries[0].reason}", "pass the --precision that you want")
-    return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in tries)
+        raise PassError(f"no precision can be timed here: {first.reason}", "pass the --precision that you want")
+    return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in candidates)
 
 
 def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: Path) -> None:
@@ -125,14 +125,14 @@ def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: P
         one.give_up(error)
 
 
-def _measure_errors(tries: Sequence[_CandidateRun], conversion: Conversion) -> None:
+def _measure_errors(candidates: Sequence[_CandidateRun], conversion: Conversion) -> None:
     """Compare the outputs of all candidates that were not calibrated with those of the first, in float32."""
-    first = tries[0]
+    first = candidates[0]
     first.error = 0.0
-    for one in tries[1:]:
+    for one in candidates[1:]:
         quantization = None if one.converted is None else one.converted.quantization
         one.error = None if quantization is None else quantization.error
-    unknown = [(one, one.path) for one in tries[1:] if one.error is None and one.path is not None]
+    unknown = [(one, one.path) for one in candidates[1:] if one.error is None and one.path is not None]
     if not unknown or first.path is None:  # which the first has
         return
     feeds, provider = conversion.calibration.feeds, conversion.context.provider
@@ -172,9 +172,9 @@ def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]
     return feeds
 
 
-def _time(tries: Sequence[_CandidateRun], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:
+def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:
     for number in range(1, _ROUNDS + 1):
-        for one in tries:
+        for one in candidates:
             if one.reason or one.path is None:
                 continue
             conversion.on_progress(f"timing {one.label}, round {number} of {_ROUNDS}")

@@ -63,9 +63,9 @@ class SwitchableModel:
         """
         feeds = self.feeds[place]
         switches = np.zeros((len(self.precisions), len(self.num_weights)), np.float32)
-        for place, name in enumerate(self.num_weights):
+        for column, name in enumerate(self.num_weights):
             if name in levels:
-                switches[levels[name], place] = 1
+                switches[levels[name], column] = 1
         found = self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
         return float(output_errors(found, self.expected[place], padding_mask(feeds)).max(initial=0.0))
 
