@@ -1,7 +1,5 @@
 """Read all of a model but its weights."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
