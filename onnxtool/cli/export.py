@@ -73,7 +73,7 @@ def command(options: ExportOptions, *, optimize: bool, stats: bool, format_name:
 
 
 def export_blocks(report: ExportReport) -> list[Block]:
-    """Describe an export: what was made of what, its signature, and its proof."""
+    """Describe an export: what was made of what, its signature, and its verification."""
     facts = [
         ("Exported", f"{report.source} ({report.architecture}, {report.model_type})"),
         ("Output", report.output),

@@ -34,7 +34,7 @@ def command(options: OptimizeOptions, *, stats: bool, format_name: str, quiet: b
 
 
 def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
-    """Describe an optimization: the summaries where asked for, what the passes did, and the proof."""
+    """Describe an optimization: the summaries where asked for, what the passes did, and the verification."""
     blocks: list[Block] = []
     if stats:
         blocks += summary_blocks(report.before, "Original ONNX model summary")

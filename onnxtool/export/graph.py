@@ -1,6 +1,6 @@
 """Make a traced graph presentable: outputs and axes by their names, no trace of the machine, nodes called by scope.
 
-And safe from the one fusion of onnxruntime's that gives it other answers.
+And rewrite what one fusion of onnxruntime computes otherwise.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target import Layout, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
 from onnxtool.export.targets import find_target
-from onnxtool.model_file import ModelFile, check_companions, check_model_output, save_model, staged
+from onnxtool.model_file import ModelFile, check_model_output, check_sidecar_files, save_model, staged
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import write_inline
 from onnxtool.runtime.comparison import ReferenceOutputs
@@ -122,7 +122,7 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
     check_opset(options.opset)
     job = _prepare(options, on_progress)
     if not options.force:
-        check_companions(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
+        check_sidecar_files(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):

@@ -151,11 +151,11 @@ class TargetSpecification:
         for length in (2, 7):  # numbers are compared by `runner`; here it is about names, types and shapes
             array = np.ones((1, length), dtype=np.int64)
             try:
-                answers = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
+                found = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
             except OnnxtoolError as error:
                 raise TargetError(f"the graph does not run as {title} runs it: {error.message}", error.hint) from error
             for output in self.model.use.outputs:
-                self._check_answer(output, answers[output.name])
+                self._check_output(output, found[output.name])
 
     def write_files(self, config: Any, tokenizer: Any, folder: Path, max_length: int | None) -> None:
         """Write what the target reads into `folder`, in which the checkpoint's own files lie already.
@@ -192,10 +192,10 @@ class TargetSpecification:
         """What must lie in the folder beside the graph."""
         return tuple(name.format(name=self.model.name) for name in self.target.files)
 
-    def _check_answer(self, wanted: TensorInfo, answer: NDArray[Any]) -> None:
-        fits = answer.dtype == wanted.dtype and answer.ndim == len(wanted.shape)
-        self._require(fits, f"{wanted.name} is {answer.dtype} {list(answer.shape)}", _format(wanted))
-        self._require(bool(np.isfinite(answer).all()), f"{wanted.name} is not finite", "finite numbers")
+    def _check_output(self, wanted: TensorInfo, array: NDArray[Any]) -> None:
+        fits = array.dtype == wanted.dtype and array.ndim == len(wanted.shape)
+        self._require(fits, f"{wanted.name} is {array.dtype} {list(array.shape)}", _format(wanted))
+        self._require(bool(np.isfinite(array).all()), f"{wanted.name} is not finite", "finite numbers")
 
     def _require(self, holds: bool, found: str, wanted: str) -> None:
         if not holds:

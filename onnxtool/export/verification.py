@@ -46,7 +46,7 @@ class TorchReference:
         What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
 
         Raises:
-            ExportError: too few cases remain, or the model answers differently each time.
+            ExportError: too few cases remain, or the model gives other outputs each time.
         """
         import torch
 

@@ -59,7 +59,7 @@ class Inference:
         declared: types of inputs and other values, which hold where inference does not find them, or finds less. Where
             they are given, every size that is not known gets a new name, so that two values are seen to share it.
         estimates: an estimate is wanted where a shape depends on what the model reads: an If takes its dearer branch,
-            and a Loop of which nobody knows how often it runs runs once. Otherwise, only what always holds is told.
+            and a Loop whose number of runs is not known counts once. Otherwise, only what always holds is told.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ Names of dynamic axes are the exporter's own, and it leaves many out. With every
 inference computes plain numbers, and what it finds says which axis of a value is which. Several sets of primes tell a
 dynamic axis from a fixed one, and one of them is large: a size that is cut somewhere is no longer the size.
 
-Who only wants dtypes and shapes with the names that axes have, asks for those: `infer_types`.
+`infer_types` gives only dtypes, and shapes with the names of the axes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shapes:
 
     @property
     def small(self) -> range:
-        """The probes of small sizes, for those who number the elements of a value."""
+        """The probes of small sizes, in which the elements of a value can be numbered."""
         return range(min(len(self.probes), len(_SMALL)))
 
     def of(self, value: ir.Value | None, probe: int = 0) -> Shape | None:
@@ -93,7 +93,7 @@ class Shapes:
 
 
 def find_shapes(model: ir.Model) -> Shapes:
-    """Infer the shapes of all values of the main graph of `model`, once for as long as nobody changes it."""
+    """Infer the shapes of all values of the main graph of `model`, once until it changes."""
     structure = _structure(model)
     kept = model.meta.get(_KEPT)
     if kept is None or kept[0] != structure:
@@ -200,7 +200,7 @@ def infer_types(model: ir.Model) -> None:
 def infer_values(proto: onnx.ModelProto) -> Scope:
     """Infer dtype and shape of each value of the main graph, with the axes by their names.
 
-    A size that nobody named, and that no number tells, has a new name; two values that share it have the same.
+    A size that has no name, and that no number tells, gets a new one; two values that share it have the same.
     """
     scope = Scope()
     scope.values.update(_declared(proto.graph.input))

@@ -53,7 +53,7 @@ class OptimizeOptions:
         str | None,
         Option(
             "How activations of int8 get their ranges: in each run (dynamic), or once from the calibration texts "
-            "(static), so that an answer does not depend on what else is in the batch.",
+            "(static), so that the output for a text does not depend on what else is in the batch.",
             choices=ACTIVATIONS,
             default="dynamic",
         ),

@@ -129,7 +129,7 @@ def _counting_positions(model: Any, step: Step) -> Any:
 
 
 def _name(model: ir.Model, step: Step) -> None:
-    """Name inputs and outputs, put constants into the graph, and drop the outputs that nobody takes.
+    """Name inputs and outputs, put constants into the graph, and drop the outputs that are not used.
 
     Raises:
         ExportError: an axis is fixed that moves, or the cache does not come out as it went in.
@@ -163,7 +163,7 @@ def _name(model: ir.Model, step: Step) -> None:
 
 
 def _set_shapes(graph: ir.Graph, cache: Mapping[str, tuple[Dimension, ...]]) -> None:
-    """Order inputs and outputs, and give them the axes that they have whoever traced them."""
+    """Order inputs and outputs, and name their axes as every exporter's graph has them."""
     inputs = {str(value.name): value for value in graph.inputs}
     graph.inputs[:] = [inputs[name] for name in (IDS, MASK, *cache)]
     known = {IDS: (BATCH, SEQUENCE), MASK: (BATCH, TOTAL), **cache}

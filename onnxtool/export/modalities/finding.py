@@ -27,7 +27,7 @@ _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "m
 _SOUNDS = ("input_values", "input_features")
 # What the names of inputs have in them, by what goes in there: `pixel_values_videos`, `audio_input_features`.
 _BESIDE_TEXT = {"pictures": ("pixel_values",), "sound": _SOUNDS}
-# Encoder-decoders that answer at once shift their decoder's input out of the encoder's.
+# Encoder-decoders that do not generate shift their decoder's input out of the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
 
 

@@ -102,7 +102,7 @@ def read_graph(data: Data, start: int, end: int, model: Reading, depth: int) -> 
 
 
 def _read_own(data: Data, number: int, start: int, end: int, model: Reading) -> None:
-    """Read a field of the main graph that nobody asks for of those inside of it."""
+    """Read a field that is kept of the main graph only."""
     if number == 2:
         model.name = read_text(data, start, end)
     elif number in (11, 12):

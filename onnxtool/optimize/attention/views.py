@@ -1,6 +1,6 @@
 """Find the tensor behind a view and its layout, by moving the indices of its elements through the operators.
 
-Exporters split heads and transpose matrices in a dozen ways, with shapes computed from other shapes. One method serves
+Exporters split heads and transpose matrices in a dozen forms, with shapes computed from other shapes. One method serves
 for all of them: number the elements of the first tensor, let the operators move the numbers, and look where they are.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
