@@ -1,6 +1,6 @@
 """What single model types need beyond the general rules of shrinking: a row a type, with its reason.
 
-An override is a function of a reader of the default values and of what has been decided so far, and returns what to set.
+An override is a function of a reader of the default values and of what is decided so far, and returns what to set.
 """
 
 from __future__ import annotations
