@@ -151,11 +151,11 @@ class TargetSpecification:
         for length in (2, 7):  # numbers are compared by `runner`; here it is about names, types and shapes
             array = np.ones((1, length), dtype=np.int64)
             try:
-                found = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
+                results = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
             except OnnxtoolError as error:
                 raise TargetError(f"the graph does not run as {title} runs it: {error.message}", error.hint) from error
             for output in self.model.use.outputs:
-                self._check_output(output, found[output.name])
+                self._check_output(output, results[output.name])
 
     def write_files(self, config: Any, tokenizer: Any, folder: Path, max_length: int | None) -> None:
         """Write what the target reads into `folder`, in which the checkpoint's own files lie already.
