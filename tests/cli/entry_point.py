@@ -85,7 +85,6 @@ def _process_state(folder: Path, environment: dict[str, str]) -> Iterator[None]:
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         gc.enable()  # `onnxtool export` turns the collector off until its process ends
-        gc.unfreeze()
         atexit.unregister(gc.freeze)
 
 
