@@ -23,6 +23,7 @@ from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conv
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult
 from onnxtool.optimize.verification import Verifier, verification_feeds
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
@@ -89,7 +90,7 @@ def optimize_model(
             previous=source.steps,
             provider=options.provider,
             precision=precision,
-            versions=", ".join(f"{name} {version(name)}" for name in ("onnxtool", "onnxoptimizer")) + f", {_runtime()}",
+            versions=_versions(),
             passes={result.name: result.num_changes for result in results},
         )
     return OptimizeReport(
@@ -181,10 +182,9 @@ def _is_half(stats: Stats) -> bool:
     return 2 * stats.initializer_bytes.get("float16", 0) > sum(stats.initializer_bytes.values())
 
 
-def _runtime() -> str:
-    import onnxruntime
-
-    return f"onnxruntime {onnxruntime.__version__}"
+def _versions() -> str:
+    names = ", ".join(f"{name} {version(name)}" for name in ("onnxtool", "onnxoptimizer"))
+    return f"{names}, onnxruntime {runtime_version()}"
 
 
 def _context(source: ModelFile, options: OptimizeOptions) -> Context:

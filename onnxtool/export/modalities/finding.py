@@ -49,9 +49,9 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
         return _text_and_images(model, checkpoint, accepted, text)
     modality: Modality
     if "pixel_values" in accepted or checkpoint.task in _PICTURE_TASKS:
-        modality = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
+        modality = ImageInputs.of(model, checkpoint.load_processor("image processor"), accepted)
     elif any(name in accepted for name in _SOUNDS) and not _reads(model, checkpoint, accepted):
-        modality = AudioInputs.of(model, checkpoint.load_feature_extractor(), accepted)
+        modality = AudioInputs.of(model, checkpoint.load_processor("feature extractor"), accepted)
     else:
         texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
         modality = replace(texts, left_out=_left_out(accepted))
@@ -109,5 +109,5 @@ def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
     if not dual:
         return replace(texts, left_out=_left_out(accepted))
-    images = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
+    images = ImageInputs.of(model, checkpoint.load_processor("image processor"), accepted)
     return SideBySide((replace(texts, batch_axis="text_batch_size"), replace(images, batch_axis="image_batch_size")))
