@@ -77,18 +77,23 @@ def _name_axes(model: ir.Model, signature: Signature) -> None:
         for size, name in zip(value.shape, signature.inputs[str(value.name)], strict=True):
             if isinstance(name, str):
                 renames[str(size)] = name
-    for graph in model.graphs():
-        for node in graph:
-            for output in node.outputs:
-                if output.shape is not None:
-                    output.shape = ir.Shape([renamed(size, renames) for size in output.shape])
+    rename_axes(model, renames)
     for value in model.graph.inputs:
         value.shape = ir.Shape(list(signature.inputs[str(value.name)]))
     for value in model.graph.outputs:
         value.shape = ir.Shape(list(signature.outputs[str(value.name)]))
 
 
-def renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | None:
+def rename_axes(model: ir.Model, renames: dict[str, str]) -> None:
+    """Replace the exporter's symbols in the shapes of all computed values by their names."""
+    for graph in model.graphs():
+        for node in graph:
+            for output in node.outputs:
+                if output.shape is not None:
+                    output.shape = ir.Shape([_renamed(size, renames) for size in output.shape])
+
+
+def _renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | None:
     """Return a dimension with the exporter's symbols in it replaced by their names."""
     if isinstance(size, int):
         return size

@@ -27,7 +27,7 @@ from onnxtool.export.decoding.step import (
     present_name,
 )
 from onnxtool.export.decoding.token_loop import loop_over_tokens
-from onnxtool.export.graph import name_nodes, renamed, strip
+from onnxtool.export.graph import name_nodes, rename_axes, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.tracing import guarded, operators_apart
 from onnxtool.graph.rewrites.exact_rules import exact_optimizer
@@ -155,11 +155,7 @@ def _name(model: ir.Model, step: Step) -> None:
     for path in step.cache:
         results[path].name = present_name(cache_name(path))
     graph.outputs[:] = [results[path] for path in (LOGITS, *step.cache)]
-    for part in model.graphs():
-        for node in part:
-            for output in node.outputs:
-                if output.shape is not None:
-                    output.shape = ir.Shape([renamed(size, renames) for size in output.shape])
+    rename_axes(model, renames)
 
 
 def _set_shapes(graph: ir.Graph, cache: Mapping[str, tuple[Dimension, ...]]) -> None:

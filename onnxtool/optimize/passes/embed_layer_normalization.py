@@ -31,15 +31,6 @@ class _Lookup:
     sized_by: list[ir.Node]
 
 
-@dataclass(frozen=True)
-class _Embedding:
-    """The lookups of an embedding layer; some architectures have no `segments`."""
-
-    words: _Lookup
-    positions: _Lookup
-    segments: _Lookup | None
-
-
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `LayerNormalization(Add(Add(Gather(W, ids), Gather(T, segments)), Gather(P, positions)), gamma, beta)`.
 
@@ -133,8 +124,8 @@ def _objection(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
     return ""
 
 
-def _assign(lookups: list[_Lookup], shapes: Shapes) -> _Embedding | None:
-    """Assign words, positions and segments to the lookups; None where they cannot be told apart.
+def _assign(lookups: list[_Lookup], shapes: Shapes) -> tuple[_Lookup, _Lookup, _Lookup | None] | None:
+    """Return the lookups of words, positions and segments, which some models lack; None where they are not told apart.
 
     Any assignment gives the same sum, but only positions may be [1, S]; words and segments are [B, S].
     """
@@ -151,7 +142,7 @@ def _assign(lookups: list[_Lookup], shapes: Shapes) -> _Embedding | None:
     ids = positions[0].ids
     if not shapes.same(ids, words.ids) and not _is_row_of(ids, words.ids, shapes):
         return None
-    return _Embedding(words, positions[0], others[0] if others else None)
+    return words, positions[0], others[0] if others else None
 
 
 def _is_row_of(ids: ir.Value, words: ir.Value, shapes: Shapes) -> bool:
@@ -201,8 +192,10 @@ def _is_length_of(size: ir.Value | None, words: ir.Value, shapes: Shapes) -> boo
     return all(one is not None and other is not None and len(one) > 1 and one[1] == other[1] for one, other in pairs)
 
 
-def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]) -> ir.Value:
-    words, positions, segments = embedding.words, embedding.positions, embedding.segments
+def _write(
+    node: ir.Node, embedding: tuple[_Lookup, _Lookup, _Lookup | None], casts: dict[ir.Value, ir.Value]
+) -> ir.Value:
+    words, positions, segments = embedding
     segment_ids = None if segments is None else _as_int32(segments.ids, node, casts)
     inputs = [
         *(_as_int32(words.ids, node, casts), segment_ids),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, is_float, is_weight, only_consumer, operands, producer, replace_and_erase
@@ -16,17 +14,8 @@ _WITH_SKIP = {
     "LayerNormalization": "SkipLayerNormalization",
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
 }
+_Terms = tuple[ir.Value, ir.Value, ir.Value | None]
 _DEFAULT_EPSILON = 1e-5  # of LayerNormalization; that of the fused operators is another
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """The input of a normalization: `first + bias + second`."""
-
-    node: ir.Node
-    first: ir.Value
-    second: ir.Value
-    bias: ir.Value | None
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -52,11 +41,11 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     """Write one operator for both; return why not where a precondition does not hold."""
     reason = _objection(node, add, shapes)
-    total = None if reason else _split(add, shapes)
-    if total is None:
+    terms = None if reason else _split(add, shapes)
+    if terms is None:
         return reason or "the bias does not fit"
     read_elsewhere = only_consumer(add.outputs[0], node.op_type) is None
-    outputs = _write(node, total, with_sum=read_elsewhere)
+    outputs = _write(node, add, terms, with_sum=read_elsewhere)
     replace_and_erase(node.outputs[0], outputs[0])
     if read_elsewhere:
         replace_and_erase(add.outputs[0], outputs[3])
@@ -83,8 +72,8 @@ def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     return ""
 
 
-def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
-    """Return the terms of a sum, with the bias of a linear layer apart where only this sum reads the layer."""
+def _split(add: ir.Node, shapes: Shapes) -> _Terms | None:
+    """Return the two terms of a sum, and the bias of a linear layer where only this sum reads the layer."""
     first, second = add.inputs
     if first is None or second is None:
         return None
@@ -94,18 +83,18 @@ def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
         if parts is None or only_consumer(one, "Add") is not add or producer(parts[1], "MatMul") is None:
             continue
         if shapes.same(parts[1], one) and shapes.fixed(parts[0], 0) == shapes.fixed(one, -1):
-            return _Sum(add, parts[1], other, parts[0])
-    return _Sum(add, first, second, None)
+            return parts[1], other, parts[0]
+    return first, second, None
 
 
-def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
+def _write(node: ir.Node, add: ir.Node, terms: _Terms, *, with_sum: bool) -> list[ir.Value]:
     """Write the operator in front of the sum, which other nodes may read; return its outputs."""
-    scale = node.inputs[1]
-    inputs = [total.first, total.second, scale]
+    first, second, bias = terms
+    inputs = [first, second, node.inputs[1]]
     if node.op_type == "LayerNormalization":
         inputs.append(node.inputs[2] if len(node.inputs) > 2 else None)
-    if total.bias is not None:
-        inputs.append(total.bias)
+    if bias is not None:
+        inputs.append(bias)
     while inputs[-1] is None:
         inputs.pop()
     # An output without a name is not computed: these are the mean and the deviation.
@@ -117,8 +106,8 @@ def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
         domain=MICROSOFT,
         outputs=outputs,
     )
-    Writer(total.node).add(fused)
-    for new, old in zip(outputs[::3], (node.outputs[0], total.node.outputs[0]), strict=False):
+    Writer(add).add(fused)
+    for new, old in zip(outputs[::3], (node.outputs[0], add.outputs[0]), strict=False):
         new.type, new.shape = old.type, old.shape
     return outputs
 
