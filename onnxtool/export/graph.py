@@ -1,4 +1,4 @@
-"""Make a traced graph presentable: outputs and axes by their names, no trace of the machine, nodes called by scope.
+"""Clean up a traced graph: name outputs and axes, name nodes by their scope, drop the metadata of the exporter.
 
 And rewrite what one fusion of onnxruntime computes otherwise.
 """

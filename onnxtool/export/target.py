@@ -259,7 +259,7 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
     """Return where an export of the model called `name` goes.
 
     Args:
-        target: whom it is for.
+        target: the consumer.
         output: what the user asked for: a folder, or NAME.onnx where the target reads none; None for models/NAME.
         name: the model's own.
 

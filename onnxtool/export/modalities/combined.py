@@ -1,4 +1,4 @@
-"""Modalities made of others: an encoder's input with a decoder's ids, and two encoders side by side (CLIP)."""
+"""Combined modalities: an encoder's input with a decoder's ids, and two encoders side by side (CLIP)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into a model, told from the parameters of its forward: a module for each modality."""
+"""Find the modality of a model from the parameters of its forward."""
 
 from __future__ import annotations
 

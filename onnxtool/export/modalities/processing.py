@@ -1,4 +1,4 @@
-"""Run what prepares a model's inputs, and scale what it made."""
+"""Run a tokenizer or processor, and scale the inputs that it makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every modality offers: named axes, inputs of any size along them, and the cases that a file is verified on."""
+"""The interface of a modality: named axes, random inputs of any size along them, and the cases to verify a file on."""
 
 from __future__ import annotations
 
