@@ -13,7 +13,7 @@ from onnxtool.benchmarking.report import TransferTimes
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.session import Session
-from onnxtool.runtime.timing import LatencySummary, summarize_latencies
+from onnxtool.runtime.timing import summarize_latencies
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -55,11 +55,7 @@ class SessionRunner:
             return None
         bound = self.session.bind(self._own(feeds))
         times = [bound.time_transfer() for _ in range(_TRANSFERS + 1)][1:]
-
-        def summary(part: str) -> LatencySummary:
-            return summarize_latencies([getattr(transfer, part) for transfer in times])
-
-        return TransferTimes(summary("host_to_device"), summary("compute"), summary("device_to_host"))
+        return TransferTimes(*(summarize_latencies(part) for part in zip(*times, strict=True)))
 
 
 def require_same_inputs(model: ModelFile, other: ModelFile) -> None:
