@@ -94,6 +94,8 @@ def _texts(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
                 "tokenize p50 ms": f"{stages.tokenize.p50:.2f}",
                 "model p50 ms": f"{result.latency_ms.p50:.2f}",
                 "pool p50 ms": f"{stages.pool.p50:.2f}" if stages.pool else "-",
+                "total p50 ms": f"{stages.total.p50:.2f}",
+                "total p95 ms": f"{stages.total.p95:.2f}",
             }
         )
     if rows:

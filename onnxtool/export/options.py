@@ -25,7 +25,10 @@ HEAD_NAMES = ("auto", "logits", "splade", "embedding", "none")
 EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
-_STAMPED = ("target", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device", "atol", "rtol")
+_STAMPED = (
+    *("target", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
+    *("atol", "rtol", "min_cosine"),
+)
 
 
 # What training artifacts are made of is a checkpoint as well.
@@ -53,7 +56,7 @@ class ExportOptions:
         keep_raw: keep the output that the head reads beside the head's own.
         text: what to trace a model of text on, beside a text of our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
-        atol: replaces the tolerance of the dtype; so does `rtol`.
+        atol: replaces the tolerance of the dtype; so do `rtol` and `min_cosine`.
     """
 
     model_name: Annotated[str, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR")]
@@ -92,6 +95,10 @@ class ExportOptions:
     verify: Annotated[bool, Option("Compare the file with PyTorch.")] = True
     atol: Annotated[float | None, Option("Allowed absolute error, in place of the dtype's.", minimum=0)] = None
     rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
+    min_cosine: Annotated[
+        float | None,
+        Option("The least cosine of an output with PyTorch's, in place of the dtype's.", minimum=0, maximum=1),
+    ] = None
     force: Force = False
 
     @property
@@ -107,7 +114,9 @@ class ExportOptions:
 
         base = TOLERANCES[DTYPES[self.dtype]]
         return Tolerance(
-            base.atol if self.atol is None else self.atol, base.rtol if self.rtol is None else self.rtol, base.cosine
+            base.atol if self.atol is None else self.atol,
+            base.rtol if self.rtol is None else self.rtol,
+            base.cosine if self.min_cosine is None else self.min_cosine,
         )
 
 

@@ -78,6 +78,12 @@ class Writer:
         """Write a node of ai.onnx with one output."""
         return self.node(operator, inputs, attributes)
 
+    def ops(
+        self, operator: str, *inputs: ir.Value | None, outputs: int, **attributes: int | list[int] | float
+    ) -> Sequence[ir.Value]:
+        """Write a node of ai.onnx with several outputs."""
+        return self.add(ir.node(operator, list(inputs), attributes, num_outputs=outputs))
+
     def constant(self, array: NDArray[Any], name: str) -> ir.Value:
         """Return an initializer that holds `array`, as `initializer` does."""
         return self.initializer(ir.tensor(array), name)

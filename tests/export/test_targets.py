@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.target import layout
+from onnxtool.export.target import TargetModel, layout
 from onnxtool.export.targets import TARGET_NAMES, find_target
 from onnxtool.model_file import ModelFile
 from tests.workshop import Workshop
@@ -32,6 +32,7 @@ DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
         ("anserini", "fill-mask", (SpladePooling("sum"),), "output_idx"),
         ("sentence-transformers", "sentence-similarity", (MAX, DENSE), "last_hidden_state"),
         ("sentence-transformers", "sparse-encoding", (SpladePooling("sum"),), "logits"),
+        ("chroma", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("fastembed", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("fastembed", "sentence-similarity", (MAX,), "sentence_embedding"),
         ("fastembed", "sentence-similarity", (MEAN, DENSE), "sentence_embedding"),
@@ -65,6 +66,7 @@ def test_the_first_token_behind_padding_is_pooled_in_the_graph(target: str) -> N
         ("tei", "sparse-encoding", (SpladePooling(),), "takes text encoders, text classifiers"),
         ("tei", "text-generation", (), "this model's task is text-generation"),
         ("vespa", "sparse-encoding", (SpladePooling("sum"),), "needs the sum of log"),
+        ("chroma", "sentence-similarity", (CLS,), "Chroma computes pooling by mean, Normalize itself"),
         ("fastembed", "sparse-encoding", (SpladePooling("max", "log1p_relu"),), "would give other answers there"),
     ],
 )
@@ -172,6 +174,23 @@ def test_tei_gets_the_flags_that_it_reads(workshop: Workshop, minilm: Path, tmp_
     flags = json.loads((folder / "1_Pooling" / "config.json").read_text())
     assert flags["pooling_mode_mean_tokens"] is True
     assert flags["pooling_mode_cls_token"] is False
+
+
+def test_chroma_gets_a_vocabulary_and_models_of_its_length(minilm: Path, tmp_path: Path) -> None:
+    """It downloads its own model where vocab.txt is missing, and feeds 256 tokens of every text."""
+    target, tokenizer = find_target("chroma"), AutoTokenizer.from_pretrained(minilm)
+    use = target.use_for("sentence-similarity", (MEAN,), pads_left=False)
+    assert use.inputs(("input_ids", "attention_mask")) == ("input_ids", "token_type_ids", "attention_mask")
+    model = TargetModel("m", use, None, (MEAN,), max_tokens=512)
+    with pytest.raises(TargetError, match="feeds 256 tokens of every text, and this checkpoint takes 128") as caught:
+        target.write_files(model, None, tokenizer, tmp_path, 128)
+    assert "max_seq_length" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    target.write_files(model, None, tokenizer, tmp_path, 512)
+    assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").splitlines()[101] == "[CLS]"
+    assert "cuts texts to 256 tokens; it scales vectors to length 1" in target.instruction(model)
+    usual = dataclasses.replace(model, modules=(MEAN, Normalize()), max_tokens=256)
+    assert ";" not in target.instruction(usual)
 
 
 def test_a_head_besides_a_target_is_refused(workshop: Workshop, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def _prepare(
         zero = writer.constant(np.array(grid.zero, np.uint8), f"{layer.name}_input_zero")
         return _Activations(writer.node("QuantizeLinear", [value, scale, zero]), scale, zero)
     if is_shared:
-        return _Activations(*writer.add(ir.node("DynamicQuantizeLinear", [value], num_outputs=3)))
+        return _Activations(*writer.ops("DynamicQuantizeLinear", value, outputs=3))
     return _Activations(value)
 
 

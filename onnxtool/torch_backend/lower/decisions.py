@@ -227,12 +227,17 @@ DECISIONS: dict[object, Decision] = {
     ),
     aten.max.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
     aten.min.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
-    aten.argmax.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
-    aten.argmin.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
+    **dict.fromkeys(
+        (aten.argmax.default, aten.argmin.default),
+        Decision(
+            partial(zero_dimensional.single_value, result=partial(torch.zeros_like, dtype=torch.int64)),
+            fx_rewrites=(nan_extremes.index_of_extreme,),
+        ),
+    ),
     operator.getitem: Decision(fx_rewrites=(nan_extremes.extreme_and_index,)),
     # tensors without dimensions
-    aten.any.dim: Decision(zero_dimensional.any_or_all),
-    aten.all.dim: Decision(zero_dimensional.any_or_all),
+    aten.any.dim: Decision(partial(zero_dimensional.single_value, result=lambda x: x != 0)),
+    aten.all.dim: Decision(partial(zero_dimensional.single_value, result=lambda x: x != 0)),
     aten.mean.dim: Decision(zero_dimensional.mean),
     aten.t.default: Decision(zero_dimensional.transpose),
     aten.repeat.default: Decision(zero_dimensional.repeat),
