@@ -56,8 +56,12 @@ HEAVY = (
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {
-    **{name: {"onnx", "onnx_ir"} for name in ("export", "graph", "optimize")},
-    "torch_backend": {"torch", "onnx_ir", "onnxruntime"},
+    **{name: {"onnx", "onnx_ir"} for name in ("autodiff", "export", "graph", "optimize")},
+    "torch_backend": {"torch", "onnx", "onnx_ir", "onnxruntime"},
+    **{
+        f"training/{package}": {"onnx", "onnx_ir", "onnxruntime"}
+        for package in ("api", "artifacts", "checkpoints", "graphs", "onnxblock")
+    },
     "training/trainer": {"torch", "transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
@@ -150,7 +154,7 @@ def test_the_ground_stands_on_the_standard_library(path: Path) -> None:
     "arguments",
     [
         ["--help"],
-        *([name, "--help"] for name in ("stats", "infer", "export", "optimize")),
+        *([name, "--help"] for name in ("stats", "infer", "export", "optimize", "artifacts")),
         ["stats", "no-such-file.onnx"],
     ],
 )
@@ -165,6 +169,13 @@ def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_options_of_artifacts_load_no_heavy_library() -> None:
+    """The help of the command needs the options; what makes artifacts is imported when it is run."""
+    code = f"import sys, onnxtool.cli.artifacts; print({{*{HEAVY!r}}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_training_loads_pytorch_when_that_is_asked_for() -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
 
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import PROVIDERS
-from onnxtool.runtime.session import first_line
+from onnxtool.runtime.session import first_line, tensor_type
 from onnxtool.training.api.memory import Device
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class BoundSession:
@@ -30,8 +31,6 @@ class BoundSession:
     """
 
     def __init__(self, path: Path, device: Device, options: Any = None) -> None:
-        import onnxruntime as ort
-
         self.path = path
         self.device = device
         if path.suffix != ".ort":
@@ -72,14 +71,10 @@ class BoundSession:
 
     def bind_input(self, name: str, shape: Sequence[int], pointer: int) -> None:
         """Read a float32 input from an address of the device."""
-        import numpy as np
-
         self._binding.bind_input(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
     def bind_output(self, name: str, shape: Sequence[int], pointer: int) -> None:
         """Write a float32 output to an address of the device."""
-        import numpy as np
-
         self._bound[name] = None
         self._binding.bind_output(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
@@ -94,13 +89,11 @@ class BoundSession:
         Raises:
             InputError: the dtype or rank differs from that of the model.
         """
-        import numpy as np
-
         if not isinstance(tensor, np.ndarray):
             self.bind_value(name, tensor)
             return
         declared = self._inputs[name]
-        if (kind := _DTYPES.get(tensor.dtype.name, tensor.dtype.name)) != declared.type:
+        if (kind := tensor_type(tensor.dtype.name)) != declared.type:
             raise InputError(f"the input {name} of {self.path} is {declared.type}, not {kind}", "convert it")
         if len(tensor.shape) != len(declared.shape) and declared.shape:
             raise InputError(
@@ -134,12 +127,3 @@ class BoundSession:
             return []
         values = dict(zip(self._bound, self._binding.get_outputs(), strict=True))
         return [values[name] for name in fetch]
-
-
-# onnxruntime's names of input types by numpy's names of dtypes.
-_DTYPES = {
-    **{name: f"tensor({name})" for name in ("bool", "float16", "bfloat16")},
-    **{f"{sign}int{bits}": f"tensor({sign}int{bits})" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float32": "tensor(float)",
-    "float64": "tensor(double)",
-}

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
 
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import Staging, save_model, staged
+from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.training.checkpoints.checkpoint import Checkpoint, write_checkpoint
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,6 @@ def write_artifacts(
 
 def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, artifacts: Artifacts) -> Path:
     """Write a model into the staging folder; large constants go to its own external data."""
-    import onnx_ir as ir
-
     model = ir.from_proto(proto)
     if artifacts.folder is not None:
         ir.external_data.set_base_dir(model.graph, artifacts.folder)
@@ -96,8 +94,6 @@ def _to_ort_format(path: Path) -> tuple[Path, Path]:
     Raises:
         ArtifactError: it fails, or the installed wheel has no converter.
     """
-    from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
-
     try:
         with quiet(), quiet_stdout_descriptor():
             from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort

@@ -11,40 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
 
 from onnxtool.errors import ArtifactError
+from onnxtool.model_file import ModelFile
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.files import Artifacts, write_artifacts
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.report import describe
+from onnxtool.training.artifacts.validation import check_model
+from onnxtool.training.artifacts.verification import ArtifactVerification
+from onnxtool.training.graphs.parameters import select_parameters
 from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.checkpoints import checkpoint_of
-
-if TYPE_CHECKING:
-    import onnx
-
-    from onnxtool.training.artifacts.verification import ArtifactVerification
-
+from onnxtool.training.options import LossType, OptimType
 
 MAX_MODEL_BYTES = 2**31 - 2**20
-
-
-class LossType(Enum):
-    """The losses that need no arguments."""
-
-    MSELoss = 1
-    CrossEntropyLoss = 2
-    BCEWithLogitsLoss = 3
-    L1Loss = 4
-
-
-class OptimType(Enum):
-    """The optimizers with their defaults."""
-
-    AdamW = 1
-    SGD = 2
 
 
 LOSSES: Mapping[LossType, type[onnxblock.Block]] = {
@@ -125,8 +109,6 @@ def generate_artifacts(
         OutputWriteError: the files cannot be written.
         TypeError: an argument is of a wrong type.
     """
-    import onnx
-
     if custom_op_library is not None:
         onnxblock.custom_op_library(os.fspath(custom_op_library))
     return make_artifacts(
@@ -157,9 +139,6 @@ def make_artifacts(
         OutputExistsError: a file exists and `force` is not set.
         OnnxtoolError: as `generate_artifacts`.
     """
-    from onnxtool.training.artifacts.validation import check_model
-    from onnxtool.training.graphs.parameters import select_parameters
-
     stopwatch = Stopwatch()
     on_progress("reading the model")
     model, path = _load(options.model)
@@ -229,10 +208,6 @@ class _Training(onnxblock.TrainingBlock):
 
 def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
     """Return the model without its external data, and the path of its file."""
-    import onnx
-
-    from onnxtool.model_file import ModelFile
-
     if isinstance(model, onnx.ModelProto):
         # ByteSize fails on models of more than 2 GB.
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_MODEL_BYTES:

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, NoReturn
 
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
+
+from onnxtool.autodiff import LOWEST_OPSET, prepare
+from onnxtool.autodiff.preparation import opset_of
 from onnxtool.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-    import numpy as np
-    from numpy.typing import NDArray
-    from onnx import ModelProto, ValueInfoProto
-
-Attribute: TypeAlias = "int | float | str | Sequence[int]"
+from onnxtool.graph.shapes import infer_values
+from onnxtool.runtime.quiet import quiet
 
 # The newest IR version that onnxruntime 1.17 reads, and the opset of a new model.
 IR_VERSION = 9
@@ -51,19 +51,19 @@ class ModelAccessor:
         self._taken.add(name)
         return name
 
-    def add_node(self, op_type: str, inputs: Sequence[str], **attributes: Attribute) -> str:
-        """Apply a standard operator, and return the name of its first output; an empty input is one left out."""
-        from onnx import helper
+    def add_node(self, op_type: str, inputs: Sequence[str], *, domain: str | None = None, **attributes: Any) -> str:
+        """Apply an operator, and return the name of its first output; an empty input is one left out.
 
+        Attributes are numbers, strings or lists of them. Without a domain it is a standard operator.
+        """
         output = self.new_name(op_type)
-        node = helper.make_node(op_type, list(inputs), [output], name=self.new_name(op_type), **attributes)
+        node_name = self.new_name(op_type)
+        node = helper.make_node(op_type, list(inputs), [output], name=node_name, domain=domain, **attributes)
         self._model.graph.node.append(node)
         return output
 
     def add_constant(self, array: NDArray[np.generic], kind: str = "constant") -> str:
         """Add an initializer, and return its name."""
-        from onnx import numpy_helper
-
         name = self.new_name(kind)
         self._model.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
@@ -92,10 +92,6 @@ class ModelAccessor:
         return self._inferred(name)
 
     def _inferred(self, name: str) -> ValueInfoProto:
-        from onnx import helper
-
-        from onnxtool.graph.shapes import infer_values
-
         found = infer_values(self._model)
         value = found.values.get(name)
         if value is not None and value.dtype:
@@ -153,8 +149,6 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     Raises:
         ArtifactError: blocks are already being added to another model.
     """
-    from onnx import helper
-
     opsets = [helper.make_opsetid("", opset_version or OPSET)]
     graph = helper.make_graph([], "graph", [], [])
     model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="onnxtool")
@@ -188,12 +182,6 @@ def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     """Return a copy that gradients can be built on."""
-    import onnx_ir as ir
-
-    from onnxtool.autodiff import LOWEST_OPSET, prepare
-    from onnxtool.autodiff.preparation import opset_of
-    from onnxtool.runtime.quiet import quiet
-
     prepared = ir.from_proto(model)
     if path is not None:
         ir.external_data.set_base_dir(prepared.graph, path.parent)
