@@ -56,7 +56,7 @@ HEAVY = (
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {
-    "autodiff": {"onnx", "onnx_ir"},
+    **{name: {"onnx", "onnx_ir"} for name in ("autodiff", "export", "graph", "optimize")},
     "torch_backend": {"torch", "onnx", "onnx_ir", "onnxruntime"},
     **{
         f"training/{package}": {"onnx", "onnx_ir", "onnxruntime"}
@@ -150,7 +150,14 @@ def test_the_ground_stands_on_the_standard_library(path: Path) -> None:
             assert name.split(".")[0] in {*sys.stdlib_module_names, "onnxtool"}, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["stats", "--help"], ["stats", "no-such-file.onnx"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *([name, "--help"] for name in ("stats", "infer", "export", "optimize", "artifacts")),
+        ["stats", "no-such-file.onnx"],
+    ],
+)
 def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     """Starting up is most of what they cost."""
     code = (

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.errors import ExportError
-from onnxtool.export.heads.choice import HEAD_NAMES
 from onnxtool.export.targets import TARGET_NAMES
-from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.options import Force, Option
 from onnxtool.reports import Json
-from onnxtool.runtime.comparison import TOLERANCES, Tolerance
-from onnxtool.runtime.opsets import highest_opset, runtime_version
+
+if TYPE_CHECKING:
+    from onnxtool.runtime.comparison import Tolerance
 
 LOWEST_OPSET = 13  # what heads are written in
 
 DTYPES = {"float32": "fp32", "float16": "fp16"}
+
+# Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
+# `logits` and `none` put nothing on the model; the first insists on logits.
+HEAD_NAMES = ("auto", "logits", "splade", "embedding", "none")
+EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
 _STAMPED = (
@@ -115,6 +119,8 @@ class ExportOptions:
     @property
     def tolerance(self) -> Tolerance:
         """The tolerance of the dtype, with what the user replaced."""
+        from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+
         base = TOLERANCES[DTYPES[self.dtype]]
         return Tolerance(
             base.atol if self.atol is None else self.atol,
@@ -132,6 +138,8 @@ def check_opset(opset: int | None) -> None:
     if opset is None:
         return
     import torch
+
+    from onnxtool.runtime.opsets import highest_opset, runtime_version
 
     highest = highest_opset()
     if not LOWEST_OPSET <= opset <= highest:

@@ -17,7 +17,7 @@ from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, Splad
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.target import TargetModel, layout
-from onnxtool.export.targets import TARGET_NAMES, TARGETS, find_target
+from onnxtool.export.targets import TARGET_NAMES, find_target
 from onnxtool.model_file import ModelFile
 from tests.workshop import Workshop
 
@@ -79,7 +79,7 @@ def test_a_need_that_cannot_be_met_says_what_to_do(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGET_NAMES)
+@pytest.mark.parametrize("target", [find_target(name) for name in TARGET_NAMES], ids=TARGET_NAMES)
 def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
     """So that it can be staged and moved as one."""
     output = tmp_path / ("x.onnx" if target.name == "plain" else "x")
@@ -213,4 +213,5 @@ def test_targets_are_found_by_their_modules() -> None:
     assert TARGET_NAMES[0] == "plain"
     assert list(TARGET_NAMES[1:]) == sorted(TARGET_NAMES[1:])
     for name in TARGET_NAMES:
+        assert find_target(name).name == name
         assert type(find_target(name)).__module__.rpartition(".")[2] == name.replace("-", "_").replace(".", "_")

@@ -160,11 +160,8 @@ class Module:
         shapes = dict(self.values.layout.shapes)
         if not trainable_only:
             shapes |= {name: tuple(value.shape()) for name, value in self._frozen.items()}
-        start, arrays = 0, {}
-        for name, shape in shapes.items():
-            count = math.prod(shape)
-            arrays[name] = flat[start : start + count].reshape(shape)
-            start += count
+        parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
+        arrays = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         self.values.write({name: arrays[name] for name in self.values.layout.shapes})
         for name in set(arrays) - set(self.values.layout.shapes):
             self._frozen[name].update_inplace(arrays[name])

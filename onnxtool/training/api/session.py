@@ -25,6 +25,10 @@ class BoundSession:
         device: the device of the session and of all bound memory.
         options: onnxruntime's session options; None for its defaults.
 
+    Attributes:
+        input_names: the inputs in the order of the graph.
+        output_names: the outputs in the order of the graph.
+
     Raises:
         ModelFileError: the file is missing or damaged.
         SessionError: onnxruntime cannot load it.
@@ -51,19 +55,10 @@ class BoundSession:
             ) from error
         self._binding = self._session.io_binding()
         self._inputs = {value.name: value for value in self._session.get_inputs()}
-        self._outputs = {value.name: value for value in self._session.get_outputs()}
+        self.input_names = list(self._inputs)
+        self.output_names = [value.name for value in self._session.get_outputs()]
         self._fed: dict[str, Any] = {}
         self._bound: dict[str, None] = {}  # outputs in the order in which onnxruntime gives them back
-
-    @property
-    def input_names(self) -> list[str]:
-        """The inputs in the order of the graph."""
-        return list(self._inputs)
-
-    @property
-    def output_names(self) -> list[str]:
-        """The outputs in the order of the graph."""
-        return list(self._outputs)
 
     def shape_of(self, name: str) -> tuple[int | str | None, ...]:
         """Return the shape of an input, dynamic axes by name or None."""

@@ -11,12 +11,19 @@ from typing import Any
 from onnx import helper
 
 from onnxtool.reports import TensorInfo
-from onnxtool.training.artifacts.files import ArtifactFile
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
 
 _LISTED = 6
+
+
+@dataclass(frozen=True)
+class ArtifactFile:
+    """A written file; the size includes its external data."""
+
+    path: str
+    size_bytes: int
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from onnx import TensorProto
 
 from onnxtool.errors import ArtifactError
 
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -130,13 +132,7 @@ def _listed(entries: Sequence[str] | None) -> Sequence[str]:
 
 def _is_trainable(tensor: onnx.TensorProto) -> bool:
     """Return whether a tensor has several floats; a single one is mostly a constant of a formula."""
-    several = any(size > 1 for size in tensor.dims)
-    return several and tensor.data_type in (
-        TensorProto.FLOAT,
-        TensorProto.FLOAT16,
-        TensorProto.BFLOAT16,
-        TensorProto.DOUBLE,
-    )
+    return tensor.data_type in FLOATS and any(size > 1 for size in tensor.dims)
 
 
 def _unknown(name: str, names: Sequence[str]) -> ArtifactError:

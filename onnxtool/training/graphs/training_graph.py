@@ -31,7 +31,7 @@ from onnxtool.training.graphs.modes import (
     update_statistics,
 )
 from onnxtool.training.graphs.names import updated_name
-from onnxtool.training.graphs.parameters import Selection, check_disjoint, check_names
+from onnxtool.training.graphs.parameters import FLOATS, Selection, check_disjoint, check_names
 from onnxtool.training.graphs.recomputation import recompute_activations
 from onnxtool.training.graphs.row_factors import take_out_row_factors
 
@@ -177,8 +177,7 @@ def _check_loss(model: onnx.ModelProto, loss: str) -> None:
     if value is None:
         raise ArtifactError(f"the loss {loss!r} is no output of the model", "return its name from build")
     kind = value.type.tensor_type
-    floats = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    if kind.elem_type and kind.elem_type not in floats:
+    if kind.elem_type and kind.elem_type not in FLOATS:
         raise ArtifactError(
             f"the loss {loss!r} is {TensorProto.DataType.Name(kind.elem_type).lower()}, and only floats have gradients",
             "take another output of the model, or a loss on top of it",

@@ -28,21 +28,17 @@ class ModelAccessor:
     """The model that blocks change, with methods that add nodes, constants and inputs to it.
 
     Attributes:
+        model: the model as the blocks have made it so far.
         path: the file of the model, with its external data in the same folder; None for a model in memory.
         eval_model: the model without gradients; None before a TrainingBlock was built.
     """
 
     def __init__(self, model: ModelProto, path: Path | None = None) -> None:
-        self._model = model
+        self.model = model
         self.path = path
         self.eval_model: ModelProto | None = None
         self._taken = {name for name in self._names() if name}
         self._count = 0
-
-    @property
-    def model(self) -> ModelProto:
-        """The model as the blocks have made it so far."""
-        return self._model
 
     def new_name(self, kind: str) -> str:
         """Return a name that nothing in the model has yet."""
@@ -59,18 +55,18 @@ class ModelAccessor:
         output = self.new_name(op_type)
         node_name = self.new_name(op_type)
         node = helper.make_node(op_type, list(inputs), [output], name=node_name, domain=domain, **attributes)
-        self._model.graph.node.append(node)
+        self.model.graph.node.append(node)
         return output
 
     def add_constant(self, array: NDArray[np.generic], kind: str = "constant") -> str:
         """Add an initializer, and return its name."""
         name = self.new_name(kind)
-        self._model.graph.initializer.append(numpy_helper.from_array(array, name))
+        self.model.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
 
     def has_value(self, name: str) -> bool:
         """Return whether a graph input, an initializer or the output of a node has this name."""
-        graph = self._model.graph
+        graph = self.model.graph
         named = (*graph.input, *graph.initializer)
         return any(one.name == name for one in named) or any(name in node.output for node in graph.node)
 
@@ -80,7 +76,7 @@ class ModelAccessor:
         Raises:
             ArtifactError: the model has no such value, or its dtype cannot be inferred.
         """
-        graph = self._model.graph
+        graph = self.model.graph
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name == name and value.type.tensor_type.elem_type and value.type.tensor_type.HasField("shape"):
                 return value
@@ -92,7 +88,7 @@ class ModelAccessor:
         return self._inferred(name)
 
     def _inferred(self, name: str) -> ValueInfoProto:
-        found = infer_values(self._model)
+        found = infer_values(self.model)
         value = found.values.get(name)
         if value is not None and value.dtype:
             return helper.make_tensor_value_info(name, value.dtype, value.shape)
@@ -101,7 +97,7 @@ class ModelAccessor:
         raise ArtifactError(f"dtype and shape of {name!r} cannot be inferred", "declare them as an output of the model")
 
     def _names(self) -> Iterator[str]:
-        graph = self._model.graph
+        graph = self.model.graph
         for one in (*graph.input, *graph.initializer):
             yield one.name
         for node in graph.node:

@@ -154,9 +154,7 @@ class CrossEntropyLoss(Block):
                 f"the logits {scores!r} are of one class, {shape}, and their cross entropy is zero whatever they are",
                 "take MSELoss for a number, or BCEWithLogitsLoss for yes or no",
             )
-        if not self.accessor.has_value(labels):
-            self._add_labels(labels, shape)
-        self._check_labels(labels)
+        self._require_labels(labels, shape)
         if self._shift:
             labels = self._shifted(labels, shape)
         if self._axis == -1 and len(shape) > 2:
@@ -201,19 +199,18 @@ class CrossEntropyLoss(Block):
         is_zero = op("Equal", [count, constant(np.array(0, np.float32))])
         return op("Where", [is_zero, constant(np.array(1, np.float32)), count])
 
-    def _check_labels(self, name: str) -> None:
+    def _require_labels(self, name: str, scores: list[int | str | None]) -> None:
+        """Add the labels to the inputs of the model, or refuse an input that holds none."""
+        if not self.accessor.has_value(name):
+            sizes = list(scores)
+            del sizes[self._axis]
+            self.base.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, sizes))
         kinds = [value.type.tensor_type.elem_type for value in self.base.graph.input if value.name == name]
-        kind = kinds[0] if kinds else TensorProto.INT64
-        if kind not in (TensorProto.INT32, TensorProto.INT64):
+        if kinds and kinds[0] not in (TensorProto.INT32, TensorProto.INT64):
             raise ArtifactError(
-                f"{name} of the model is {TensorProto.DataType.Name(kind).lower()}, and labels are int64 or int32",
+                f"{name} of the model is {TensorProto.DataType.Name(kinds[0]).lower()}, and labels are int64 or int32",
                 "pass labels_name to a loss of your own, or rename the input of the model",
             )
-
-    def _add_labels(self, name: str, scores: list[int | str | None]) -> None:
-        sizes = list(scores)
-        del sizes[self._axis]
-        self.base.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, sizes))
 
     def _last_size(self, scores: str, shape: list[int | str | None]) -> str:
         """Return the shape [-1, C]."""
