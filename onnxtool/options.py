@@ -4,8 +4,6 @@
 call; `onnxtool.cli.options` reads the fields. Several options classes share an option by sharing the annotated type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
 else:  # `importlib.abc` takes longer to load than all else that `onnxtool --help` needs
     Loader = object
@@ -64,7 +64,11 @@ class RenamedModules(Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for an old name, None for any other."""
-        return ModuleSpec(fullname, self) if successor(fullname) else None
+        if not successor(fullname):
+            return None
+        from importlib.machinery import ModuleSpec  # here, as no command needs it
+
+        return ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Leave the module to the import system: it is replaced."""

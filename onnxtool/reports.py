@@ -4,8 +4,6 @@ Dtypes are written as numpy writes them (`float32`, `int64`). A dimension is an 
 where it is dynamic, and None where the file says nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -160,7 +160,7 @@ def _placement(backend: Any) -> dict[str, str]:
     stayed = {node.operator: node.reason for graph in graphs for node in graph.report.eager if node.reason != SIZE}
     failed = [session.failure for graph in graphs for session in graph.sessions if session.failure]
     stayed |= {"a partition": f"onnxruntime fails to run it ({failed[0]})"} if failed else {}
-    inside = any(graph.report.pieces for graph in graphs)
+    inside = any(graph.report.partitions for graph in graphs)
     detail = "; ".join(f"{operator}: {reason}" for operator, reason in sorted(stayed.items()))
     if stayed and set(stayed.values()) == {EMPTY}:
         return {"verdict": "empty", "detail": detail}

@@ -17,7 +17,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class Check:
         settings: what the script is told of the model, as the note of the export says.
         options: what the export is told beside the target.
         simulated: whether it is the consumer's source that runs, and not the consumer.
+        compare: how its answers are compared with PyTorch's, one of COMPARISONS.
     """
 
     target: str
@@ -61,6 +62,7 @@ class Check:
     settings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     simulated: bool = False
+    compare: str = "cosines"
 
 
 def find_checks() -> tuple[Check, ...]:
@@ -72,7 +74,8 @@ def find_checks() -> tuple[Check, ...]:
         for row in consumer["checks"]:
             settings, options = tuple(row.get("settings", ())), tuple(row.get("options", ()))
             simulated = bool(consumer.get("simulated"))
-            checks.append(Check(target, row["model"], consumer["script"], settings, options, simulated))
+            compare = consumer.get("compare", Check.compare)
+            checks.append(Check(target, row["model"], consumer["script"], settings, options, simulated, compare))
     return tuple(checks)
 
 
@@ -143,7 +146,7 @@ def run_check(check: Check, work_dir: Path, texts: Path) -> tuple[bool, str]:
     _run(command)
     found = [_as_terms(row) for row in json.loads(answers.read_text(encoding="utf-8"))]
     wanted = reference(checkpoint, json.loads(texts.read_text(encoding="utf-8")))
-    return _compare_integers(found, wanted) if check.target == "anserini" else _compare_cosines(found, wanted)
+    return COMPARISONS[check.compare](found, wanted)
 
 
 def _as_terms(row: Any) -> Vector:
@@ -184,6 +187,13 @@ def _compare_cosines(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple
     cosines = [_cosine(a, b) for a, b in zip(found, wanted, strict=True)]
     lowest = min(cosines)
     return lowest >= COSINE, f"{len(cosines)} texts, lowest cosine {lowest:.8f}"
+
+
+# By the name that a consumer's file gives as `compare`; cosines where it gives none.
+COMPARISONS: dict[str, Callable[[Sequence[Vector], Sequence[Vector]], tuple[bool, str]]] = {
+    "cosines": _compare_cosines,
+    "integers": _compare_integers,
+}
 
 
 def _cosine(found: Vector, wanted: Vector) -> float:

@@ -54,9 +54,14 @@ HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
     *("matplotlib", "pyarrow"),
 )
-# Whoever imports these rooms and modules works with PyTorch: they are called by torch.compile, or are modules of it.
-INSIDE_TORCH = {
-    "torch_backend": {"torch", "onnx_ir", "onnxruntime"},
+# Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
+LOADED_AT_ONCE = {
+    **{name: {"onnx", "onnx_ir"} for name in ("autodiff", "export", "graph", "optimize")},
+    "torch_backend": {"torch", "onnx", "onnx_ir", "onnxruntime"},
+    **{
+        f"training/{package}": {"onnx", "onnx_ir", "onnxruntime"}
+        for package in ("api", "artifacts", "checkpoints", "graphs", "onnxblock")
+    },
     "training/trainer": {"torch", "transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
@@ -132,7 +137,7 @@ def test_a_library_appears_only_in_its_rooms(path: Path) -> None:
             continue
         if library in ONLY_IN:
             assert places_of(path) & ONLY_IN[library], f"{path.name} imports {name}"
-        expected = set().union(*(INSIDE_TORCH.get(place, set()) for place in places_of(path)))
+        expected = set().union(*(LOADED_AT_ONCE.get(place, set()) for place in places_of(path)))
         at_once = at_import and library not in expected
         assert not (at_once and library in HEAVY and library != "tokenizers"), f"{path.name} loads {name} at once"
 
@@ -145,7 +150,14 @@ def test_the_ground_stands_on_the_standard_library(path: Path) -> None:
             assert name.split(".")[0] in {*sys.stdlib_module_names, "onnxtool"}, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["stats", "--help"], ["stats", "no-such-file.onnx"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *([name, "--help"] for name in ("stats", "infer", "export", "optimize", "artifacts")),
+        ["stats", "no-such-file.onnx"],
+    ],
+)
 def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     """Starting up is most of what they cost."""
     code = (
@@ -157,6 +169,13 @@ def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_options_of_artifacts_load_no_heavy_library() -> None:
+    """The help of the command needs the options; what makes artifacts is imported when it is run."""
+    code = f"import sys, onnxtool.cli.artifacts; print({{*{HEAVY!r}}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_training_loads_pytorch_when_that_is_asked_for() -> None:

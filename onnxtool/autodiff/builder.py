@@ -7,13 +7,13 @@ value, and so does the same constant. So rules need not share common subexpressi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike
 
 from onnxtool.graph.writer import UniqueNames, Writer
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import ArrayLike
 
 Dimension: TypeAlias = "int | str | None"
 Attribute: TypeAlias = "int | float | str | Sequence[int]"
@@ -26,6 +26,17 @@ _DTYPE_FROM = {"OneHot": 2, "Where": 1}  # the place of the input whose dtype th
 
 class UnknownDtypeError(Exception):
     """The dtype of a value in an expression cannot be inferred."""
+
+
+def _binary(op_type: str, *, swapped: bool = False) -> Callable[[Tensor, Operand], Tensor]:
+    """Return the method of a Tensor that applies an operator of two inputs."""
+
+    def apply(tensor: Tensor, other: Operand) -> Tensor:
+        build = tensor._builder  # noqa: SLF001 - a method of Tensor
+        operand = other if isinstance(other, Tensor) else build.constant(other, tensor.dtype)
+        return build.op(op_type, *((operand, tensor) if swapped else (tensor, operand)))
+
+    return apply
 
 
 class Tensor:
@@ -54,52 +65,20 @@ class Tensor:
             raise UnknownDtypeError(f"the dtype of {self.value.name} cannot be inferred")
         return self.value.dtype
 
-    def _binary(self, op_type: str, other: Operand, *, swapped: bool = False) -> Tensor:
-        operand = other if isinstance(other, Tensor) else self._builder.constant(other, self.dtype)
-        return self._builder.op(op_type, *((operand, self) if swapped else (self, operand)))
-
-    def __add__(self, other: Operand) -> Tensor:
-        return self._binary("Add", other)
-
-    def __radd__(self, other: float) -> Tensor:
-        return self._binary("Add", other)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return self._binary("Sub", other)
-
-    def __rsub__(self, other: float) -> Tensor:
-        return self._binary("Sub", other, swapped=True)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return self._binary("Mul", other)
-
-    def __rmul__(self, other: float) -> Tensor:
-        return self._binary("Mul", other)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return self._binary("Div", other)
-
-    def __rtruediv__(self, other: float) -> Tensor:
-        return self._binary("Div", other, swapped=True)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return self._binary("Pow", other)
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        return self._binary("MatMul", other)
+    __add__ = __radd__ = _binary("Add")
+    __mul__ = __rmul__ = _binary("Mul")
+    __sub__ = _binary("Sub")
+    __rsub__ = _binary("Sub", swapped=True)
+    __truediv__ = _binary("Div")
+    __rtruediv__ = _binary("Div", swapped=True)
+    __pow__ = _binary("Pow")
+    __matmul__ = _binary("MatMul")
+    __gt__ = _binary("Greater")
+    __lt__ = _binary("Less")
+    equals = _binary("Equal")  # `==` compares the Python objects
 
     def __neg__(self) -> Tensor:
         return self._builder.op("Neg", self)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return self._binary("Greater", other)
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return self._binary("Less", other)
-
-    def equals(self, other: Operand) -> Tensor:
-        """Compare element by element; `==` compares the Python objects."""
-        return self._binary("Equal", other)
 
     def cast(self, dtype: ir.DataType) -> Tensor:
         """Convert the elements, where they are of another type."""
@@ -145,9 +124,6 @@ class Builder:
     Args:
         graph: the graph whose values the expressions are over.
         names: unique names for nodes and values; by default those of the graph itself.
-
-    Attributes:
-        names: unique names for nodes and values.
     """
 
     def __init__(self, graph: ir.Graph, *, names: UniqueNames | None = None) -> None:
@@ -166,8 +142,6 @@ class Builder:
 
     def ops(self, op_type: str, *inputs: Tensor | None, outputs: int, **attributes: Attribute) -> tuple[Tensor, ...]:
         """Apply a standard operator of several outputs, all of one dtype."""
-        import onnx_ir as ir
-
         values = [None if tensor is None else tensor.value for tensor in inputs]
         key = (op_type, outputs, *map(id, values), repr(sorted(attributes.items())))
         if key not in self._made:
@@ -177,16 +151,11 @@ class Builder:
 
     def constant(self, numbers: ArrayLike, dtype: ir.DataType) -> Tensor:
         """Return an initializer with these elements."""
-        import numpy as np
-        import onnx_ir as ir
-
         tensor = ir.Tensor(np.asarray(numbers).astype(dtype.numpy()), dtype=dtype)
         return self.tensor(self._writer.shared_constant(tensor, lambda: self.names.new("constant")))
 
     def axes(self, numbers: Tensor | Sequence[int]) -> Tensor:
         """Return a list of axes or sizes as int64 [N]."""
-        import onnx_ir as ir
-
         return numbers if isinstance(numbers, Tensor) else self.constant(list(numbers), ir.DataType.INT64)
 
     def concat(self, *pieces: Tensor | Sequence[int]) -> Tensor:
@@ -211,8 +180,6 @@ class Builder:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return the same elements as another value, a new one each time."""
-        import onnx_ir as ir
-
         return self.add(ir.node("Identity", [tensor.value]), [tensor.dtype])[0]
 
     def add(self, node: ir.Node, dtypes: Sequence[ir.DataType]) -> tuple[Tensor, ...]:
@@ -228,8 +195,6 @@ class Builder:
         Args:
             replaced: nodes of the graph to remove, with the replacements of their outputs.
         """
-        import onnx_ir as ir
-
         # A graph output keeps its name.
         copied = {
             node: [
@@ -252,8 +217,6 @@ class Builder:
 
 
 def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Attribute]) -> ir.DataType:
-    import onnx_ir as ir
-
     if op_type in _BOOLEAN:
         return ir.DataType.BOOL
     if op_type in _INTEGER:

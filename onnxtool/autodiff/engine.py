@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError
-from onnxtool.autodiff.expansion import expand_functions
+from onnxtool.autodiff.expansion import expand_functions, replace_sequences
 from onnxtool.autodiff.flow import Flow, reads
 from onnxtool.autodiff.preparation import check_prepared
 from onnxtool.autodiff.rules import READERS, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.scatter import add_up
-from onnxtool.autodiff.sequences import replace_sequences
 from onnxtool.errors import GradientError
 from onnxtool.graph.shapes import infer_types
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # The key of a value's gradient in its `meta`, which is not written to files.
 _GRADIENT = "onnxtool.gradient"
@@ -35,10 +32,10 @@ def differentiate(
 ) -> dict[str, ir.Value]:
     """Add the gradients of a scalar value with respect to other values to a graph, made of standard operators.
 
-    On the way of the gradient, operators without a rule are replaced by their ONNX function bodies, sequences of chunks
-    by the chunks, and a cross entropy or a BatchNormalization in training mode by operators that the gradient shares;
-    nodes get optional outputs that a rule reads. All values keep their meaning, and the outputs of the graph their
-    names. New names begin with `gradient/`.
+    The forward graph changes where the gradient flows. Operators without a rule are replaced by their ONNX function
+    bodies, and sequences of chunks by the chunks. A cross entropy, or a BatchNormalization in training mode, becomes
+    operators that its gradient shares. Nodes get optional outputs that a rule reads. All values stay the same, and the
+    outputs of the graph keep their names. New names begin with `gradient/`.
 
     Args:
         model_or_graph: of opset 18 or later, sorted, without own functions; the main graph is changed in place.
@@ -53,8 +50,6 @@ def differentiate(
         GradientError: a name is not in the graph, the output is not a scalar, or operators have no gradient; the
             message lists all of them, the hint what to leave out of `with_respect_to` to avoid them.
     """
-    import onnx_ir as ir
-
     model = model_or_graph if isinstance(model_or_graph, ir.Model) else ir.Model(model_or_graph, ir_version=10)
     check_prepared(model)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)

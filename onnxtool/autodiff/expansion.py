@@ -1,14 +1,14 @@
-"""Replace operators that ONNX defines as functions by their function bodies, so that they need no rule."""
+"""Replace operators that have no rule: by their ONNX function bodies, and sequences of chunks by the chunks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
+import onnx
+import onnx.inliner
+import onnx_ir as ir
 
-    import onnx.inliner
-    import onnx_ir as ir
+from onnxtool.graph.edit import attribute, constant
 
 
 def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
@@ -20,8 +20,6 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
 
 
 def _has_body(node: ir.Node, model: ir.Model) -> bool:
-    import onnx
-
     try:
         schema = _schema(node, model)
     except onnx.defs.SchemaError:
@@ -30,14 +28,10 @@ def _has_body(node: ir.Node, model: ir.Model) -> bool:
 
 
 def _schema(node: ir.Node, model: ir.Model) -> onnx.defs.OpSchema:
-    import onnx
-
     return onnx.defs.get_schema(node.op_type, model.opset_imports.get(node.domain, 1), node.domain)
 
 
 def _expand(node: ir.Node, model: ir.Model) -> None:
-    import onnx_ir as ir
-
     graph = model.graph
     body = ir.from_proto(_inlined(node, model)).graph
     prefix = f"{node.name or node.outputs[0].name}/"
@@ -65,15 +59,12 @@ def _expand(node: ir.Node, model: ir.Model) -> None:
 
 def _inlined(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
     """Return the function body of `node` as a model with the inputs and outputs of the node."""
-    import onnx.inliner
-    import onnx_ir as ir
-
     inputs = dict.fromkeys(value for value in node.inputs if value is not None)
     call = ir.to_proto(node)
     # The inliner uses the attributes of the node, but not the defaults of the schema.
-    for name, attribute in _schema(node, model).attributes.items():
-        if name not in node.attributes and attribute.default_value.name:
-            call.attribute.append(attribute.default_value)
+    for name, declared in _schema(node, model).attributes.items():
+        if name not in node.attributes and declared.default_value.name:
+            call.attribute.append(declared.default_value)
     graph = onnx.helper.make_graph(
         [call],
         "function",
@@ -83,3 +74,52 @@ def _inlined(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
     whole = onnx.helper.make_model(graph, opset_imports=opsets)
     return onnx.inliner.inline_selected_functions(whole, [(node.domain, node.op_type)], inline_schema_functions=True)
+
+
+def replace_sequences(graph: ir.Graph) -> bool:
+    """Replace `SequenceAt(SplitToSequence(x, sizes), i)` by an output of `Split`, and return whether there were any.
+
+    The sizes and i must be constants; sequences with other readers are kept.
+    """
+    replaced = False
+    for node in list(graph):
+        if node.op_type != "SplitToSequence" or (sizes := _sizes(node)) is None:
+            continue
+        reads = [(use.node, _index(use.node, len(sizes))) for use in node.outputs[0].uses()]
+        if node.outputs[0].is_graph_output() or any(place is None for _, place in reads):
+            continue
+        lengths = ir.node("Constant", [], {"value": ir.tensor(sizes)})
+        inputs, attributes = [node.inputs[0], lengths.outputs[0]], {"axis": attribute(node, "axis", 0)}
+        split = ir.node("Split", inputs, attributes, num_outputs=len(sizes), name=node.name)
+        lengths.outputs[0].name = f"{node.outputs[0].name}/sizes"
+        for number, value in enumerate(split.outputs):
+            value.name = f"{node.outputs[0].name}/{number}"
+        graph.insert_before(node, [lengths, split])
+        for reader, place in reads:
+            value = split.outputs[place or 0]
+            value.type, value.shape = reader.outputs[0].type, reader.outputs[0].shape
+            ir.convenience.replace_all_uses_with(reader.outputs[0], value, replace_graph_outputs=True)
+            graph.remove(reader, safe=True)
+        graph.remove(node, safe=True)
+        replaced = True
+    return replaced
+
+
+def _sizes(node: ir.Node) -> list[int] | None:
+    """Return the sizes of the pieces; None if they are not fixed, or the axis is removed."""
+    x, lengths = node.inputs[0], constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if lengths is None or x is None:
+        return None
+    if lengths.ndim:
+        return [int(length) for length in lengths]
+    whole = None if x.shape is None else x.shape[attribute(node, "axis", 0)]
+    piece = int(lengths)
+    if not isinstance(whole, int) or piece < 1:
+        return None
+    return [min(piece, whole - start) for start in range(0, whole, piece)]
+
+
+def _index(node: ir.Node, length: int) -> int | None:
+    """Return the index of the piece that a node reads; None for other readers, or if it is not constant."""
+    index = constant(node.inputs[1]) if node.op_type == "SequenceAt" else None
+    return int(index) % length if index is not None and -length <= int(index) < length else None

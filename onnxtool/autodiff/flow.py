@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, QUANTIZERS
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 class Flow:
@@ -28,8 +26,6 @@ class Flow:
     """
 
     def __init__(self, graph: ir.Graph, output: str, sources: Sequence[str]) -> None:
-        import onnx_ir as ir
-
         values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
         self.output = values[output]
         self.sources = [values[name] for name in dict.fromkeys(sources)]
@@ -81,8 +77,6 @@ def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
 
 def reads(node: ir.Node) -> list[ir.Value | None]:
     """Return the values that a node reads: its inputs, then those that its subgraphs may read from outside."""
-    import onnx_ir as ir
-
     inside: list[ir.Value | None] = []
     for attribute in node.attributes.values():
         if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):

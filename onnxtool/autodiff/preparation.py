@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from onnxtool.errors import GradientError
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 LOWEST_OPSET = 18  # before, ScatterElements has no reduction max, and the axes of ReduceMean are an attribute
 
@@ -18,7 +16,6 @@ def prepare(model: ir.Model) -> None:
     Raises:
         GradientError: it cannot be converted.
     """
-    import onnx_ir.passes.common as common
     from onnxscript.version_converter import convert_version
 
     common.InlinePass()(model)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking.eager import load_eager
+from onnxtool.benchmarking.eager import EagerModel, load_eager
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import ComparedShape
-from onnxtool.benchmarking.runners import Runner, SessionRunner, require_same_inputs
+from onnxtool.benchmarking.runners import SessionRunner, require_same_inputs
 from onnxtool.benchmarking.samples import Block, interval_of_median, latencies, own_latencies
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
@@ -26,6 +26,7 @@ from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.timing import summarize_latencies
 
 Arrays = Mapping[str, NDArray[Any]]
+Runner = SessionRunner | EagerModel
 
 _FEWEST_PAIRS = 6
 # What a head of an export puts in place of PyTorch's output, and where that comes from.

@@ -1,6 +1,6 @@
 """The same checkpoint in PyTorch, called as transformers calls it, to time a file against.
 
-The only module of this room that loads torch and transformers, and only when a checkpoint is compared with.
+The only module of this package that loads torch and transformers, and only when a checkpoint is compared with.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class EagerModel:
         """Run once."""
         import torch
 
-        answers = self.prepare(feeds)()
-        assert isinstance(answers, Mapping)  # noqa: S101 - what return_dict promises
-        return {name: value.cpu().numpy() for name, value in answers.items() if isinstance(value, torch.Tensor)}
+        outputs = self.prepare(feeds)()
+        assert isinstance(outputs, Mapping)  # noqa: S101 - what return_dict promises
+        return {name: value.cpu().numpy() for name, value in outputs.items() if isinstance(value, torch.Tensor)}
 
     def _tensors(self, feeds: Feeds) -> dict[str, Any]:
         import torch

@@ -21,7 +21,7 @@ A gate whose figure is no latency (`load_ms`, `peak_rss_bytes`) is a plain compa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -44,7 +44,7 @@ from onnxtool.benchmarking.samples import (
 )
 from onnxtool.errors import GateError
 from onnxtool.reports import Json, to_json
-from onnxtool.summary.gates import Gate, GateResult, check_gates, parse_gate
+from onnxtool.summary.gates import OPERATORS, Gate, GateResult, check_gates, parse_gate
 
 _FEWEST_UNDISTURBED = 20
 _SHARE_DECIDED = 0.975
@@ -65,14 +65,6 @@ STATISTICS: dict[str, Statistic] = {
     "stdev": lambda samples: samples.std(axis=-1),
 }
 _Values = TypeVar("_Values", float, Floats)
-_COMPARISONS: dict[str, Callable[[Floats, Floats], NDArray[np.bool_]]] = {
-    ">": np.greater,
-    ">=": np.greater_equal,
-    "<": np.less,
-    "<=": np.less_equal,
-    "==": np.equal,
-    "!=": np.not_equal,
-}
 THROUGHPUTS = ("throughput_samples_per_s", "throughput_tokens_per_s")
 # Figures of the whole run; all others are figures of a shape.
 _OF_RUN = {field.name for field in fields(BenchmarkReport)} - {"results", "gates", "trusted", "warnings"}
@@ -100,9 +92,14 @@ class Gates:
             GateError: a gate is malformed, or names no figure, or there is nothing it could refer to.
         """
         has_base = options.baseline is not None or options.compare is not None
-        gates = _parse_gates(options.fail_if, has_base=has_base)
+        gates = tuple(parse_gate(expression) for expression in options.fail_if)
         shapes = shape_names(options)
         for gate in gates:
+            if gate.sign and not has_base:
+                raise GateError(
+                    f"the gate {gate.expression!r} is relative, and there is no base",
+                    "pass --baseline with an earlier report, or --compare with another model",
+                )
             if options.compare is not None and "peak_" in gate.figure:
                 raise GateError(
                     f"with --compare, two models are in memory: {gate.expression!r} would be about both",
@@ -202,22 +199,6 @@ def _check_figure(gate: Gate, shapes: Sequence[str], *, samples_only: bool) -> N
         )
 
 
-def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> tuple[Gate, ...]:
-    """Parse gates, and see to it that relative ones have what they refer to.
-
-    Raises:
-        GateError: an expression is malformed, or relative without a base.
-    """
-    gates = tuple(parse_gate(expression) for expression in expressions)
-    for gate in gates:
-        if gate.sign and not has_base:
-            raise GateError(
-                f"the gate {gate.expression!r} is relative, and there is no base",
-                "pass --baseline with an earlier report, or --compare with another model",
-            )
-    return gates
-
-
 def split_gate(gate: Gate, shapes: Sequence[str]) -> tuple[str, Gate]:
     """Split `8x128.p95>+10%` into the shape and the gate on it; the shape is empty where the gate names none."""
     name, _, figure = gate.figure.partition(".")
@@ -309,7 +290,8 @@ def _check_samples(gate: Gate, timed: TimedShape, base: TimedShape, *, threads: 
 
 
 def _holds(gate: Gate, values: Floats, base_values: Floats) -> NDArray[np.bool_]:
-    return _COMPARISONS[gate.operator](values, _threshold(gate, base_values))
+    holds: NDArray[np.bool_] = OPERATORS[gate.operator](values, _threshold(gate, base_values))
+    return holds
 
 
 def _threshold(gate: Gate, base_values: Floats) -> Floats:

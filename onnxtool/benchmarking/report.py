@@ -5,9 +5,10 @@ Every duration is in milliseconds of wall time unless its name says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnxtool.runtime.timing import LatencySummary
+from onnxtool.runtime.timing import LatencySummary, summarize_latencies
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,27 @@ class TokenLengths:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What a batch of texts costs beside the model's run, which `latency_ms` has.
+    """What a batch of texts costs beside the model's run alone, which `latency_ms` has.
 
     Attributes:
         tokenize: from texts to the arrays that the model takes.
         pool: from the model's outputs to a vector for each text; None where the model is not for vectors.
+        total: from texts to vectors, the model's run included; to the model's outputs where it is not for vectors.
     """
 
     tokenize: LatencySummary
     pool: LatencySummary | None
+    total: LatencySummary
+
+    @classmethod
+    def of(cls, batches: Sequence[Mapping[str, float]]) -> StageTimes:
+        """Summarize the milliseconds of each batch by stage: tokenize, run, and pool where the model is for vectors."""
+        is_pooled = all("pool" in batch for batch in batches)
+        return cls(
+            tokenize=summarize_latencies([batch["tokenize"] for batch in batches]),
+            pool=summarize_latencies([batch["pool"] for batch in batches]) if is_pooled else None,
+            total=summarize_latencies([sum(batch.values()) for batch in batches]),
+        )
 
 
 @dataclass(frozen=True)

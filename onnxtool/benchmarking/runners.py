@@ -1,11 +1,11 @@
-"""What is timed: a session of onnxruntime, or anything else that runs the same inputs."""
+"""A session of onnxruntime, as it is timed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -13,25 +13,11 @@ from onnxtool.benchmarking.report import TransferTimes
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.session import Session
-from onnxtool.runtime.timing import LatencySummary, summarize_latencies
+from onnxtool.runtime.timing import summarize_latencies
 
 Feeds = Mapping[str, NDArray[Any]]
 
 _TRANSFERS = 50
-
-
-class Runner(Protocol):
-    """Runs inputs as the model takes them."""
-
-    @property
-    def load_ms(self) -> float:
-        """How long it took to load."""
-
-    def prepare(self, feeds: Feeds) -> Callable[[], object]:
-        """Return what to time: a run on `feeds`, with everything done that an application does once."""
-
-    def outputs(self, feeds: Feeds) -> Mapping[str, NDArray[Any]]:
-        """Return the outputs on `feeds` by their names."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +55,7 @@ class SessionRunner:
             return None
         bound = self.session.bind(self._own(feeds))
         times = [bound.time_transfer() for _ in range(_TRANSFERS + 1)][1:]
-
-        def summary(part: str) -> LatencySummary:
-            return summarize_latencies([getattr(transfer, part) for transfer in times])
-
-        return TransferTimes(summary("host_to_device"), summary("compute"), summary("device_to_host"))
+        return TransferTimes(*(summarize_latencies(part) for part in zip(*times, strict=True)))
 
 
 def require_same_inputs(model: ModelFile, other: ModelFile) -> None:

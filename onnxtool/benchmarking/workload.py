@@ -20,15 +20,14 @@ from onnxtool.benchmarking.report import StageTimes, TokenLengths
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
-from onnxtool.runtime.timing import summarize_latencies
+from onnxtool.runtime.timing import Stopwatch
 
 Feeds = Mapping[str, NDArray[Any]]
 
-_STAGE_BATCHES, _STAGES_S = 30, 5.0  # the most that tokenizing and pooling are timed
+_STAGE_BATCHES, _STAGES_S = 30, 5.0  # the most that the stages are timed
 _MAX_TEXTS = 4096  # more would show the same lengths, and take memory
 
 
@@ -123,42 +122,32 @@ class TextReader:
         return digest.hexdigest()
 
     def time_stages(self, workload: Workload) -> StageTimes:
-        """Time tokenizing and pooling of batches as the library does them, without the model's run between them.
+        """Time the stages of batches one after the other, as the library computes them.
 
         Raises:
             InputError: the model's outputs are not what its task says.
         """
-        model = self.model
-        tokenize_ms: list[float] = []
-        pool_ms: list[float] = []
-        has_vectors = True
+        model, has_vectors = self.model, True
+        batches: list[dict[str, float]] = []
         end = time.perf_counter() + _STAGES_S
         for place in range(_STAGE_BATCHES + 1):  # the first one allocates
             texts = workload.texts[place % len(workload.texts)]
-            start = time.perf_counter()
+            watch = Stopwatch()
             encoded = model.tokenize(texts)
             feeds = model.feeds(encoded)
-            tokenize_ms.append((time.perf_counter() - start) * 1e3)
+            watch.lap("tokenize")
+            batch = model.batch(encoded, model.session.run(feeds))
+            watch.lap("run")
             if has_vectors:
-                batch = model.batch(encoded, model.session.run(feeds))
-                has_vectors = _time_pooling(model, batch, pool_ms)
-            if len(tokenize_ms) > 1 and time.perf_counter() >= end:
+                try:
+                    model.pool(batch)
+                    watch.lap("pool")
+                except InputError:
+                    has_vectors = False
+            batches.append(watch.laps_ms)
+            if len(batches) > 1 and time.perf_counter() >= end:
                 break
-        return StageTimes(
-            tokenize=summarize_latencies(tokenize_ms[1:]),
-            pool=summarize_latencies(pool_ms[1:]) if has_vectors else None,
-        )
-
-
-def _time_pooling(model: LoadedModel, batch: Batch, pool_ms: list[float]) -> bool:
-    """Time pooling a batch; return whether the model is for vectors at all."""
-    start = time.perf_counter()
-    try:
-        model.pool(batch)
-    except InputError:
-        return False
-    pool_ms.append((time.perf_counter() - start) * 1e3)
-    return True
+        return StageTimes.of(batches[1:])
 
 
 def _groups(texts: Sequence[str], batch_size: int) -> Iterator[tuple[str, ...]]:

@@ -71,6 +71,8 @@ class CheckpointFiles(ABC):
     def read_tensors(self, folder: str) -> dict[str, NDArray[np.float32]]:
         """Return the weights of the module in `folder` as float32, from safetensors only: a pickle can run code.
 
+        Tensors of integers and truths are left out: they count steps of a training.
+
         Raises:
             OnnxtoolError: there are none, or they cannot be read.
         """
@@ -91,13 +93,16 @@ class CheckpointFiles(ABC):
         entries: list[tuple[str, Any]]
         try:
             entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # a Rust extension without types
-            return {name: _to_float32(entry) for name, entry in entries}
+            return {name: _to_float32(entry) for name, entry in entries if not entry["dtype"].startswith(_NO_WEIGHTS)}
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise self.refuse(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
 
     @cached_property
     def _parsed(self) -> dict[str, Json]:
         return {}
+
+
+_NO_WEIGHTS = ("I", "U", "BOOL")  # how safetensors begins the names of integers and truths
 
 
 def _to_float32(entry: dict[str, Any]) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.sentence_modules import SentenceModules, StoredModule
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules, StoredModule
 from onnxtool.reports import Json
 
 Floats = NDArray[np.floating[Any]]
@@ -32,6 +32,7 @@ Value = Any
 _SMALLEST_SUM = 1e-9  # what sums of weights are divided by at least
 _SMALLEST_NORM = 1e-12  # the same for the lengths of vectors: torch.nn.functional.normalize's default
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
+_DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
 _VECTOR = "sentence_embedding"
 
 
@@ -297,10 +298,7 @@ class Dense(PoolingModule):
 
     def width(self, before: int) -> int:
         """Take vectors of its weight's columns."""
-        rows, columns = self.weight.shape
-        if columns != before:
-            raise ValueError(f"{self.name} takes vectors of {columns} numbers, and is given {before}")
-        return int(rows)
+        return _projected_width(self.name, self.weight, before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,7 +374,106 @@ class Normalize(PoolingModule):
         return torch.nn.functional.normalize(value, p=2, dim=-1, eps=_SMALLEST_NORM)
 
 
-POOLING_MODULES: tuple[type[PoolingModule], ...] = (Pooling, SpladePooling, Dense, LayerNorm, Normalize)
+@dataclass(frozen=True, eq=False)
+class SparseAutoEncoder(PoolingModule):
+    """Encode sparsely: float [B, W] to latents [B, L], of which the `k` largest stay, where they are above 0.
+
+    Contrastive sparse representation, CSR (Wen et al., 2025, arXiv:2503.01776).
+
+    Attributes:
+        name: of the module's folder.
+        weight: float32 [L, W].
+        pre_bias: float32 [W], subtracted from the vector.
+        latent_bias: float32 [L].
+        k: the most latents of a vector that are not 0.
+        standardizes: whether vectors get mean 0 and deviation 1 first.
+    """
+
+    name: str
+    weight: NDArray[np.float32]
+    pre_bias: NDArray[np.float32]
+    latent_bias: NDArray[np.float32]
+    k: int
+    standardizes: bool = False
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> SparseAutoEncoder:
+        """Read weights and k; SparseEncoder keeps as many latents as its own configuration says, where it says it."""
+        settings, tensors = stored.settings, stored.files.read_tensors(stored.folder)
+        width, latents = settings.get("input_dim"), settings.get("hidden_dim", 512)
+        k = stored.files.read(ENCODER_NAME).get("max_active_dims") or settings.get("k", 8)
+        # Encoder and decoder share the weight, and safetensors stores it under the first name of the alphabet.
+        name = "encoder.weight" if "encoder.weight" in tensors else "decoder.linear.weight"
+        weight = _tensor(stored, tensors, name, (latents, width))
+        if not isinstance(k, int) or not 0 < k <= len(weight):
+            raise stored.files.refuse(
+                f"{stored.folder} of {stored.files.label} keeps the {k} largest of {len(weight)} latents",
+                "set k in its config.json, or max_active_dims in config_sentence_transformers.json, to one of them "
+                "at least, and to all at most",
+            )
+        return cls(
+            stored.folder,
+            weight,
+            _tensor(stored, tensors, "pre_bias", (width,)),
+            _tensor(stored, tensors, "latent_bias", (latents,)),
+            k,
+            settings.get("normalize") is True,
+        )
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, L]."""
+        if self.standardizes:
+            values = values - values.mean(axis=1, keepdims=True)
+            values = values / (values.std(axis=1, ddof=1, keepdims=True) + _DEVIATION_EPSILON)
+        latents = (values - self.pre_bias) @ self.weight.T + self.latent_bias
+        kept = np.argpartition(latents, -self.k, axis=1)[:, -self.k :]
+        result = np.zeros_like(latents, np.float32)
+        np.put_along_axis(result, kept, np.maximum(np.take_along_axis(latents, kept, axis=1), 0.0), axis=1)
+        return result
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        if self.standardizes:
+            value = self._build_standardized(build, value)
+        centred = build.op("Sub", value, build.weight(self.pre_bias, f"{self.name}.pre_bias"))
+        weights = (self.weight, "encoder.weight"), (self.latent_bias, "latent_bias")
+        latents = build.op("Gemm", centred, *(build.weight(w, f"{self.name}.{name}") for w, name in weights), transB=1)
+        largest, places = build.ops("TopK", latents, build.integers(self.k), outputs=2, axis=1)
+        zeros = build.op("Expand", build.number(0.0), build.op("Shape", latents))
+        return build.op("ScatterElements", zeros, places, build.op("Relu", largest), axis=1)
+
+    def _build_standardized(self, build: Builder, value: Value) -> Value:
+        """Append the vector less its mean, over its deviation, whose square is a sum over W - 1."""
+        centred = build.op("Sub", value, build.reduce("ReduceMean", value, keepdims=1))
+        squares = build.reduce("ReduceSum", build.op("Mul", centred, centred), keepdims=1)
+        deviation = build.op("Sqrt", build.op("Div", squares, build.number(self.pre_bias.size - 1)))
+        return build.op("Div", centred, build.op("Add", deviation, build.number(_DEVIATION_EPSILON)))
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Encode with torch's own linear layer, and keep the largest."""
+        weight, pre_bias, latent_bias = (
+            torch.from_numpy(array).to(value) for array in (self.weight, self.pre_bias, self.latent_bias)
+        )
+        if self.standardizes:
+            deviation, mean = torch.std_mean(value, dim=-1, keepdim=True)
+            value = (value - mean) / (deviation + _DEVIATION_EPSILON)
+        latents = torch.nn.functional.linear(value - pre_bias, weight, latent_bias)
+        largest = latents.topk(self.k, dim=-1)
+        return torch.zeros_like(latents).scatter(-1, largest.indices, largest.values.relu())
+
+    def width(self, before: int) -> int:
+        """Take vectors of its weight's columns."""
+        return _projected_width(self.name, self.weight, before)
+
+
+POOLING_MODULES: tuple[type[PoolingModule], ...] = (
+    Pooling,
+    SpladePooling,
+    Dense,
+    LayerNorm,
+    Normalize,
+    SparseAutoEncoder,
+)
 _CLASSES = {cls.__name__: cls for cls in POOLING_MODULES}
 # Modules that come before any pooling, and one that only training computes.
 _NOT_COMPUTED = ("Transformer", "MLMTransformer", "Dropout")
@@ -453,6 +550,14 @@ def _tensor(
             "the folder mixes two models; take both from one",
         )
     return tensor
+
+
+def _projected_width(name: str, weight: NDArray[np.float32], before: int) -> int:
+    """Return the rows of the weight of a module that takes vectors of its columns."""
+    rows, columns = weight.shape
+    if columns != before:
+        raise ValueError(f"{name} takes vectors of {columns} numbers, and is given {before}")
+    return int(rows)
 
 
 def normalize(vectors: Floats) -> Floats:

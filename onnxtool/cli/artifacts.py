@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from onnxtool.cli.options import derived_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
-from onnxtool.training.artifacts.forward_export import ForwardOptions
-from onnxtool.training.artifacts.preparation import PreparationOptions, prepare_training
-from onnxtool.training.artifacts.report import ArtifactReport
-from onnxtool.training.artifacts.verification import ArtifactVerification
+from onnxtool.training.options import ForwardOptions, PreparationOptions
+
+if TYPE_CHECKING:
+    from onnxtool.training.artifacts.report import ArtifactReport
+    from onnxtool.training.artifacts.verification import ArtifactVerification
 
 
 @click.command(
@@ -31,6 +33,8 @@ def command(options: PreparationOptions, forward: ForwardOptions | None, *, form
         raise click.UsageError("pass one of --model_path and --model_name")
     if options.class_axis == 0:
         raise click.UsageError("--class_axis is 1 or -1; the first axis is that of the samples")
+    from onnxtool.training.artifacts.preparation import prepare_training
+
     with progress(quiet=quiet) as on_progress:
         report = prepare_training(replace(options, forward=forward), on_progress)
     emit(report, artifact_blocks(report), format_name)

@@ -7,9 +7,8 @@ import io
 from collections.abc import Iterator, Sequence
 
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Comparison, GateOutcome
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration, table_of
 from onnxtool.cli.streams import printable
-from onnxtool.runtime.timing import LatencySummary
 
 # Columns of the CSV beside those of the run.
 _LATENCIES = ("min", "p50", "p90", "p95", "p99", "max", "mean", "stdev")
@@ -42,22 +41,26 @@ def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
 
 
 def _latencies(results: Sequence[BenchmarkResult]) -> Table:
-    columns = ("batch", "sequence", "runs", "p50 ms", "p95 ms", "p99 ms", "mean ms", "samples/s", "tokens/s")
-    rows = [
-        (
-            str(result.batch_size),
-            f"up to {result.sequence_length}" if result.tokens else str(result.sequence_length),
-            str(result.runs),
-            f"{result.latency_ms.p50:.2f}",
-            f"{result.latency_ms.p95:.2f}",
-            f"{result.latency_ms.p99:.2f}",
-            f"{result.latency_ms.mean:.2f} ± {result.latency_ms.stdev:.2f}",
-            f"{result.throughput_samples_per_s:.1f}",
-            f"{result.throughput_tokens_per_s:.0f}",
-        )
-        for result in results
-    ]
-    return Table(columns, rows, frozenset(columns))
+    return table_of(
+        [
+            {
+                "batch": str(result.batch_size),
+                "sequence": _length(result, result.sequence_length),
+                "runs": str(result.runs),
+                "p50 ms": f"{result.latency_ms.p50:.2f}",
+                "p95 ms": f"{result.latency_ms.p95:.2f}",
+                "p99 ms": f"{result.latency_ms.p99:.2f}",
+                "mean ms": f"{result.latency_ms.mean:.2f} ± {result.latency_ms.stdev:.2f}",
+                "samples/s": f"{result.throughput_samples_per_s:.1f}",
+                "tokens/s": f"{result.throughput_tokens_per_s:.0f}",
+            }
+            for result in results
+        ]
+    )
+
+
+def _length(result: BenchmarkResult, sequence_length: int) -> str:
+    return f"up to {sequence_length}" if result.tokens else str(sequence_length)
 
 
 def _warnings(report: BenchmarkReport) -> Iterator[Block]:
@@ -71,7 +74,7 @@ def _warnings(report: BenchmarkReport) -> Iterator[Block]:
 
 
 def _texts(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
-    rows: list[Sequence[str]] = []
+    rows: list[dict[str, str]] = []
     for result in results:
         tokens, stages = result.tokens, result.stages_ms
         if tokens is None or stages is None:
@@ -84,32 +87,35 @@ def _texts(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
             )
             facts = [("Texts", f"{tokens.num_texts}{cut}"), ("Tokens of a text", lengths)]
             yield Facts([*facts, ("Tokens a second, above", "those of texts, without padding")])
-        pool = f"{stages.pool.p50:.2f}" if stages.pool else "-"
         rows.append(
-            (
-                str(result.batch_size),
-                f"{tokens.padding_share:.1%}",
-                f"{stages.tokenize.p50:.2f}",
-                f"{result.latency_ms.p50:.2f}",
-                pool,
-            )
+            {
+                "batch": str(result.batch_size),
+                "padding": f"{tokens.padding_share:.1%}",
+                "tokenize p50 ms": f"{stages.tokenize.p50:.2f}",
+                "model p50 ms": f"{result.latency_ms.p50:.2f}",
+                "pool p50 ms": f"{stages.pool.p50:.2f}" if stages.pool else "-",
+                "total p50 ms": f"{stages.total.p50:.2f}",
+                "total p95 ms": f"{stages.total.p95:.2f}",
+            }
         )
     if rows:
-        columns = ("batch", "padding", "tokenize p50 ms", "model p50 ms", "pool p50 ms")
-        yield Table(columns, rows, frozenset(columns))
+        yield table_of(rows)
 
 
 def _transfers(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
-    rows = []
-    for result in results:
-        if result.transfer_ms is not None:
-            times = result.transfer_ms
-            parts: tuple[LatencySummary, ...] = (times.host_to_device, times.compute, times.device_to_host)
-            rows.append((result.name, *(f"{part.p50:.3f}" for part in parts)))
+    rows = [
+        {
+            "shape": result.name,
+            "to the device p50 ms": f"{times.host_to_device.p50:.3f}",
+            "compute p50 ms": f"{times.compute.p50:.3f}",
+            "to the host p50 ms": f"{times.device_to_host.p50:.3f}",
+        }
+        for result in results
+        if (times := result.transfer_ms) is not None
+    ]
     if rows:
-        columns = ("shape", "to the device p50 ms", "compute p50 ms", "to the host p50 ms")
         yield Heading("Copies and computation, timed apart")
-        yield Table(columns, rows, frozenset(columns[1:]))
+        yield table_of(rows, names={"shape"})
 
 
 def _comparison(report: BenchmarkReport, comparison: Comparison) -> Iterator[Block]:
@@ -122,24 +128,22 @@ def _comparison(report: BenchmarkReport, comparison: Comparison) -> Iterator[Blo
             ("Ratio", "its latency over the model's; above 1, the model is the faster one"),
         ]
     )
-    columns = ("batch", "sequence", "pairs", "p50 ms", "its p50 ms", "ratio", "95 %", "max_abs_error", "cosine")
-    rows = []
-    for result, other in zip(report.results, comparison.results, strict=True):
-        low, high = other.ratio_interval
-        rows.append(
-            (
-                str(other.batch_size),
-                f"up to {other.sequence_length}" if result.tokens else str(other.sequence_length),
-                str(other.pairs),
-                f"{result.latency_ms.p50:.2f}",
-                f"{other.latency_ms.p50:.2f}",
-                f"{other.ratio:.3f}",
-                f"{low:.3f} to {high:.3f}",
-                "-" if other.max_abs_error is None else f"{other.max_abs_error:.3g}",
-                "-" if other.cosine_min is None else f"{other.cosine_min:.6f}",
-            )
-        )
-    yield Table(columns, rows, frozenset(columns))
+    yield table_of(
+        [
+            {
+                "batch": str(other.batch_size),
+                "sequence": _length(result, other.sequence_length),
+                "pairs": str(other.pairs),
+                "p50 ms": f"{result.latency_ms.p50:.2f}",
+                "its p50 ms": f"{other.latency_ms.p50:.2f}",
+                "ratio": f"{other.ratio:.3f}",
+                "95 %": "{:.3f} to {:.3f}".format(*other.ratio_interval),
+                "max_abs_error": "-" if other.max_abs_error is None else f"{other.max_abs_error:.3g}",
+                "cosine": "-" if other.cosine_min is None else f"{other.cosine_min:.6f}",
+            }
+            for result, other in zip(report.results, comparison.results, strict=True)
+        ]
+    )
     for note in comparison.notes:
         yield Note(note)
 
@@ -148,23 +152,19 @@ def _gates(gates: Sequence[GateOutcome]) -> Iterator[Block]:
     if not gates:
         return
     yield Heading("Gates")
-    columns = ("gate", "shape", "value", "base", "change", "95 %", "verdict")
-    rows = []
-    for gate in gates:
-        interval = gate.change_interval
-        verdict = "met" if gate.met else "not met"
-        rows.append(
-            (
-                gate.expression,
-                gate.shape or "-",
-                f"{gate.value:.6g}",
-                "-" if gate.base_value is None else f"{gate.base_value:.6g}",
-                "-" if gate.change is None else f"{gate.change:+.1%}",
-                "-" if interval is None else f"{interval[0]:+.1%} to {interval[1]:+.1%}",
-                verdict if gate.decided else f"{verdict}, undecided",
-            )
-        )
-    yield Table(columns, rows, frozenset(columns[2:6]))
+    rows = [
+        {
+            "gate": gate.expression,
+            "shape": gate.shape or "-",
+            "value": f"{gate.value:.6g}",
+            "base": "-" if gate.base_value is None else f"{gate.base_value:.6g}",
+            "change": "-" if gate.change is None else f"{gate.change:+.1%}",
+            "95 %": "{:+.1%} to {:+.1%}".format(*gate.change_interval) if gate.change_interval else "-",
+            "verdict": f"{'met' if gate.met else 'not met'}{'' if gate.decided else ', undecided'}",
+        }
+        for gate in gates
+    ]
+    yield table_of(rows, names={"gate", "shape", "verdict"})
     if any(gate.change_interval for gate in gates):
         yield Note("values against a base leave out what other processes took, so they may be below those above")
 

@@ -14,10 +14,8 @@ import click
 from onnxtool.cli.options import derived_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
 from onnxtool.cli.verification import verification_blocks
-from onnxtool.export import export_model
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport
-from onnxtool.export.targets import find_target
 from onnxtool.reports import TensorInfo
 
 
@@ -34,6 +32,9 @@ def command(options: ExportOptions, *, optimize: bool, stats: bool, format_name:
     The architecture is the one that config.json names, the outputs and dynamic axes are found by running it, and the
     file is compared with PyTorch on several shapes, masks and texts before it is kept.
     """
+    from onnxtool.export import export_model  # with all that traces, which --help needs not
+    from onnxtool.export.targets import find_target
+
     if optimize and find_target(options.target).reads_folder:
         raise click.UsageError(
             f"--optimize would leave a second graph where {options.target} reads one; run onnxtool optimize with "
@@ -72,7 +73,7 @@ def command(options: ExportOptions, *, optimize: bool, stats: bool, format_name:
 
 
 def export_blocks(report: ExportReport) -> list[Block]:
-    """Describe an export: what was made of what, its signature, and its proof."""
+    """Describe an export: what was made of what, its signature, and its verification."""
     facts = [
         ("Exported", f"{report.source} ({report.architecture}, {report.model_type})"),
         ("Output", report.output),

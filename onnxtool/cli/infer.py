@@ -164,11 +164,7 @@ def _run_benchmark(
 
 
 def _refuse(names: AbstractSet[str], reason: str) -> None:
-    """Refuse parameters that would do nothing.
-
-    Raises:
-        UsageError: one of `names` is on the command line.
-    """
+    """Refuse parameters that would do nothing."""
     context = click.get_current_context()
     unused = [
         parameter.opts[0]

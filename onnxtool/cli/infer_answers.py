@@ -1,4 +1,4 @@
-"""How the answers of `onnxtool infer` are laid out."""
+"""How the results of `onnxtool infer` are laid out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_TEXT_WIDTH = 80
 
 
 def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
-    """Lay out the answers by what the model is for."""
+    """Lay out the results by what the model is for."""
     facts = Facts([("Model", report.model), ("Task", report.task), ("Provider", report.provider)])
     blocks: list[Block] = [facts, *(Note(note) for note in report.notes)]
     if report.rankings:

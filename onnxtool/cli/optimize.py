@@ -10,7 +10,6 @@ from onnxtool.cli.options import derived_options, progress, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verification_blocks
-from onnxtool.optimize import optimize_model
 from onnxtool.optimize.options import OptimizeOptions
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization
 
@@ -27,13 +26,15 @@ def command(options: OptimizeOptions, *, stats: bool, format_name: str, quiet: b
     The passes run in a fixed order, each says what it changed, and the result is compared with the input on several
     shapes and masks before it is kept.
     """
+    from onnxtool.optimize import optimize_model  # with all passes and libraries, which --help needs not
+
     with progress(quiet=quiet) as on_progress:
         report = optimize_model(options, on_progress=on_progress)
     emit(report, optimize_blocks(report, stats=stats), format_name)
 
 
 def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
-    """Describe an optimization: the summaries where asked for, what the passes did, and the proof."""
+    """Describe an optimization: the summaries where asked for, what the passes did, and the verification."""
     blocks: list[Block] = []
     if stats:
         blocks += summary_blocks(report.before, "Original ONNX model summary")

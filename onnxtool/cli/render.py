@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,12 @@ class Table(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: frozenset[str] = frozenset()
+
+
+def table_of(rows: Sequence[Mapping[str, str]], *, names: Collection[str] = ()) -> Table:
+    """Make a table of rows, each column to cell; the columns are numbers but for `names`."""
+    columns = tuple(rows[0])
+    return Table(columns, [tuple(row.values()) for row in rows], frozenset(columns).difference(names))
 
 
 class Note(NamedTuple):

@@ -17,7 +17,7 @@ from onnxtool.cli.stats_wording import (
     format_count,
     growth,
     interface_notes,
-    last_proof,
+    last_verification,
     needs,
     shape_of,
     shorten,
@@ -96,8 +96,8 @@ def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:
     if gates:
         more = f" and {len(gates) - _MAX_GATES} more" if len(gates) > _MAX_GATES else ""
         parts.append(f"❌ **Gates:** {'; '.join(_code(gate) for gate in gates[:_MAX_GATES])}{more}.")
-    if proof := last_proof(stats):
-        parts.append(f"**Made by** {_text(shorten(proof, _MAX_CELL_LENGTH * 3))}.")
+    if verified := last_verification(stats):
+        parts.append(f"**Made by** {_text(shorten(verified, _MAX_CELL_LENGTH * 3))}.")
     return [" ".join(parts)] if parts else []
 
 

@@ -169,8 +169,8 @@ def step_row(step: Mapping[str, Json]) -> tuple[str, str]:
     return show(step.get("step", "?")), ", ".join(details)
 
 
-def last_proof(stats: Stats) -> str:
-    """Write what proves the last step that made a file; empty for a file of another tool."""
+def last_verification(stats: Stats) -> str:
+    """Write how the last step that made a file was verified; empty for a file of another tool."""
     if not stats.steps:
         return ""
     step = stats.steps[-1]

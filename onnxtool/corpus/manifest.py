@@ -32,7 +32,6 @@ _CHECKPOINT_FILES = (
     "[0-9]_*/model.safetensors",
 )
 _VERSIONED = ("onnxtool", "onnxruntime", "tokenizers", "numpy")
-_READ_BYTES = 1 << 20
 
 Identity = dict[str, Any]
 
@@ -167,9 +166,6 @@ def _short(value: Any) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hash of the bytes of a file, read in pieces."""
-    running = hashlib.sha256()
+    """Return the hash of the bytes of a file."""
     with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
-            running.update(part)
-    return running.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,17 +1,12 @@
-"""Tables in Parquet files, which need pyarrow: the rows of a corpus, and shards of dense vectors.
-
-Letters of shapes: N texts, H hidden size.
-"""
+"""The rows of a corpus in Parquet files, which need pyarrow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from onnxtool.errors import InputError
-from onnxtool.infer.vectors import DenseVectors
 
 _ROWS_AT_A_TIME = 1024
 _COLUMNS = ("id", "_id", "contents", "title", "text")
@@ -52,28 +47,3 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object], float]]:
                     yield number, row, number / num_rows
     except pyarrow.ArrowException as error:
         raise InputError(f"{path} cannot be read after row {number}: {error}", "write it again") from error
-
-
-class ParquetTable:
-    """A file with `id`: string, `vector`: a list of H float32, and `contents`: string where it is wanted."""
-
-    def __init__(self, path: Path, width: int, *, contents: bool) -> None:
-        self._arrow, parquet = require_pyarrow()
-        self._vector_type = self._arrow.list_(self._arrow.float32(), width)
-        fields = [("id", self._arrow.string()), ("vector", self._vector_type)]
-        if contents:
-            fields.insert(1, ("contents", self._arrow.string()))
-        self._schema = self._arrow.schema(fields)
-        # Dictionaries of floats cost time and save nothing.
-        self._writer = parquet.ParquetWriter(path, self._schema, use_dictionary=False, compression="zstd")
-
-    def append(self, columns: Mapping[str, Sequence[str]], vectors: DenseVectors) -> None:
-        """Write N rows as a row group; `vectors` is float32 [N, H]."""
-        flat = self._arrow.array(vectors.reshape(-1))
-        arrays: dict[str, Any] = {name: self._arrow.array(values) for name, values in columns.items()}
-        arrays["vector"] = self._arrow.FixedSizeListArray.from_arrays(flat, type=self._vector_type)
-        self._writer.write_table(self._arrow.table([arrays[name] for name in self._schema.names], schema=self._schema))
-
-    def close(self) -> None:
-        """Write what belongs at the end of the file."""
-        self._writer.close()

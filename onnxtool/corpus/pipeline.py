@@ -5,11 +5,9 @@ Letters of shapes: N texts of a window, B texts of a batch.
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,9 +20,8 @@ from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 
-# Windows that are tokenized or run at once: while one is finished, the next keeps the workers busy.
-_WINDOWS_AHEAD = 2
-_MOMENT_S = 0.1
+# Windows that are tokenized or run at once beside the one that is finished: they keep the workers busy.
+_WINDOWS_AHEAD = 3
 
 OnBatch = Callable[[Window, int, float], None]
 
@@ -105,64 +102,24 @@ def encode_windows(
     Raises:
         OnnxtoolError: reading, tokenizing or running failed.
     """
-    with ThreadPoolExecutor(plan.workers, thread_name_prefix="encode") as workers:
-        ahead = _ReadAhead(windows, lambda window: _start(model, window, plan, workers))
+    remaining = iter(windows)
+    with (
+        ThreadPoolExecutor(plan.workers, thread_name_prefix="encode") as workers,
+        ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader,
+    ):
+
+        def start_next() -> _Running | None:
+            window = next(remaining, None)
+            return None if window is None else _start(model, window, plan, workers)
+
         try:
-            for running in ahead:
+            ahead = deque(reader.submit(start_next) for _ in range(_WINDOWS_AHEAD))
+            while (running := ahead.popleft().result()) is not None:
+                ahead.append(reader.submit(start_next))
                 yield _finish(running, plan, on_batch)
         finally:
-            ahead.stop()
             workers.shutdown(wait=False, cancel_futures=True)
-            ahead.join()
-
-
-class _Stopped(Exception):  # noqa: N818  no error: the consumer has left
-    """Ends the thread that reads ahead."""
-
-
-class _ReadAhead:
-    """A thread that starts windows before they are asked for, a few at a time."""
-
-    def __init__(self, windows: Iterable[Window], start: Callable[[Window], _Running]) -> None:
-        self._windows = windows
-        self._start = start
-        self._ready: queue.Queue[_Running | BaseException | None] = queue.Queue(_WINDOWS_AHEAD)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[_Running]:
-        """Yield the windows that are started, and raise what ended the thread."""
-        while (item := self._ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def stop(self) -> None:
-        """Stop the thread: no more is needed."""
-        self._stopped.set()
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            for window in self._windows:
-                self._put(self._start(window))
-            self._put(None)
-        except _Stopped:
-            pass
-        except BaseException as error:  # noqa: BLE001  raised again where the windows are asked for
-            with suppress(_Stopped):
-                self._put(error)
-
-    def _put(self, item: _Running | BaseException | None) -> None:
-        while not self._stopped.is_set():
-            with suppress(queue.Full):
-                self._ready.put(item, timeout=_MOMENT_S)
-                return
-        raise _Stopped
+            reader.shutdown(wait=True, cancel_futures=True)
 
 
 def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:

@@ -14,12 +14,11 @@ from typing import IO
 from onnxtool.corpus.clock import Clock
 from onnxtool.corpus.manifest import Identity, Manifest, ShardRecord, make_identity
 from onnxtool.corpus.options import CorpusOptions, OnProgress
-from onnxtool.corpus.output import OutputFolder, publish, staged
+from onnxtool.corpus.output import OutputFolder, StagedShard, publish, staged
 from onnxtool.corpus.pipeline import Plan, batch_rules, encode_windows
 from onnxtool.corpus.report import CorpusReport
 from onnxtool.corpus.shards import ShardFormat
 from onnxtool.corpus.sources import Reject, Source, SourceReader, find_sources
-from onnxtool.corpus.staged_shard import StagedShard
 from onnxtool.corpus.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.corpus.parquet import ParquetTable, require_pyarrow
+from onnxtool.corpus.parquet import require_pyarrow
 from onnxtool.corpus.sources import Document
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 
@@ -77,16 +77,6 @@ class ShardFormat:
         return _JsonWriter(path, self)
 
 
-class ShardWriter(Protocol):
-    """Writes the files of a shard, a window at a time."""
-
-    def append(self, documents: Sequence[Document], vectors: DenseVectors | SparseVectors) -> None:
-        """Write the vectors of N texts."""
-
-    def close(self) -> None:
-        """Write what belongs at the end, and close the files."""
-
-
 class _JsonWriter:
     """A text a line: `id`, `contents` and `vector`, an object of terms and weights or a list of numbers."""
 
@@ -126,25 +116,32 @@ def _numbers(vectors: DenseVectors) -> Iterator[str]:
 
 
 class _ParquetWriter:
-    """A table of `id` and `vector`, a row group for each window."""
+    """A table of `id`, `contents` where they are wanted, and `vector`, a list of H float32; a row group per window."""
 
     def __init__(self, path: Path, *, contents: bool) -> None:
+        self._arrow, self._parquet = require_pyarrow()
         self._path = path
         self._contents = contents
-        self._table: ParquetTable | None = None
+        self._writer: Any = None
 
     def append(self, documents: Sequence[Document], vectors: DenseVectors | SparseVectors) -> None:
         dense = _dense(vectors)
-        if self._table is None:
-            self._table = ParquetTable(self._path, dense.shape[1], contents=self._contents)
-        columns = {"id": [document.id for document in documents]}
+        columns: dict[str, Any] = {"id": [document.id for document in documents]}
         if self._contents:
             columns["contents"] = [document.contents for document in documents]
-        self._table.append(columns, dense)
+        kind = self._arrow.list_(self._arrow.float32(), dense.shape[1])
+        columns["vector"] = self._arrow.FixedSizeListArray.from_arrays(self._arrow.array(dense.reshape(-1)), type=kind)
+        table = self._arrow.table(columns)
+        if self._writer is None:
+            # Dictionaries of floats cost time and save nothing.
+            self._writer = self._parquet.ParquetWriter(
+                self._path, table.schema, use_dictionary=False, compression="zstd"
+            )
+        self._writer.write_table(table)
 
     def close(self) -> None:
-        if self._table is not None:
-            self._table.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class _ArrayWriter:
@@ -187,3 +184,7 @@ def _fields(document: Document, *, contents: bool) -> str:
 
 def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+ShardWriter = _JsonWriter | _ParquetWriter | _ArrayWriter
+"""Writes the files of a shard, a window at a time; `close` writes what belongs at the end, and closes them."""

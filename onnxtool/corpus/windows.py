@@ -20,6 +20,7 @@ from onnxtool.interruption import check_interrupted
 WINDOW_TEXTS = 4096
 WINDOW_CHARACTERS = 1 << 22
 _LINES_AT_A_TIME = 512
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ def split_corpus(documents: Iterator[tuple[Document, int]], shard_size: int, don
 
 
 def _require_same(shard: Iterator[tuple[Document, int]], number: int, digest: str) -> None:
-    running = _Digest()
+    running = blake2b(digest_size=_DIGEST_BYTES)
     for document, _ in shard:
-        running.add(document)
-    if running.hex() != digest:
+        _add(document, running)
+    if running.hexdigest() != digest:
         raise InputError(
             f"the input has changed: shard {number} was made from other texts",
             "pass --force to encode all of it again, or another --output",
@@ -90,11 +91,11 @@ def _require_same(shard: Iterator[tuple[Document, int]], number: int, digest: st
 
 
 def _windows(shard: Iterator[tuple[Document, int]], number: int, shard_size: int) -> Iterator[Window]:
-    running = _Digest()
+    running = blake2b(digest_size=_DIGEST_BYTES)
     together: list[Document] = []
     num_characters = num_texts = position = 0
     for document, position in shard:
-        running.add(document)
+        _add(document, running)
         together.append(document)
         num_texts += 1
         num_characters += len(document.contents)
@@ -104,19 +105,11 @@ def _windows(shard: Iterator[tuple[Document, int]], number: int, shard_size: int
             together, num_characters = [], 0
     # The last window says so by its digest; it is empty where the corpus ended with the window before.
     if num_texts:
-        yield Window(tuple(together), number, running.hex(), position)
+        yield Window(tuple(together), number, running.hexdigest(), position)
 
 
-class _Digest:
-    """A hash of ids and texts in their order."""
-
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=16)
-
-    def add(self, document: Document) -> None:
-        for text in (document.id, document.contents):
-            encoded = text.encode()
-            self._hash.update(len(encoded).to_bytes(8, "little") + encoded)
-
-    def hex(self) -> str:
-        return self._hash.hexdigest()
+def _add(document: Document, running: blake2b) -> None:
+    """Add id and text of a document to the hash of its shard."""
+    for text in (document.id, document.contents):
+        encoded = text.encode()
+        running.update(len(encoded).to_bytes(8, "little") + encoded)

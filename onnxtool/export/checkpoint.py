@@ -28,6 +28,10 @@ from onnxtool.export.vocabularies import has_vocabulary, missing_packages
 from onnxtool.runtime.quiet import quiet
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_AUTO_CLASSES = {
+    "image processor": ("AutoImageProcessor", "pictures"),
+    "feature extractor": ("AutoFeatureExtractor", "sound"),
+}
 _WEIGHTS = "model.safetensors"
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
 _PICKLE = "pytorch_model.bin"
@@ -171,29 +175,19 @@ class Checkpoint:
                 ) from error
             raise self.source.unreadable(error) from error
 
-    def load_image_processor(self) -> Any:
-        """Load what prepares pictures.
+    def load_processor(self, kind: str) -> Any:
+        """Load the `image processor`, which prepares pictures, or the `feature extractor`, which prepares sound.
 
         Raises:
             CheckpointError: the checkpoint has none, it does not load, or Pillow is not installed.
         """
-        return self._load_processor("AutoImageProcessor", "image processor", "models of pictures need one")
-
-    def load_feature_extractor(self) -> Any:
-        """Load what prepares sound.
-
-        Raises:
-            CheckpointError: the checkpoint has none, or it does not load.
-        """
-        return self._load_processor("AutoFeatureExtractor", "feature extractor", "models of sound need one")
-
-    def _load_processor(self, auto_class: str, kind: str, need: str) -> Any:
         import transformers
 
+        auto_class, content = _AUTO_CLASSES[kind]
         if not any(self.source.locate(name) for name in _PROCESSORS):
             raise CheckpointError(
                 f"{self.source.model_name} has no {kind} ({_PROCESSORS[0]})",
-                f"save it beside the model with its save_pretrained(...); {need}",
+                f"save it beside the model with its save_pretrained(...); models of {content} need one",
             )
         try:
             with quiet():

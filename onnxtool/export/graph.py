@@ -1,19 +1,19 @@
-"""Make a traced graph presentable: outputs and axes by their names, no trace of the machine, nodes called by scope.
+"""Clean up a traced graph: name outputs and axes, name nodes by their scope, drop the metadata of the exporter.
 
-And safe from the one fusion of onnxruntime's that gives it other answers.
+And rewrite what one fusion of onnxruntime computes otherwise.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from onnxtool.errors import ExportError
 from onnxtool.export.signature import Signature
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
@@ -71,26 +71,29 @@ def _select_outputs(graph: ir.Graph, signature: Signature) -> None:
 
 def _name_axes(model: ir.Model, signature: Signature) -> None:
     """Rename the exporter's symbols (s18, s41) to what the axes mean, and set the shapes of inputs and outputs."""
-    import onnx_ir as ir
-
     renames: dict[str, str] = {}
     for value in model.graph.inputs:
         assert value.shape is not None  # noqa: S101  checked by _check_inputs
         for size, name in zip(value.shape, signature.inputs[str(value.name)], strict=True):
             if isinstance(name, str):
                 renames[str(size)] = name
-    for graph in model.graphs():
-        for node in graph:
-            for output in node.outputs:
-                if output.shape is not None:
-                    output.shape = ir.Shape([renamed(size, renames) for size in output.shape])
+    rename_axes(model, renames)
     for value in model.graph.inputs:
         value.shape = ir.Shape(list(signature.inputs[str(value.name)]))
     for value in model.graph.outputs:
         value.shape = ir.Shape(list(signature.outputs[str(value.name)]))
 
 
-def renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | None:
+def rename_axes(model: ir.Model, renames: dict[str, str]) -> None:
+    """Replace the exporter's symbols in the shapes of all computed values by their names."""
+    for graph in model.graphs():
+        for node in graph:
+            for output in node.outputs:
+                if output.shape is not None:
+                    output.shape = ir.Shape([_renamed(size, renames) for size in output.shape])
+
+
+def _renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str | None:
     """Return a dimension with the exporter's symbols in it replaced by their names."""
     if isinstance(size, int):
         return size
@@ -125,8 +128,6 @@ def _module_of(node: ir.Node) -> str | None:
 
 def strip(model: ir.Model) -> None:
     """Drop stack traces, which hold the paths of this machine, and whatever else an exporter writes on every node."""
-    import onnx_ir.passes.common as common
-
     common.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
 
@@ -138,9 +139,6 @@ def _pad_pools_by_negative_zero(graph: ir.Graph) -> None:
     as the lowest number: where all values at a border are negative, as BiT's may be, their maximum is another one then
     (core/optimizer/pad_fusion.cc, since 1.17 and still in 1.31; issue 290 of onnxsim is the same).
     """
-    import numpy as np
-    import onnx_ir as ir
-
     for node in graph:
         readers = {reader.op_type for reader, _ in node.outputs[0].uses()}
         given = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.errors import ExportError
-from onnxtool.export.heads.choice import HEAD_NAMES
 from onnxtool.export.targets import TARGET_NAMES
-from onnxtool.export.tracing import EXPORTER_NAMES
 from onnxtool.options import Force, Option
 from onnxtool.reports import Json
-from onnxtool.runtime.comparison import TOLERANCES, Tolerance
-from onnxtool.runtime.opsets import highest_opset, runtime_version
+
+if TYPE_CHECKING:
+    from onnxtool.runtime.comparison import Tolerance
 
 LOWEST_OPSET = 13  # what heads are written in
 
 DTYPES = {"float32": "fp32", "float16": "fp16"}
 
+# Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
+# `logits` and `none` put nothing on the model; the first insists on logits.
+HEAD_NAMES = ("auto", "logits", "splade", "embedding", "none")
+EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
+
 # Options that no other entry of the metadata tells.
-_STAMPED = ("target", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device", "atol", "rtol")
+_STAMPED = (
+    *("target", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
+    *("atol", "rtol", "min_cosine"),
+)
 
 
 # What training artifacts are made of is a checkpoint as well.
@@ -49,7 +56,7 @@ class ExportOptions:
         keep_raw: keep the output that the head reads beside the head's own.
         text: what to trace a model of text on, beside a text of our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
-        atol: replaces the tolerance of the dtype; so does `rtol`.
+        atol: replaces the tolerance of the dtype; so do `rtol` and `min_cosine`.
     """
 
     model_name: Annotated[str, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR")]
@@ -88,6 +95,10 @@ class ExportOptions:
     verify: Annotated[bool, Option("Compare the file with PyTorch.")] = True
     atol: Annotated[float | None, Option("Allowed absolute error, in place of the dtype's.", minimum=0)] = None
     rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
+    min_cosine: Annotated[
+        float | None,
+        Option("The least cosine of an output with PyTorch's, in place of the dtype's.", minimum=0, maximum=1),
+    ] = None
     force: Force = False
 
     @property
@@ -99,9 +110,13 @@ class ExportOptions:
     @property
     def tolerance(self) -> Tolerance:
         """The tolerance of the dtype, with what the user replaced."""
+        from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+
         base = TOLERANCES[DTYPES[self.dtype]]
         return Tolerance(
-            base.atol if self.atol is None else self.atol, base.rtol if self.rtol is None else self.rtol, base.cosine
+            base.atol if self.atol is None else self.atol,
+            base.rtol if self.rtol is None else self.rtol,
+            base.cosine if self.min_cosine is None else self.min_cosine,
         )
 
 
@@ -114,6 +129,8 @@ def check_opset(opset: int | None) -> None:
     if opset is None:
         return
     import torch
+
+    from onnxtool.runtime.opsets import highest_opset, runtime_version
 
     highest = highest_opset()
     if not LOWEST_OPSET <= opset <= highest:

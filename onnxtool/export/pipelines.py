@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
+
+import onnx_ir as ir
 
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.decoding.verification import GenerationReference, verify_generation
@@ -20,41 +22,6 @@ from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import TorchReference, verify_file
 from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-
-class ExportPipeline(Protocol):
-    """How one kind of file is made."""
-
-    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
-        """List how to trace it with `exporter`, the most useful file first; `verified` where the file will be."""
-        ...
-
-    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> ir.Model:
-        """Trace `model`, which is loaded as the strategy wants it, into a graph that is ready to be saved.
-
-        Raises:
-            ExportError: it cannot be traced so.
-        """
-        ...
-
-    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
-        """Run a model that was loaded again on the cases that a file traced by the strategy is compared on."""
-        ...
-
-    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-        """Compare the file at `path` with the reference outputs.
-
-        Raises:
-            VerificationError: it differs by more than `tolerance`.
-        """
-        ...
-
-    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
-        """Say what a user has to know of a file traced so."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -170,6 +137,10 @@ class GenerationPipeline:
             f"prompts run {strategy.prompts}: {architecture} carries states, and its prompts cannot be traced at once"
         )
         return (*((slow,) if strategy.prompts != PROMPTS[0] else ()), *_left_out_notes(architecture, self.left_out))
+
+
+ExportPipeline = SingleCallPipeline | GenerationPipeline
+"""How one kind of file is made: its strategies, a trace by one of them, reference outputs, verification, and notes."""
 
 
 def _left_out_notes(architecture: str, left_out: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What `export` made."""
+"""The report of `export`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtool.verification import Verification
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What `export` made.
+    """The result of `export`.
 
     Attributes:
         output: the ONNX file.

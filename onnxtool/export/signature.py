@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Modality, Sizes, usual_sizes
+from onnxtool.export.modalities.sizes import Axis, Modality, Sizes, usual_sizes
 from onnxtool.reports import Dimension
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["BATCH", "SEQUENCE", "Signature", "detect_signature", "run_torch_tensors", "to_numpy"]
 
 Shape = tuple[Dimension, ...]
 
@@ -64,42 +60,36 @@ def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None)
     """
     fixed = dict(fixed or {})
     usual = usual_sizes(modality) | fixed
-    first = _Probe.run(model, modality, usual)
-    moved: dict[Axis, _Probe] = {}
+    inputs, outputs = _shapes_of_run(model, modality, usual)
+    moved: dict[Axis, tuple[_Shapes, _Shapes]] = {}
     given: dict[str, int] = {}
     for axis in modality.axes:
         if axis.name in fixed:
             continue
         try:
-            moved[axis] = _Probe.run(model, modality, {**usual, axis.name: axis.other})
+            moved[axis] = _shapes_of_run(model, modality, {**usual, axis.name: axis.other})
         except ExportError:
             if not axis.may_fail:
                 raise
             given[axis.name] = axis.usual
-    inputs = {
-        name: _shape(name, first.inputs[name], {a: p.inputs[name] for a, p in moved.items()}) for name in first.inputs
-    }
-    outputs = {
-        name: _shape(name, first.outputs[name], {a: p.outputs[name] for a, p in moved.items()})
-        for name in first.outputs
-        if name not in _BESIDE or len(first.outputs) == 1
-    }
-    return Signature(inputs, outputs, tuple(moved), given, fixed)
+    kept = [name for name in outputs if name not in _BESIDE or len(outputs) == 1]
+    return Signature(
+        {name: _shape(name, inputs[name], {axis: run[0][name] for axis, run in moved.items()}) for name in inputs},
+        {name: _shape(name, outputs[name], {axis: run[1][name] for axis, run in moved.items()}) for name in kept},
+        tuple(moved),
+        given,
+        fixed,
+    )
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """The shapes of one run."""
+_Shapes = dict[str, tuple[int, ...]]
 
-    inputs: dict[str, tuple[int, ...]]
-    outputs: dict[str, tuple[int, ...]]
 
-    @classmethod
-    def run(cls, model: Any, modality: Modality, sizes: Sizes) -> _Probe:
-        feeds = modality.feeds(sizes)
-        outputs = run_torch_tensors(model, feeds)
-        shapes = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
-        return cls({name: array.shape for name, array in feeds.items()}, shapes)
+def _shapes_of_run(model: Any, modality: Modality, sizes: Sizes) -> tuple[_Shapes, _Shapes]:
+    """Return the shapes of inputs and outputs of one run."""
+    feeds = modality.feeds(sizes)
+    outputs = run_torch_tensors(model, feeds)
+    return {name: array.shape for name, array in feeds.items()}, {n: tuple(one.shape) for n, one in outputs.items()}
 
 
 def _shape(name: str, sizes: tuple[int, ...], moved: Mapping[Axis, tuple[int, ...]]) -> Shape:

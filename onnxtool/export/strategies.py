@@ -15,7 +15,7 @@ _TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class ExportStrategy:
-    """One way to trace a model: an exporter with its settings.
+    """A strategy to trace a model: an exporter with its settings.
 
     Attributes:
         attention: transformers' attention implementation; None leaves the choice to it.

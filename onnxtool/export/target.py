@@ -11,17 +11,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModule, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.choice import Head
-from onnxtool.export.signature import BATCH, SEQUENCE
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.reports import Json, TensorInfo
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -260,7 +259,7 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
     """Return where an export of the model called `name` goes.
 
     Args:
-        target: whom it is for.
+        target: the consumer.
         output: what the user asked for: a folder, or NAME.onnx where the target reads none; None for models/NAME.
         name: the model's own.
 

@@ -10,27 +10,26 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from numpy.typing import NDArray
 
 from onnxtool.errors import OnnxtoolError, TargetError
+from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.choice import Head, read_head
-from onnxtool.export.signature import BATCH, SEQUENCE, Signature
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 from onnxtool.export.target import DENSE, KINDS, OTHER, SPARSE, Target, TargetModel, write_object
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
-
-    from onnxtool.export.checkpoint import Checkpoint
-
-    Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,6 @@ class TargetSpecification:
         """Whether the target computes modules with weights, such as Dense, itself."""
         return self.model.use.after is None
 
-    @property
-    def instructions(self) -> tuple[str, ...]:
-        """What the target's users must tell it about this model; empty where it reads all of it from the folder."""
-        said = self.target.instruction(self.model)
-        return (said,) if said else ()
-
     def narrow(self, signature: Signature) -> Signature:
         """Return the signature with those outputs only that the target reads, where it reads the model's own."""
         if self.head is not None:
@@ -99,10 +92,6 @@ class TargetSpecification:
             self._declare_inputs(twin)
             self._check_versions(twin)
         return twin
-
-    def second_path(self, graph: Path) -> Path:
-        """Return where the second graph goes, beside the first."""
-        return self.target.second_path(graph, self.model.name)
 
     def runner(self, path: Path) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
         """Return a function that runs the file as the target does, and gives the outputs of the head or the model.
@@ -162,11 +151,11 @@ class TargetSpecification:
         for length in (2, 7):  # numbers are compared by `runner`; here it is about names, types and shapes
             array = np.ones((1, length), dtype=np.int64)
             try:
-                answers = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
+                results = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
             except OnnxtoolError as error:
                 raise TargetError(f"the graph does not run as {title} runs it: {error.message}", error.hint) from error
             for output in self.model.use.outputs:
-                self._check_answer(output, answers[output.name])
+                self._check_output(output, results[output.name])
 
     def write_files(self, config: Any, tokenizer: Any, folder: Path, max_length: int | None) -> None:
         """Write what the target reads into `folder`, in which the checkpoint's own files lie already.
@@ -203,10 +192,10 @@ class TargetSpecification:
         """What must lie in the folder beside the graph."""
         return tuple(name.format(name=self.model.name) for name in self.target.files)
 
-    def _check_answer(self, wanted: TensorInfo, answer: NDArray[Any]) -> None:
-        fits = answer.dtype == wanted.dtype and answer.ndim == len(wanted.shape)
-        self._require(fits, f"{wanted.name} is {answer.dtype} {list(answer.shape)}", _format(wanted))
-        self._require(bool(np.isfinite(answer).all()), f"{wanted.name} is not finite", "finite numbers")
+    def _check_output(self, wanted: TensorInfo, array: NDArray[Any]) -> None:
+        fits = array.dtype == wanted.dtype and array.ndim == len(wanted.shape)
+        self._require(fits, f"{wanted.name} is {array.dtype} {list(array.shape)}", _format(wanted))
+        self._require(bool(np.isfinite(array).all()), f"{wanted.name} is not finite", "finite numbers")
 
     def _require(self, holds: bool, found: str, wanted: str) -> None:
         if not holds:
@@ -216,9 +205,6 @@ class TargetSpecification:
             )
 
     def _select_outputs(self, model: ir.Model) -> None:
-        import onnx_ir as ir
-        import onnx_ir.passes.common as common
-
         found = {str(value.name): value for value in model.graph.outputs}
         outputs = []
         for wanted in self.model.use.outputs:
@@ -240,8 +226,6 @@ class TargetSpecification:
 
     def _declare_inputs(self, model: ir.Model) -> None:
         """Order the inputs, and declare those that the model ignores: a consumer may feed them all the same."""
-        import onnx_ir as ir
-
         found = {str(value.name): value for value in model.graph.inputs}
         for name in self.inputs:
             if name not in found:
@@ -318,7 +302,6 @@ def _trained_head(source: Source, kind: str) -> Head | None:
 
 def _fix_batch(model: ir.Model, batch: int) -> None:
     """Set the batch axis to one size, wherever it is named."""
-    import onnx_ir as ir
 
     def fixed(shape: ir.Shape) -> ir.Shape:
         sizes = [size if isinstance(size, int) else size.value for size in shape]

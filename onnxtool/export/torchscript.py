@@ -11,13 +11,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxtool.export.tracing_patches import traceable_calls
 from onnxtool.reports import Dimension
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # Newer opsets than this are not written by torch's TorchScript exporter with all of its operators.
 _OPSET = 17
@@ -33,8 +34,6 @@ def trace_torchscript(
     The graph holds its weights under the names they have in the model, matrices transposed where the graph wants them
     so, and refers to the model's memory until it is saved.
     """
-    import onnx
-    import onnx_ir as ir
     import torch
 
     weights = _weights_of(model, taken={*inputs, *outputs})
@@ -112,8 +111,6 @@ def _replaced(model: Any, tensors: Mapping[int, Any]) -> Iterator[None]:
 
 def _attach(graph: ir.Graph, weights: Mapping[str, Any]) -> None:
     """Turn the inputs that are weights into initializers; drop those that nothing uses."""
-    from onnx_ir.tensor_adapters import TorchTensor
-
     found = {str(value.name): value for value in graph.inputs}
     graph.inputs[:] = [value for name, value in found.items() if name not in weights]
     for name, tensor in weights.items():
@@ -129,9 +126,6 @@ def _transpose(graph: ir.Graph) -> None:
     The fusions of onnxruntime know a MatMul by the weight at its input. A weight that is used both ways, an embedding
     tied to the output layer, stays one with a Transpose: onnxruntime resolves that when it loads the file.
     """
-    import onnx_ir as ir
-    from onnx_ir.tensor_adapters import TorchTensor
-
     for value in list(graph.initializers.values()):
         nodes = [node for node, _ in value.uses()]
         orders = {tuple(node.attributes["perm"].as_ints()) for node in nodes if _transposes(node)}

@@ -13,16 +13,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
 
 from onnxtool.errors import ExportError
 from onnxtool.export.signature import Signature
 from onnxtool.export.torchscript import trace_torchscript
 from onnxtool.graph.rewrites.exact_rules import exact_optimizer
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,6 @@ EXPORTERS: tuple[Exporter, ...] = (
     # onnxruntime's attention fusions know the shape of eager attention under TorchScript.
     Exporter("torchscript", ("eager",), _trace_torchscript),
 )
-EXPORTER_NAMES = ("auto", *(exporter.name for exporter in EXPORTERS))
 
 
 def reason_of(error: BaseException) -> str:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
-from onnxtool.export.modalities.sizes import Modality
-from onnxtool.export.signature import SEQUENCE, Shape, run_torch_tensors, to_numpy
+from onnxtool.export.modalities.sizes import SEQUENCE, Modality
+from onnxtool.export.signature import Shape, run_torch_tensors, to_numpy
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _FEWEST_CASES = 6
 _SAME_ANSWER = 1e-4  # of the largest value, or of 1 where all are smaller: about what a file may differ by
@@ -48,7 +46,7 @@ class TorchReference:
         What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
 
         Raises:
-            ExportError: too few cases remain, or the model answers differently each time.
+            ExportError: too few cases remain, or the model gives other outputs each time.
         """
         import torch
 

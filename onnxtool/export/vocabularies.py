@@ -20,12 +20,9 @@ _NO_VOCABULARY = ("tokenizer_config_file", "merges_file", "normalizer_file", "em
 _PACKAGES = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 
 
-def own_files(source: Source, model_type: str, *, vocabularies: bool = False) -> tuple[str, ...]:
-    """Return the files of the tokenizer class that the checkpoint names, or else of the one of its `model_type`.
-
-    With `vocabularies`, only those that hold tokens.
-    """
-    return files_of(_own_class(source, model_type), vocabularies=vocabularies)
+def own_files(source: Source, model_type: str) -> tuple[str, ...]:
+    """Return the files of the tokenizer class that the checkpoint names, or else of the one of its `model_type`."""
+    return files_of(_own_class(source, model_type))
 
 
 def all_files(*, vocabularies: bool = False) -> Iterator[str]:

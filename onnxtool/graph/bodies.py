@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from onnxtool.graph.elements import Scope
 from onnxtool.graph.operator_rules import Shape, Size, Value
-
-if TYPE_CHECKING:
-    import onnx
 
 _MOST_TIMES = 1 << 31
 

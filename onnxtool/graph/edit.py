@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import onnx_ir as ir
-    from numpy.typing import NDArray
-
-MICROSOFT = "com.microsoft"
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 # Larger tensors are weights, which no pattern reads.
 _LARGEST_CONSTANT = 1024
@@ -72,6 +68,23 @@ def is_weight(value: ir.Value | None, rank: int | None = None) -> bool:
     return rank is None or len(value.const_value.shape) == rank
 
 
+def required(node: ir.Node, index: int) -> ir.Value:
+    """Return an input that the operator cannot do without.
+
+    Raises:
+        ValueError: it is left out.
+    """
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"{node.name} has no input {index}")
+    return value
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether `value` is float32 or float16, the dtypes of onnxruntime's fused operators."""
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
 def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
     """Return the tensor of an initializer, whose bytes stay on disk until they are read.
 
@@ -85,8 +98,6 @@ def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
 
 def is_made_on_saving(tensor: ir.TensorProtocol) -> bool:
     """Whether a tensor is computed each time that it is read, as those that passes compute from weights."""
-    import onnx_ir as ir
-
     return isinstance(tensor, ir.LazyTensor)
 
 
@@ -119,8 +130,6 @@ def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
 
 def replace(old: ir.Value, new: ir.Value) -> None:
     """Replace `old` by `new` in all its consumers; an output of the graph keeps its name."""
-    import onnx_ir as ir
-
     if new.type is None:
         new.type = old.type
     if new.shape is None:
@@ -156,3 +165,10 @@ def replace_and_erase(old: ir.Value, new: ir.Value) -> None:
     replace(old, new)
     if node is not None and node.graph is not None and remove_unused(node.graph, [node]):
         new.name = name
+
+
+def drop_unused(initializers: Iterable[ir.Value]) -> None:
+    """Take those of `initializers` that nothing reads out of their graph."""
+    for value in initializers:
+        if value.graph is not None and not value.uses() and not value.is_graph_output():
+            value.graph.initializers.pop(str(value.name), None)

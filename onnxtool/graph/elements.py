@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from onnxtool.graph.operator_rules import Size, Value
 from onnxtool.graph.operators import WRONG
-
-if TYPE_CHECKING:
-    import onnx
-    from numpy.typing import NDArray
 
 Numbers = dict[str, "NDArray[Any]"]
 
@@ -25,10 +28,15 @@ _COMPUTED = frozenset(
     | {"Not", "Or", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape"}
     | {"ScatterND", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where", "Xor"}
 )
-_ELEMENTWISE = frozenset(
+BROADCASTING = frozenset(
     {"Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod"}
     | {"Mul", "Or", "Pow", "Sub", "Where", "Xor"}
 )
+# What a Constant may hold in place of a tensor.
+CONSTANT_DTYPES: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("value_int", "value_ints"), np.int64),
+    **dict.fromkeys(("value_float", "value_floats"), np.float32),
+}
 # These take the elements of their first input elsewhere, Concat those of all.
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 
@@ -51,8 +59,6 @@ class Scope:
 
     def keep(self, name: str, number: NDArray[Any]) -> None:
         """Note a value with its elements, where they are numbers: of texts, a few additions make gigabytes."""
-        import onnx.helper
-
         self.values[name] = Value(number.shape, onnx.helper.np_dtype_to_tensor_dtype(number.dtype))
         if number.dtype.kind in "biuf":
             self.numbers[name] = number
@@ -80,8 +86,6 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
         version: the opset of ONNX's own domain, which says whether axes are an input or an attribute.
         max_elements: what is larger is not computed.
     """
-    import numpy as np
-
     if node.domain not in ("", "ai.onnx") or not node.output:
         return None
     if node.op_type == "Constant":
@@ -100,16 +104,13 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
     if not _stays_small(node, given, attributes_of(node), max_elements):
         return None
     with suppress(*WRONG), np.errstate(all="ignore"):
-        computed = _evaluate(node, given, version)
+        computed = evaluate(node, given, version)
         return computed if is_small(computed.shape, max_elements) and computed.dtype.kind in "biuf" else None
     return None
 
 
 def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | None:
     """Return where a node moves sizes to, of which some are names or not known; None where it does something else."""
-    import numpy as np
-    from onnx import TensorProto
-
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Shape":
@@ -138,24 +139,19 @@ def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | Non
         given[name] = np.arange(len(elements), len(elements) + known.size).reshape(known.shape)
         elements.extend(known.reshape(-1).tolist())
     with suppress(*WRONG):
-        places = _evaluate(node, given, version)
+        places = evaluate(node, given, version)
         return _objects([elements[place] for place in places.reshape(-1).tolist()]).reshape(places.shape)
     return None
 
 
 def _objects(sizes: Sequence[Size]) -> NDArray[Any]:
-    import numpy as np
-
     array = np.empty(len(sizes), object)
     array[:] = list(sizes)
     return array
 
 
-def _evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
-    import numpy as np
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
+def evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
+    """Compute a node of one output with ONNX's reference implementation, from the arrays of its inputs by name."""
     opsets = [helper.make_opsetid("", version)]  # of a bare node it would take the latest
     function = helper.make_function("", "one", list(given), list(node.output), [node], opsets)
     return np.asarray(ReferenceEvaluator(function).run(None, given, attributes={})[0])
@@ -170,8 +166,6 @@ def _stays_small(
     node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any], max_elements: int
 ) -> bool:
     """Whether what a node makes of a few numbers are a few numbers again."""
-    import numpy as np
-
     if node.op_type == "Range":
         start, limit, delta = (float(given[name]) for name in node.input)
         return bool(delta) and abs((limit - start) / delta) <= max_elements
@@ -183,7 +177,7 @@ def _stays_small(
         data, indices = (given[name] for name in node.input)
         axis = attributes.get("axis", 0)
         return is_small((*np.delete(data.shape, axis).tolist(), *indices.shape), max_elements)
-    if node.op_type not in _ELEMENTWISE:
+    if node.op_type not in BROADCASTING:
         return True
     shapes = [given[name].shape for name in node.input]
     if node.op_type == "Expand":
@@ -192,19 +186,11 @@ def _stays_small(
 
 
 def _constant(attributes: Mapping[str, Any], max_elements: int) -> NDArray[Any] | None:
-    import numpy as np
-    from onnx import numpy_helper
-
     if "value" in attributes:
         tensor = attributes["value"]
         small = is_small(tensor.dims, max_elements) and not tensor.external_data
         return numpy_helper.to_array(tensor) if small else None
-    for name, dtype in (
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-    ):
+    for name, dtype in CONSTANT_DTYPES.items():
         if name in attributes:
             return np.asarray(attributes[name], dtype)
     return None
@@ -212,8 +198,6 @@ def _constant(attributes: Mapping[str, Any], max_elements: int) -> NDArray[Any] 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of `node` that it has itself, without graphs."""
-    import onnx.helper
-
     return {
         attribute.name: onnx.helper.get_attribute_value(attribute)
         for attribute in node.attribute

@@ -12,17 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.shape_inference import infer_node_outputs
 
 from onnxtool.graph.bodies import collected, common, slices, times_of
 from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, move, reads_of
 from onnxtool.graph.operator_rules import Call, Value
 from onnxtool.graph.operators import OPERATORS, WRONG, Operator
 from onnxtool.model_file.wire import ELEMENT_BITS
-
-if TYPE_CHECKING:
-    import onnx
-    from numpy.typing import NDArray
 
 MAX_ELEMENTS = 1 << 14  # of a value that is computed: a row of positions, not a mask
 _MOST_NESTED = 32
@@ -58,7 +59,7 @@ class Inference:
         declared: types of inputs and other values, which hold where inference does not find them, or finds less. Where
             they are given, every size that is not known gets a new name, so that two values are seen to share it.
         estimates: an estimate is wanted where a shape depends on what the model reads: an If takes its dearer branch,
-            and a Loop of which nobody knows how often it runs runs once. Otherwise, only what always holds is told.
+            and a Loop whose number of runs is not known counts once. Otherwise, only what always holds is told.
     """
 
     def __init__(
@@ -69,8 +70,6 @@ class Inference:
         declared: Mapping[str, Value] | None = None,
         estimates: bool = False,
     ) -> None:
-        import onnx
-
         self._functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self._opsets = {opset.domain: opset.version for opset in model.opset_import}
         self._left = _MOST_FOLLOWED
@@ -88,8 +87,6 @@ class Inference:
 
     def follow(self, graph: onnx.GraphProto, scope: Scope, depth: int = 0) -> Totals:
         """Add what `graph` computes to `scope`, and return what that costs."""
-        from onnx import numpy_helper
-
         for tensor in graph.initializer:
             if is_small(tensor.dims, self._max_elements) and not tensor.external_data:
                 with suppress(*WRONG):
@@ -215,8 +212,6 @@ class Inference:
 
     def _keep_sizes(self, node: onnx.NodeProto, sizes: NDArray[Any], scope: Scope) -> Value:
         """Note sizes that `node` computes or moves, and return shape and dtype of its output."""
-        from onnx import helper
-
         source = scope.values.get(node.input[0])
         dtype = _INT64 if node.op_type == "Shape" or source is None else source.dtype
         value = Value(sizes.shape, int(attributes_of(node).get("to", dtype)))
@@ -228,10 +223,6 @@ class Inference:
 
     def _infer_by_onnx(self, node: onnx.NodeProto, scope: Scope, onnx_name: str) -> Mapping[str, onnx.TypeProto]:
         """Return what onnx infers of the outputs of `node`, as it is or as the operator `onnx_name` of ONNX."""
-        import onnx
-        from onnx import helper, numpy_helper
-        from onnx.shape_inference import infer_node_outputs
-
         domain = "" if onnx_name else _domain(node)
         version = self._opsets.get(domain, 1) if domain else self._version
         types = {name: self._type(name, scope) for name in reads_of(node)}
@@ -265,8 +256,6 @@ class Inference:
 
     def _type(self, name: str, scope: Scope) -> onnx.TypeProto:
         """Return what is known of a value, as onnx says it; an empty type for one of which nothing is."""
-        from onnx import helper
-
         if name in scope.other_types:
             return scope.other_types[name]
         value = scope.values.get(name)
@@ -350,8 +339,6 @@ def _domain(node: onnx.NodeProto) -> str:
 
 def _as(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> onnx.NodeProto:
     """Return `node` as one of the operator of `schema`, without the attributes that are none of it."""
-    import onnx
-
     known = [attribute for attribute in node.attribute if attribute.name in schema.attributes]
     return onnx.NodeProto(op_type=schema.name, input=node.input, output=node.output, attribute=known)
 
@@ -364,9 +351,6 @@ def _infer_by_names(
     opsets: Sequence[onnx.OperatorSetIdProto],
 ) -> dict[str, onnx.TypeProto]:
     """Return what onnx infers where inputs hold names of axes: it follows those through Shape and Concat alone."""
-    import onnx
-    from onnx import helper
-
     inputs = [helper.make_value_info(name, kind) for name, kind in types.items() if name not in {*numbers, *named}]
     nodes = []
     for name, sizes in named.items():
@@ -436,8 +420,6 @@ def _num_bytes(scope: Scope, name: str) -> int:
 
 def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
     """Return a node of a function with the attributes that it takes from the call."""
-    import onnx
-
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     del copy.attribute[:]

@@ -117,7 +117,7 @@ def _common(one: Size, other: Size) -> Size:
         return other
     if other == 1 or one == other:
         return one
-    # Of a number and a name the name can only be the number, or 1; of two names nobody knows.
+    # Of a number and a name the name can only be the number, or 1; of two names nothing is known.
     return next((size for size in (one, other) if isinstance(size, int)), None)
 
 

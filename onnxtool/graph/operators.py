@@ -13,8 +13,9 @@ from itertools import zip_longest
 from typing import NamedTuple, TypeVar
 
 from onnxtool.graph import operator_rules as rules
-from onnxtool.graph.edit import MICROSOFT
 from onnxtool.graph.operator_rules import Call, MacRule, ShapeRule, Value
+
+MICROSOFT = "com.microsoft"
 
 T = TypeVar("T")
 # Numbers of TensorProto.DataType.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.graph.edit import constant, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _LARGEST_DEPTH = 8
 _OPERATORS = ("Add", "Div", "Mul", "Pow")

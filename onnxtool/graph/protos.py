@@ -7,20 +7,15 @@ come back as the initializers they were.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto
 
 from onnxtool.model_file.weights import detached_weights
-
-if TYPE_CHECKING:
-    import onnx
-    import onnx_ir as ir
 
 
 def to_full_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as a protobuf with all weights inside it; `model` keeps its own where they are."""
-    import onnx_ir as ir
-    from onnx import TensorProto
-
     proto = ir.to_proto(model)
     for tensor in proto.graph.initializer:
         weight = model.graph.initializers[tensor.name].const_value
@@ -33,8 +28,6 @@ def to_full_proto(model: ir.Model) -> onnx.ModelProto:
 
 def to_light_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as a protobuf whose large weights are graph inputs; `model` is unchanged."""
-    import onnx_ir as ir
-
     graph = model.graph
     inputs = list(graph.inputs)
     listed = {value.name for value in inputs}  # IR versions before 4 list initializers as inputs as well
@@ -51,8 +44,6 @@ def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
 
     Weights that no node uses any more are dropped.
     """
-    import onnx_ir as ir
-
     model: ir.Model = ir.from_proto(proto)
     restore_description(model, original)
     with detached_weights(original) as weights:

@@ -4,7 +4,7 @@ Names of dynamic axes are the exporter's own, and it leaves many out. With every
 inference computes plain numbers, and what it finds says which axis of a value is which. Several sets of primes tell a
 dynamic axis from a fixed one, and one of them is large: a size that is cut somewhere is no longer the size.
 
-Who only wants dtypes and shapes with the names that axes have, asks for those: `infer_types`.
+`infer_types` gives only dtypes, and shapes with the names of the axes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
 
 from onnxtool.graph.elements import Numbers, Scope
 from onnxtool.graph.inference import Inference, read_type
 from onnxtool.graph.operator_rules import Value
 from onnxtool.graph.protos import to_light_proto
-
-if TYPE_CHECKING:
-    import numpy as np
-    import onnx
-    import onnx_ir as ir
 
 Shape = tuple[int | None, ...]  # None for a size that is not known
 
@@ -54,7 +53,7 @@ class Shapes:
 
     @property
     def small(self) -> range:
-        """The probes of small sizes, for those who number the elements of a value."""
+        """The probes of small sizes, in which the elements of a value can be numbered."""
         return range(min(len(self.probes), len(_SMALL)))
 
     def of(self, value: ir.Value | None, probe: int = 0) -> Shape | None:
@@ -82,8 +81,6 @@ class Shapes:
 
     def dtype(self, value: ir.Value | None) -> np.dtype[Any] | None:
         """Return the dtype of `value`; None where it is not known, or numpy does not have it."""
-        import onnx_ir as ir
-
         known = 0 if value is None else self.dtypes.get(str(value.name), 0)
         return ir.DataType(known).numpy() if known else None
 
@@ -96,7 +93,7 @@ class Shapes:
 
 
 def find_shapes(model: ir.Model) -> Shapes:
-    """Infer the shapes of all values of the main graph of `model`, once for as long as nobody changes it."""
+    """Infer the shapes of all values of the main graph of `model`, once until it changes."""
     structure = _structure(model)
     kept = model.meta.get(_KEPT)
     if kept is None or kept[0] != structure:
@@ -169,8 +166,6 @@ def _count_known(scope: Scope) -> int:
 
 def fill_types(model: ir.Model) -> None:
     """Note the dtype of every value that has none; TorchScript's exporter writes none for intermediate values."""
-    import onnx_ir as ir
-
     unknown = [output for node in model.graph for output in node.outputs if output.type is None]
     found = infer_values(to_light_proto(model)).values if unknown else {}
     for output in unknown:
@@ -190,8 +185,6 @@ def infer_shapes(model: ir.Model, sizes: Mapping[str, int]) -> Mapping[str, Shap
 
 def infer_types(model: ir.Model) -> None:
     """Note dtype and shape of every value of the main graph; the axes keep their names, and what is known stays."""
-    import onnx_ir as ir
-
     found = infer_values(to_light_proto(model)).values
     for node in model.graph:
         for output in node.outputs:
@@ -207,7 +200,7 @@ def infer_types(model: ir.Model) -> None:
 def infer_values(proto: onnx.ModelProto) -> Scope:
     """Infer dtype and shape of each value of the main graph, with the axes by their names.
 
-    A size that nobody named, and that no number tells, has a new name; two values that share it have the same.
+    A size that has no name, and that no number tells, gets a new one; two values that share it have the same.
     """
     scope = Scope()
     scope.values.update(_declared(proto.graph.input))
@@ -229,8 +222,6 @@ def dynamic_axes(model: ir.Model) -> tuple[str, ...]:
 
 def named_axes(value: ir.Value) -> list[tuple[int, str]]:
     """Return the dynamic axes of a graph input, by their place, with their names."""
-    import onnx_ir as ir
-
     return [
         (axis, size.value or axis_name(str(value.name), axis))
         for axis, size in enumerate(value.shape or ())

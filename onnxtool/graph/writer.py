@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 # The content of larger initializers is not compared.
 _LARGEST_CONSTANT = 1024
@@ -38,8 +37,6 @@ class Writer:
             naming: None for the names that the graph itself gives.
             initializers: collected by another writer for the same graph; for a writer that collects nodes.
         """
-        import onnx_ir as ir
-
         self._before = place if isinstance(place, ir.Node) else None
         self._graph: Any = place.graph if isinstance(place, ir.Node) else place
         self._naming = naming
@@ -72,8 +69,6 @@ class Writer:
         like: ir.Value | None = None,
     ) -> ir.Value:
         """Write a node of one output, which takes dtype and shape of `like` where that is given."""
-        import onnx_ir as ir
-
         (output,) = self.add(ir.node(operator, list(inputs), dict(attributes or {}), domain=domain))
         if like is not None:
             output.type, output.shape = like.type, like.shape
@@ -83,10 +78,14 @@ class Writer:
         """Write a node of ai.onnx with one output."""
         return self.node(operator, inputs, attributes)
 
+    def ops(
+        self, operator: str, *inputs: ir.Value | None, outputs: int, **attributes: int | list[int] | float
+    ) -> Sequence[ir.Value]:
+        """Write a node of ai.onnx with several outputs."""
+        return self.add(ir.node(operator, list(inputs), attributes, num_outputs=outputs))
+
     def constant(self, array: NDArray[Any], name: str) -> ir.Value:
         """Return an initializer that holds `array`, as `initializer` does."""
-        import onnx_ir as ir
-
         return self.initializer(ir.tensor(array), name)
 
     def initializer(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
@@ -94,8 +93,6 @@ class Writer:
 
         An existing one under such a name is returned if it holds the same small tensor.
         """
-        import onnx_ir as ir
-
         unique, number = name, 1
         while unique in self.initializers:
             held = self.initializers[unique]
@@ -126,8 +123,6 @@ class UniqueNames:
     """Gives names `PREFIX/KIND_NUMBER` that no value or node of a graph, or of a graph inside it, has yet."""
 
     def __init__(self, graph: ir.Graph, prefix: str) -> None:
-        import onnx_ir as ir
-
         nodes = ir.traversal.RecursiveGraphIterator(graph)
         self._taken = {*ir.convenience.create_value_mapping(graph, include_subgraphs=True), *(n.name for n in nodes)}
         self._prefix = prefix

@@ -135,7 +135,7 @@ class Staging:
         output: where the graph file will be.
         root: the folder that `folder` becomes a part of: that of the graph file, or one above it.
         previous_locations: external data of the graph file that is there now, which must survive until the commit.
-        obsolete: files to remove with the commit, such as companions of the model that is replaced.
+        obsolete: files to remove with the commit, such as sidecar files of the model that is replaced.
     """
 
     def __init__(self, folder: Path, output: Path, root: Path, previous_locations: tuple[str, ...] = ()) -> None:
@@ -159,13 +159,13 @@ class Staging:
 
 @contextmanager
 def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[Staging]:
-    """Give a folder to write a model and its companions in, and move them to their place where the block succeeds.
+    """Give a folder to write a model and its sidecar files in, and move them to their place where the block succeeds.
 
     Files lie in the folder as they will lie in `root`, which is the folder of `output` or one above it. The graph file
-    is moved last. A companion that is there already with the same content is no conflict.
+    is moved last. A sidecar file that is there already with the same content is no conflict.
 
     Raises:
-        OutputExistsError: the output, or a companion of other content, is there and `force` is not set.
+        OutputExistsError: the output, or a sidecar file of other content, is there and `force` is not set.
         OutputWriteError: the disk is full, the folder cannot be written, …
         BaseException: a signal asked to stop, and the block did not.
     """
@@ -213,7 +213,7 @@ def check_writable(output: Path, *, force: bool) -> None:
 
 
 def check_model_output(output: Path, *, force: bool) -> None:
-    """Refuse what `check_writable` refuses, and a name that is not NAME.onnx: companions go to the folder NAME.
+    """Refuse what `check_writable` refuses, and a name that is not NAME.onnx: sidecar files go to the folder NAME.
 
     Raises:
         OutputExistsError: the output is there and `force` is not set.
@@ -224,8 +224,8 @@ def check_model_output(output: Path, *, force: bool) -> None:
     check_writable(output, force=force)
 
 
-def check_companions(output: Path, existing: Path, write: Callable[[Path], None]) -> None:
-    """Refuse companions of `output`, which `write` writes for the folder `existing`, as `staged` would in the end.
+def check_sidecar_files(output: Path, existing: Path, write: Callable[[Path], None]) -> None:
+    """Refuse sidecar files of `output`, which `write` writes for the folder `existing`, as `staged` would in the end.
 
     Raises:
         OutputExistsError: one of other content is there.
@@ -239,7 +239,7 @@ def check_companions(output: Path, existing: Path, write: Callable[[Path], None]
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write(folder)
-            _check_companions([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
+            _check_sidecar_files([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
     except OSError as error:
         if error.errno is None:
             raise
@@ -306,10 +306,10 @@ def _commit(staging: Staging, *, force: bool) -> None:
     """Move the staged files to their place, the graph file last, then drop data that only the old graph used."""
     check_writable(staging.output, force=force)  # somebody else may have made it meanwhile
     parent = staging.root
-    companions = [file for file in _files_in(staging.folder) if file != staging.model_path]
-    targets = [(file, parent / file.relative_to(staging.folder)) for file in companions]
+    sidecars = [file for file in _files_in(staging.folder) if file != staging.model_path]
+    targets = [(file, parent / file.relative_to(staging.folder)) for file in sidecars]
     if not force:
-        _check_companions(targets)
+        _check_sidecar_files(targets)
     new_locations = _locations_of(staging.model_path)
     for file, target in [*targets, (staging.model_path, staging.output)]:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -329,7 +329,7 @@ def _files_in(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*")) if file.is_file()]
 
 
-def _check_companions(targets: Sequence[tuple[Path, Path]]) -> None:
+def _check_sidecar_files(targets: Sequence[tuple[Path, Path]]) -> None:
     """Refuse files whose place another file of other content has."""
     import filecmp
 

@@ -43,7 +43,7 @@ def load_model(path: Path) -> ir.Model:
     _refuse_hard_links(path, model)
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, path.parent)
-    # What is small, or lies in a graph inside a node, is read now: whoever turns the model into a protobuf and back
+    # What is small, or lies in a graph inside a node, is read now: a model that is turned into a protobuf and back
     # loses the folder that its location is relative to.
     with detached_weights(model):
         ir.external_data.load_to_model(model)
@@ -112,7 +112,7 @@ def detached_weights(model: ir.Model) -> Iterator[dict[str, ir.Value]]:
 
 
 def release_weights(model: ir.Model) -> None:
-    """Let go of the pages of weights that somebody has looked at; who reads them again maps them again."""
+    """Release the pages of weights that were read; reading them again maps them again."""
     import onnx_ir as ir
 
     for graph in model.graphs():

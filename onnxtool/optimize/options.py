@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from onnxtool.optimize.presets import PRECISION_NAMES, PROVIDER_NAMES
-from onnxtool.optimize.quantization.conversion import ACTIVATIONS
 from onnxtool.options import Force, Option
+
+# Here, and not with the passes, as the help of the command lists them without loading those.
+PRECISIONS: dict[str, tuple[str, ...]] = {
+    "cpu": ("fp32", "fp16", "int8", "int4", "auto"),
+    "cuda": ("fp32", "fp16", "int4", "auto"),
+}
+PROVIDER_NAMES = tuple(PRECISIONS)
+PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
+DYNAMIC, STATIC = ACTIVATIONS = ("dynamic", "static")
+"""How the activations of int8 get their ranges: in each run, or once from the calibration inputs."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class OptimizeOptions:
         str | None,
         Option(
             "How activations of int8 get their ranges: in each run (dynamic), or once from the calibration texts "
-            "(static), so that an answer does not depend on what else is in the batch.",
+            "(static), so that the output for a text does not depend on what else is in the batch.",
             choices=ACTIVATIONS,
             default="dynamic",
         ),

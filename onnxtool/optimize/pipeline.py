@@ -7,17 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
+
+import onnx_ir as ir
 
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-
 _MOST_ROUNDS = 4
+Match = TypeVar("Match")
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,12 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
             f"the pass {step.name} failed: {type(error).__name__}: {reason}",
             "the input file is untouched; another --model_type may help, or a model of another exporter",
         ) from error
+
+
+def rewrite_each(model: ir.Model, found: Sequence[Match], rewrite: Callable[[Match], str]) -> Outcome:
+    """Rewrite each match of a pattern by `rewrite`, which returns why not where a precondition does not hold."""
+    reasons = [reason for match in found if (reason := rewrite(match))]
+    return Outcome(model, len(found) - len(reasons), refusals(reasons))
 
 
 def refusals(reasons: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxtool.errors import PassError
+from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS, PROVIDER_NAMES
 from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.bias_gelu import bias_gelu
 from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
@@ -45,14 +46,6 @@ FINISHING: dict[str, tuple[Pass, ...]] = {"cpu": (residual_sums,), "cuda": ()}
 
 # Optimizers of onnxruntime itself that a session must not run on the file; its metadata name them.
 DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": ()}
-
-PRECISIONS: dict[str, tuple[str, ...]] = {
-    "cpu": ("fp32", "fp16", "int8", "int4", "auto"),
-    "cuda": ("fp32", "fp16", "int4", "auto"),
-}
-
-PROVIDER_NAMES = tuple(PRESETS)
-PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
 
 
 def passes_for(provider: str, precision: str) -> tuple[Pass, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
@@ -25,9 +28,6 @@ from onnxtool.runtime.feeds import (
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
 _LONGEST = 64  # for a model without a maximum length
@@ -80,24 +80,19 @@ class Verifier:
         failed = [number for number, case in enumerate(verification.cases) if not case.passed]
         worst = max(failed, key=lambda number: verification.cases[number].max_abs_error)
         case = replace(reference, cases=(reference.cases[worst],), outputs=(reference.outputs[worst],))
-        good, bad = 0, len(self.passes) + 1  # numbers of passes that ran; one more than all was not tried
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            if self._is_right_after(middle, case, folder):
-                good = middle
-            else:
-                bad = middle
-        if bad > len(self.passes):
+        place = bisect_left(range(len(self.passes)), True, key=lambda place: self._is_wrong_after(place, case, folder))
+        if place == len(self.passes):
             return "no single pass is faulty, only all of them in several rounds; please report this model"
-        name = self.passes[bad - 1].name
-        return f"the pass {name} is the first after which {reference.cases[worst].description} differs"
+        return (
+            f"the pass {self.passes[place].name} is the first after which {reference.cases[worst].description} differs"
+        )
 
-    def _is_right_after(self, number: int, case: ReferenceOutputs, folder: Path) -> bool:
-        """Whether the model after the first `number` passes gives the reference outputs of a case."""
+    def _is_wrong_after(self, place: int, case: ReferenceOutputs, folder: Path) -> bool:
+        """Whether the model after the pass at `place`, and those before it, gives other outputs for a case."""
         model = load_model(self.source.path)
-        model, _ = run_passes(model, self.passes[:number], self.context, lambda _stage: None, most_rounds=1)
+        model, _ = run_passes(model, self.passes[: place + 1], self.context, lambda _stage: None, most_rounds=1)
         with scratch_file(model, folder) as path:
-            return self._compare(path, case).passed
+            return not self._compare(path, case).passed
 
 
 def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:

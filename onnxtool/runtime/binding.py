@@ -7,20 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """The parts of one run on a device, in milliseconds."""
-
-    host_to_device: float
-    compute: float
-    device_to_host: float
 
 
 class BoundRun:
@@ -56,8 +46,8 @@ class BoundRun:
         """Copy the outputs of the last run to the host."""
         return [value.numpy() for value in self._binding.get_outputs()]
 
-    def time_transfer(self) -> Transfer:
-        """Copy the inputs to the device, run and copy the outputs back, each part timed for itself.
+    def time_transfer(self) -> tuple[float, float, float]:
+        """Copy the inputs to the device, run and copy the outputs back; return the milliseconds of each part.
 
         Inputs go into the buffers they have, as an application that serves requests would do it.
         """
@@ -70,4 +60,4 @@ class BoundRun:
         computed = time.perf_counter()
         self.outputs()
         end = time.perf_counter()
-        return Transfer((copied - start) * 1e3, (computed - copied) * 1e3, (end - computed) * 1e3)
+        return (copied - start) * 1e3, (computed - copied) * 1e3, (end - computed) * 1e3

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.verification import Verification, VerificationCase
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 
@@ -165,32 +163,32 @@ def run_reference(
         sequences: the outputs whose first axes are B and S; see ReferenceOutputs.
         refusal: the error with which it refuses a case, such as a single token where it halves its sequence.
     """
-    asked: list[Case] = []
+    done: list[Case] = []
     outputs: list[Mapping[str, NDArray[Any]]] = []
     refused: list[str] = []
     for case in cases:
         try:
             outputs.append(reference(case.feeds))
-            asked.append(case)
+            done.append(case)
         except refusal:
             refused.append(case.description)
-    answers = ReferenceOutputs(name, tuple(asked), tuple(outputs), None, None, tuple(refused), sequences)
+    expected = ReferenceOutputs(name, tuple(done), tuple(outputs), None, None, tuple(refused), sequences)
     return replace(
-        answers, mask_effect=_mask_effect(reference, answers), padding_effect=_padding_effect(answers, outputs)
+        expected, mask_effect=_mask_effect(reference, expected), padding_effect=_padding_effect(expected, outputs)
     )
 
 
-def verify(candidate: Runner, answers: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+def verify(candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance) -> Verification:
     """Run `candidate` on every case and compare all outputs that the reference has."""
     results = []
-    likes = [case for case in answers.cases if case.like]
+    likes = [case for case in expected.cases if case.like]
     found: list[Mapping[str, NDArray[Any]]] = []
-    for case, wanted in zip(answers.cases, answers.outputs, strict=True):
+    for case, wanted in zip(expected.cases, expected.outputs, strict=True):
         try:
             outputs, failure = candidate(case.feeds), ""
         except SessionError as error:  # a graph that is fixed to one size runs on that size only
             outputs, failure = {}, error.message
-        results.append(replace(_compare(case, outputs, wanted, answers, tolerance), failure=failure))
+        results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))
         found.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
     return Verification(
         passed=bool(results) and all(result.passed for result in results),
@@ -199,11 +197,11 @@ def verify(candidate: Runner, answers: ReferenceOutputs, tolerance: Tolerance) -
         cosine_required=tolerance.cosine,
         max_abs_error=max((result.max_abs_error for result in results), default=float("inf")),
         cosine_min=min((result.cosine for result in results), default=-1.0),
-        reference=answers.reference,
+        reference=expected.reference,
         cases=tuple(results),
-        mask_effect=answers.mask_effect,
-        padding_effect=_padding_effect(answers, found),
-        refused=answers.refused,
+        mask_effect=expected.mask_effect,
+        padding_effect=_padding_effect(expected, found),
+        refused=expected.refused,
     )
 
 
@@ -211,11 +209,11 @@ def _compare(
     case: Case,
     outputs: Mapping[str, NDArray[Any]],
     wanted: Mapping[str, NDArray[Any]],
-    answers: ReferenceOutputs,
+    expected: ReferenceOutputs,
     tolerance: Tolerance,
 ) -> VerificationCase:
     errors = {
-        name: measure(outputs[name], reference, answers.valid(case, name)) if name in outputs else _INCOMPARABLE
+        name: measure(outputs[name], reference, expected.valid(case, name)) if name in outputs else _INCOMPARABLE
         for name, reference in wanted.items()
     }
     worst = max(errors, key=lambda name: (not errors[name].within(tolerance), errors[name].max_abs_error))
@@ -229,15 +227,15 @@ def _compare(
     )
 
 
-def _mask_effect(reference: Runner, answers: ReferenceOutputs) -> float | None:
+def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> float | None:
     """Return how far the reference's outputs move on real tokens where the padding is attended to as well."""
     effect: float | None = None
-    for case, wanted in zip(answers.cases, answers.outputs, strict=True):
+    for case, wanted in zip(expected.cases, expected.outputs, strict=True):
         if case.valid is None or case.valid.all():
             continue
         masks = [name for name, array in case.feeds.items() if "mask" in name and array.ndim == 2]
-        unmasked = _answer_without_masks(reference, answers, case, masks)
-        errors = [measure(unmasked[name], wanted[name], answers.valid(case, name)) for name in wanted]
+        unmasked = _outputs_without_masks(reference, expected, case, masks)
+        errors = [measure(unmasked[name], wanted[name], expected.valid(case, name)) for name in wanted]
         effect = max(effect or 0.0, *(error.max_abs_error for error in errors))
         # A causal model shows its mask under padding on the left only, so one case may not be enough.
         if any(error.max_abs_error > _CLEARLY * error.scale for error in errors):
@@ -245,12 +243,12 @@ def _mask_effect(reference: Runner, answers: ReferenceOutputs) -> float | None:
     return effect
 
 
-def _answer_without_masks(
-    reference: Runner, answers: ReferenceOutputs, case: Case, masks: Sequence[str]
+def _outputs_without_masks(
+    reference: Runner, expected: ReferenceOutputs, case: Case, masks: Sequence[str]
 ) -> Mapping[str, NDArray[Any]]:
     """Run the reference on a case with everything attended, unless another case is just that."""
     others = [name for name in case.feeds if name not in masks]
-    for twin, outputs in zip(answers.cases, answers.outputs, strict=True):
+    for twin, outputs in zip(expected.cases, expected.outputs, strict=True):
         if all(twin.feeds.get(name) is case.feeds[name] for name in others) and all(
             name in twin.feeds and twin.feeds[name].all() for name in masks
         ):
@@ -258,15 +256,15 @@ def _answer_without_masks(
     return reference({**case.feeds, **{name: np.ones_like(case.feeds[name]) for name in masks}})
 
 
-def _padding_effect(answers: ReferenceOutputs, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
+def _padding_effect(expected: ReferenceOutputs, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
     """Return how far the outputs on real tokens move where only the padding differs; None without such a case."""
-    by_description = {case.description: answer for case, answer in zip(answers.cases, outputs, strict=True)}
+    by_description = {case.description: found for case, found in zip(expected.cases, outputs, strict=True)}
     effects = [
-        measure(answer[name], other[name], answers.valid(case, name)).max_abs_error
-        for case, answer in zip(answers.cases, outputs, strict=True)
+        measure(found[name], other[name], expected.valid(case, name)).max_abs_error
+        for case, found in zip(expected.cases, outputs, strict=True)
         if case.like in by_description
         for other in [by_description[case.like]]
-        for name in answer.keys() & other.keys()
+        for name in found.keys() & other.keys()
     ]
     return max(effects, default=None)
 

@@ -24,8 +24,8 @@ class DeviceMemory:
     used_bytes: int
 
 
-def device_memory(index: int = 0) -> DeviceMemory | None:
-    """Query the device of that number; None where there is no NVML or no such device."""
+def device_memory() -> DeviceMemory | None:
+    """Query the first device; None where there is no NVML or no device."""
     name = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
     try:
         library = ctypes.CDLL(name)
@@ -36,7 +36,7 @@ def device_memory(index: int = 0) -> DeviceMemory | None:
     try:
         handle, memory = ctypes.c_void_p(), _Memory()
         label = ctypes.create_string_buffer(_NAME_LENGTH)
-        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
+        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(0), ctypes.byref(handle)) != 0:
             return None
         if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
             return None

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
 from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # What keeps an index an index on its way to the table, in whichever of its inputs it stands.
 _FORWARDERS = frozenset(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from onnxtool.runtime.providers import identity_model
+
 
 @cache
 def highest_opset() -> int:
@@ -26,16 +28,11 @@ def runtime_version() -> str:
 
 def _loads(opset: int) -> bool:
     import onnxruntime as ort
-    from onnx import TensorProto, helper
 
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "opset", *ends)
-    # The oldest version of the format will do: onnxruntime bounds that as well.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(identity_model(opset), options, providers=["CPUExecutionProvider"])
     except Exception:  # noqa: BLE001  onnxruntime's exceptions have no root of their own
         return False
     return True

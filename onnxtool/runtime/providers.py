@@ -68,20 +68,28 @@ def _cuda_library_problem() -> str:
     A device without CUDA's and cuDNN's libraries is common, and `auto` must not fail on it.
     """
     import onnxruntime
-    from onnx import TensorProto, helper
 
     # Loads the libraries of NVIDIA's wheels, which are on no search path; what it prints names those that are missing.
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         onnxruntime.preload_dlls()
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", values[:1], values[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[PROVIDERS["cuda"]])
+        session = onnxruntime.InferenceSession(identity_model(17), providers=[PROVIDERS["cuda"]])
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no root of their own
         return f"a session does not start: {error}"
     if session.get_providers()[:1] == [PROVIDERS["cuda"]]:
         return ""
     missing = [line for line in printed.getvalue().splitlines() if line.startswith("Failed to load")]
     return f"a session does not start: {(missing or ['CUDA or cuDNN is missing, or of another version'])[0]}"
+
+
+def identity_model(opset: int) -> bytes:
+    """Return a model of one node, to try whether a session starts."""
+    from onnx import TensorProto, helper
+
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", *ends)
+    # The oldest version of the format will do: onnxruntime bounds that as well.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    serialized: bytes = model.SerializeToString()
+    return serialized

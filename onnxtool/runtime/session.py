@@ -189,6 +189,11 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def tensor_type(dtype: str) -> str:
+    """Return onnxruntime's name for a tensor of a dtype such as `float32`."""
+    return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(dtype, dtype) })"
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, or the class of an error without a message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

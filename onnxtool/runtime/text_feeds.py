@@ -6,17 +6,15 @@ Letters of shapes: B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.feeds import has_past
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
 _PAST = "past_key_values"

@@ -73,7 +73,7 @@ def _load(path: Path) -> onnx.ModelProto:
         raise ModelFileError(f"{path} is no model that onnx reads: {error}", "export or copy it again") from error
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            del tensor.external_data[:]  # says nothing, and nobody has checked it
+            del tensor.external_data[:]  # means nothing here, and was not checked
             continue
         place = {entry.key: entry.value for entry in tensor.external_data}
         length = int(place.get("length") or 0)

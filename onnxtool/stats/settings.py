@@ -1,7 +1,5 @@
 """Settings of `stats`, from the command line or a repository's configuration file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 

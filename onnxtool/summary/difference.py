@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json, TensorInfo, to_json
 from onnxtool.summary.duplicates import hash_weights
 from onnxtool.summary.figures import Change, Difference, MappingDelta, Stats, StatsDelta, Weight
-
-
-class _Initializers(NamedTuple):
-    """What differs between the initializers of two models."""
-
-    delta: MappingDelta
-    renamed: dict[str, str]
 
 
 def compare_stats(
@@ -33,7 +25,7 @@ def compare_stats(
         base_weights: the base's.
     """
     after, before = weights or {}, base_weights or {}
-    initializers = _compare_weights(after, before)
+    initializers, renamed = _compare_weights(after, before)
     macs = activation_bytes = None
     if model.cost is not None and base.cost is not None:
         macs = model.cost.macs - base.cost.macs
@@ -50,9 +42,9 @@ def compare_stats(
         opsets=_compare_mappings(model.opsets, base.opsets),
         metadata=_compare_mappings(model.metadata, base.metadata),
         num_attentions=model.num_attentions - base.num_attentions,
-        weights=initializers.delta,
+        weights=initializers,
         hashed=any(weight.sha256 for weight in after.values()),
-        renamed=initializers.renamed,
+        renamed=renamed,
         layers=_compare_mappings(
             {name: to_json(layer) for name, layer in model.layers.items()},
             {name: to_json(layer) for name, layer in base.layers.items()},
@@ -76,7 +68,7 @@ def weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
     }
 
 
-def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) -> _Initializers:
+def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) -> tuple[MappingDelta, dict[str, str]]:
     """Compare initializers by name; of those with a hash, one whose name alone changed is listed as renamed."""
     gone = {_content(base[name]): name for name in sorted(base.keys() - model.keys(), reverse=True)}
     renamed = {}
@@ -89,7 +81,7 @@ def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) ->
         {name: _describe(weight) for name, weight in model.items() if name not in found},
         {name: _describe(weight) for name, weight in base.items() if name not in renamed},
     )
-    return _Initializers(delta, dict(sorted(renamed.items())))
+    return delta, dict(sorted(renamed.items()))
 
 
 def _content(weight: Weight) -> tuple[str, tuple[int, ...], str] | None:

@@ -1,9 +1,8 @@
 """The figures of a model, and of the difference of two; field names are the keys of the JSON output.
 
-These are named tuples, as making a dataclass of each takes `onnxtool stats` longer than reading a model.
+These are named tuples, as making a dataclass of each takes `onnxtool stats` longer than reading a model. Their modules
+have no `from __future__ import annotations`: typing compiles each annotation of a named tuple that is a text.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -18,16 +18,17 @@ the base, `size_bytes>+5%` by more than five percent over it. Spaces between the
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from onnxtool.errors import GateError
 from onnxtool.model_file.wire import DTYPE_NAMES
 from onnxtool.reports import Json
 
-_OPERATORS: dict[str, Callable[[Fraction, Fraction], bool]] = {
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
@@ -38,6 +39,10 @@ _OPERATORS: dict[str, Callable[[Fraction, Fraction], bool]] = {
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _COUNT = "count"
 _MAX_DIGITS = 30
+_SPACES = " \t"
+_NAME = r'(?:"[^"]*"|[^.<>=!()"]*)'
+_PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+_DECIMAL = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SYNTAX_HINT = "write e.g. 'num_nodes>500', or 'size_bytes>+5%' against a base, in quotes: the shell reads > and !"
 
 
@@ -87,102 +92,68 @@ def parse_gate(expression: str) -> Gate:
     Raises:
         GateError: the expression does not follow the grammar; the message says what is wrong and where.
     """
-    return _Parser(expression).gate()
+    figure, end = _read_figure(expression)
+    start = _end_of(expression, end, _SPACES)
+    end = _end_of(expression, start, "<>=!")
+    symbol = expression[start:end]
+    if not symbol:
+        what = f"after {figure!r}" if start == len(expression) else f"but {expression[start]!r}"
+        raise _malformed(expression, f"no comparison {what}", start)
+    if symbol not in OPERATORS:
+        raise _malformed(expression, f"no operator {symbol}", start, f"use one of {' '.join(OPERATORS)}")
+    start = _end_of(expression, end, _SPACES)
+    sign = {"+": 1, "-": -1}.get(expression[start : start + 1], 0)
+    digits_start = _end_of(expression, start + abs(sign), _SPACES)
+    end = _end_of(expression, digits_start, "0123456789.")
+    digits = expression[digits_start:end]
+    if not _DECIMAL.fullmatch(digits) or len(digits) > _MAX_DIGITS:
+        raise _malformed(expression, f"{expression[start:]!r} is not a threshold", digits_start)
+    unit_start = _end_of(expression, end, _SPACES)
+    unit = expression[unit_start:].rstrip()
+    if unit == "%" and not sign:
+        hint = f"write {figure}{symbol}+{digits}% to add to the base"
+        raise _malformed(expression, "a percentage needs a sign", start, hint)
+    if unit != "%" and unit not in _UNITS:
+        hint = f"use one of {' '.join(['%', *filter(None, _UNITS)])}, or none"
+        raise _malformed(expression, f"{unit!r} is not a unit of a threshold", unit_start, hint)
+    amount = Fraction(digits) / 100 if unit == "%" else Fraction(digits) * _UNITS[unit]
+    return Gate(expression, figure, symbol, amount, sign, unit == "%")
 
 
-class _Parser:
-    """Reads a gate from left to right."""
+def _read_figure(text: str) -> tuple[str, int]:
+    """Return the figure at the start of a gate, and where it ends."""
+    path, end = _read_path(text, 0)
+    if path != _COUNT or text[end : end + 1] != "(":
+        return path, end
+    path, end = _read_path(text, end + 1)
+    end = _end_of(text, end, _SPACES)
+    if text[end : end + 1] != ")":
+        raise _malformed(text, "no closing parenthesis of count(", end)
+    return f"{_COUNT}({path})", end + 1
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
 
-    def gate(self) -> Gate:
-        """Read a whole gate."""
-        figure = self._figure()
-        start = self._skip_spaces()
-        symbol = self._take("<>=!")
-        if not symbol and start == len(self.text):
-            self._fail(f"no comparison after {figure!r}", start)
-        if not symbol:
-            self._fail(f"no comparison but {self.text[start]!r}", start)
-        if symbol not in _OPERATORS:
-            self._fail(f"no operator {symbol}", start, f"use one of {' '.join(_OPERATORS)}")
-        amount, sign, is_percentage = self._threshold(figure, symbol)
-        return Gate(self.text, figure, symbol, amount, sign, is_percentage)
+def _read_path(text: str, position: int) -> tuple[str, int]:
+    start = _end_of(text, position, _SPACES)
+    found = _PATH.match(text, start)
+    end = found.end() if found else start
+    if text[end : end + 1] == '"' and (end == start or text[end - 1] == "."):
+        raise _malformed(text, "no closing quote", end)
+    path = text[start:end].replace('"', "").strip()
+    if not path:
+        raise _malformed(text, "no figure to compare", start)
+    return path, end
 
-    def _figure(self) -> str:
-        path = self._path()
-        if not (path == _COUNT and self.text[self.position : self.position + 1] == "("):
-            return path
-        self.position += 1
-        path = self._path()
-        self._skip_spaces()
-        if self.text[self.position : self.position + 1] != ")":
-            self._fail("no closing parenthesis of count(", self.position)
-        self.position += 1
-        return f"{_COUNT}({path})"
 
-    def _path(self) -> str:
-        start = self._skip_spaces()
-        names: list[str] = []
-        while True:
-            names.append(self._name())
-            if self.text[self.position : self.position + 1] != ".":
-                break
-            self.position += 1
-        path = ".".join(names).strip()
-        if not path:
-            self._fail("no figure to compare", start)
-        return path
+def _end_of(text: str, position: int, characters: str) -> int:
+    """Return the position behind the run of `characters` at `position`."""
+    return len(text) - len(text[position:].lstrip(characters))
 
-    def _name(self) -> str:
-        if self.text[self.position : self.position + 1] == '"':
-            end = self.text.find('"', self.position + 1)
-            if end < 0:
-                self._fail("no closing quote", self.position)
-            name, self.position = self.text[self.position + 1 : end], end + 1
-            return name
-        start = self.position
-        while self.position < len(self.text) and self.text[self.position] not in '.<>=!()"':
-            self.position += 1
-        return self.text[start : self.position]
 
-    def _threshold(self, figure: str, symbol: str) -> tuple[Fraction, int, bool]:
-        """Read `+5%` as its amount, its sign and whether it is a percentage."""
-        start = self._skip_spaces()
-        sign = {"+": 1, "-": -1}.get(self.text[start : start + 1], 0)
-        self.position += abs(sign)
-        digits_start = self._skip_spaces()
-        digits = self._take("0123456789.")
-        if not _is_decimal(digits):
-            self._fail(f"{self.text[start:]!r} is not a threshold", digits_start)
-        unit_start = self._skip_spaces()
-        unit = self.text[unit_start:].rstrip()
-        if unit == "%" and not sign:
-            self._fail("a percentage needs a sign", start, f"write {figure}{symbol}+{digits}% to add to the base")
-        if unit != "%" and unit not in _UNITS:
-            units = " ".join(["%", *filter(None, _UNITS)])
-            self._fail(f"{unit!r} is not a unit of a threshold", unit_start, f"use one of {units}, or none")
-        amount = Fraction(digits) / 100 if unit == "%" else Fraction(digits) * _UNITS[unit]
-        return amount, sign, unit == "%"
-
-    def _take(self, characters: str) -> str:
-        start = self.position
-        while self.position < len(self.text) and self.text[self.position] in characters:
-            self.position += 1
-        return self.text[start : self.position]
-
-    def _skip_spaces(self) -> int:
-        """Move behind spaces, and return the position there."""
-        self._take(" \t")
-        return self.position
-
-    def _fail(self, reason: str, position: int, hint: str = _SYNTAX_HINT) -> NoReturn:
-        message = f"{reason}, at character {position + 1} of the gate {self.text!r}"
-        if self.text.isprintable():
-            message += f"\n  {self.text}\n  {' ' * position}^"
-        raise GateError(message, hint)
+def _malformed(text: str, reason: str, position: int, hint: str = _SYNTAX_HINT) -> GateError:
+    message = f"{reason}, at character {position + 1} of the gate {text!r}"
+    if text.isprintable():
+        message += f"\n  {text}\n  {' ' * position}^"
+    return GateError(message, hint)
 
 
 def check_gates(gates: Sequence[Gate], report: Json, base: Json = None) -> tuple[GateResult, ...]:
@@ -211,7 +182,7 @@ def _check(gate: Gate, report: Json, base: Json) -> GateResult:
         base_value = _look_up(gate, base, "base")
         growth = gate.amount * abs(base_value) if gate.is_percentage else gate.amount
         threshold = base_value + gate.sign * growth
-    return GateResult(gate, _OPERATORS[gate.operator](value, threshold), value, threshold, base_value)
+    return GateResult(gate, OPERATORS[gate.operator](value, threshold), value, threshold, base_value)
 
 
 def _look_up(gate: Gate, report: Json, place: str) -> Fraction:
@@ -258,12 +229,6 @@ def _figures(value: Json, path: str = "") -> Iterator[tuple[str, Fraction]]:
             yield from _figures(item, f"{path}.{index}" if path else str(index))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, Fraction(value)
-
-
-def _is_decimal(text: str) -> bool:
-    whole, point, part = text.partition(".")
-    halves = (whole, part) if point else (whole,)
-    return len(text) <= _MAX_DIGITS and all(half.isascii() and half.isdigit() for half in halves)
 
 
 def _format(value: Fraction) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +11,7 @@ import torch
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.capture.functions import traceable_functions
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
-from onnxtool.torch_backend.lower.decomposition_table import decompositions
-from onnxtool.torch_backend.lower.torch_onnx import recall_translations
+from onnxtool.torch_backend.lower.torch_onnx import decompositions, recall_translations
 from onnxtool.torch_backend.nodes import is_scaled_draw
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
@@ -151,8 +151,6 @@ def register() -> None:
 
     An installed package has an entry point, which PyTorch registers by itself.
     """
-    from importlib.metadata import entry_points
-
     from torch._dynamo.backends import registry
 
     if NAME not in entry_points(group="torch_dynamo_backends").names and NAME not in registry._COMPILER_FNS:

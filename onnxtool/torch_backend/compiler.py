@@ -6,7 +6,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,6 +14,7 @@ from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
 from onnxtool.torch_backend.lower.fx_rewrites.symbolic_sizes import rewrite_symbolic_sizes
 from onnxtool.torch_backend.lower.placement import VIEW, reasons_to_stay
 from onnxtool.torch_backend.nodes import called
+from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
 from onnxtool.torch_backend.partition.stages import Stage, cut
 from onnxtool.torch_backend.partition.views import views_at_readers
@@ -22,9 +23,6 @@ from onnxtool.torch_backend.run.baseline import compared
 from onnxtool.torch_backend.run.execution import SessionCall
 from onnxtool.torch_backend.run.sessions import select_providers
 from onnxtool.torch_backend.translator import PartitionError, Translated, Translator
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions
 
 Compiled = Callable[..., Any]
 
@@ -83,7 +81,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
         call = compared(call, original, options)
     report = GraphReport(
         kind=kind,
-        pieces=tuple(made[0] for made in calls if made),
+        partitions=tuple(made[0] for made in calls if made),
         eager=tuple(
             EagerNode(node.name, called(node.target), why)
             for node, why in stay.items()

@@ -80,6 +80,12 @@ def seen_elements(value: torch.Tensor) -> int:
     return math.prod(map(seen_size, value.shape))
 
 
+def dims_by_stride(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a tensor from the largest stride to the smallest, by its sizes at the first call."""
+    strides, sizes = ([seen_size(size) for size in sizes] for sizes in (value.stride(), value.shape))
+    return tuple(sorted(range(value.dim()), key=lambda dim: (-strides[dim], -sizes[dim])))
+
+
 def order_in_memory(value: object) -> tuple[int, ...] | None:
     """Return the order of dimensions in which a tensor is contiguous, so that onnxruntime reads it without a copy.
 
@@ -89,7 +95,7 @@ def order_in_memory(value: object) -> tuple[int, ...] | None:
         return None
     if not all(isinstance(size, int) for size in (*value.shape, *value.stride())) or value.is_contiguous():
         return None
-    order = tuple(sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), -value.shape[dim])))
+    order = dims_by_stride(value)
     return order if value.permute(order).is_contiguous() else None
 
 

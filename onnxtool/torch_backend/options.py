@@ -6,23 +6,22 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import torch
 
 from onnxtool.errors import CompilationError
-
-if TYPE_CHECKING:
-    import onnx
-    import onnx_ir as ir
-    import onnxruntime as ort
-    import torch
 
 Provider = str | tuple[str, Mapping[str, object]]
 """A provider by its name, or by its name and its own options."""
 
-Transform = Callable[["onnx.ModelProto"], None]
+Transform = Callable[[onnx.ModelProto], None]
 """Changes a model in place."""
 
-Converter = Callable[["torch.fx.GraphModule"], "ir.Model | onnx.ModelProto"]
+Converter = Callable[[torch.fx.GraphModule], ir.Model | onnx.ModelProto]
 """Translates a graph of ATen operators, whose placeholders have their fake value as `meta["val"]`.
 
 The model has the inputs and outputs of the graph in their order; `SymInt` inputs are INT64 scalars.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 
@@ -36,20 +37,26 @@ class GraphReport:
 
     Attributes:
         kind: forward, backward or inference.
-        pieces: the partitions in their order.
+        partitions: the partitions in their order.
         eager: the operators that stay in PyTorch, in the order of the graph.
         duration_ms: how long it took.
     """
 
     kind: str
-    pieces: tuple[PartitionReport, ...]
+    partitions: tuple[PartitionReport, ...]
     eager: tuple[EagerNode, ...]
     duration_ms: float
 
     @property
+    def pieces(self) -> tuple[PartitionReport, ...]:
+        """The partitions under their name before 0.2, for one release."""
+        warnings.warn("GraphReport.pieces is now partitions", DeprecationWarning, stacklevel=2)
+        return self.partitions
+
+    @property
     def num_nodes(self) -> int:
         """Operators of PyTorch in the whole graph."""
-        return sum(partition.num_nodes for partition in self.pieces) + len(self.eager)
+        return sum(partition.num_nodes for partition in self.partitions) + len(self.eager)
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,8 @@ class Explanation:
 
 
 def _lines(graph: GraphReport) -> list[str]:
-    inside = sum(partition.num_nodes for partition in graph.pieces)
-    sessions = f"{len(graph.pieces)} session{'' if len(graph.pieces) == 1 else 's'}"
+    inside = sum(partition.num_nodes for partition in graph.partitions)
+    sessions = f"{len(graph.partitions)} session{'' if len(graph.partitions) == 1 else 's'}"
     lines = [f"{graph.kind}: {inside} of {graph.num_nodes} operators in {sessions} of onnxruntime"]
     reasons = Counter((node.operator, node.reason) for node in graph.eager)
     lines += [f"  {count} x {name} in PyTorch: {reason}" for (name, reason), count in reasons.most_common()]

@@ -6,8 +6,8 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
@@ -19,6 +19,8 @@ from onnxtool.torch_backend.lower.exporter import export
 from onnxtool.torch_backend.lower.finishing import finish, racy_nodes
 from onnxtool.torch_backend.lower.kernels import nodes_without_kernel
 from onnxtool.torch_backend.lower.transforms import apply, resolve_transforms
+from onnxtool.torch_backend.options import Converter, OrtBackendOptions, Provider
+from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.cache import Cache, fingerprint
 from onnxtool.torch_backend.run.dumps import dump, is_dumping
 from onnxtool.torch_backend.run.sessions import (
@@ -29,10 +31,6 @@ from onnxtool.torch_backend.run.sessions import (
     session_fits,
     wrong_types,
 )
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import Converter, OrtBackendOptions, Provider
-    from onnxtool.torch_backend.partition.partitions import Partition
 
 CONVERTER_VARIABLE = "ONNXRT_CHANGE_REWRITER"
 CONVERTERS: dict[str, Converter] = {"fx": torch_onnx.translate, "export": export}
@@ -128,8 +126,6 @@ class Translator:
         return session
 
     def _model(self, partition: Partition) -> ir.Model:
-        import onnx
-
         try:
             model = self._convert(partition.module)
         except torch_onnx.ConversionFailedError as error:
@@ -150,16 +146,17 @@ class Translator:
         """Return the nodes of this graph that an earlier process could not compile, with the reasons."""
         if not self._cache.folder:
             return {}
-        names = [node.name for node in owner.graph.nodes]
-        found = self._cache.read_reasons(fingerprint(owner, self._salt))
-        return {names[index]: reason for index, reason in found.items() if index < len(names)}
+        found = self._cache.read_json(fingerprint(owner, self._salt))
+        reasons = found if isinstance(found, dict) else {}
+        nodes = enumerate(owner.graph.nodes)
+        return {node.name: str(reasons[str(index)]) for index, node in nodes if str(index) in reasons}
 
     def remember(self, owner: torch.fx.GraphModule, rejected: Mapping[str, str]) -> None:
         """Keep for later processes which nodes of this graph cannot be compiled."""
         if not self._cache.folder:
             return
         reasons = {i: rejected[node.name] for i, node in enumerate(owner.graph.nodes) if node.name in rejected}
-        self._cache.write_reasons(fingerprint(owner, self._salt), reasons)
+        self._cache.write_json(fingerprint(owner, self._salt), reasons)
 
 
 def _causes(partition: Partition, model: ir.Model, message: str) -> dict[str, str]:

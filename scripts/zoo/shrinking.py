@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zoo.quirks import QUIRKS
+from zoo.overrides import OVERRIDES
 
 # How much is cut: everything; widths and heads stay; only depth and vocabulary.
 EFFORTS = ("all", "counts", "depth")
@@ -126,9 +126,9 @@ def shrink(base: Any, effort: str = "all") -> Any:
     for cut in _CUTS[effort]:
         values.update(cut(fields))
     values.update(_sub_configs(fields, effort))
-    quirk = QUIRKS.get(base.model_type)
-    if quirk is not None:
-        values.update(quirk(fields.get, values))
+    override = OVERRIDES.get(base.model_type)
+    if override is not None:
+        values.update(override(fields.get, values))
     values.update(_special_ids(fields, values))
     values = {name: value for name, value in values.items() if name in fields.names or name in _ALWAYS_ACCEPTED}
     try:
@@ -231,7 +231,7 @@ def _cut_depth(fields: _Fields) -> dict[str, Any]:
         for name in fields.names
         if isinstance(value := fields.get(name), (list, tuple)) and len(value) == depth > 3 and name != "out_features"
     }
-    kept = _kept_layers(depth, by_layer)
+    kept = _layers_of_each_kind(depth, by_layer)
     for name in _DEPTHS:
         if number := fields.number(name):
             values[name] = min(number, len(kept) if name == main else 2)
@@ -244,7 +244,7 @@ def _cut_depth(fields: _Fields) -> dict[str, Any]:
     return values
 
 
-def _kept_layers(depth: int, by_layer: Mapping[str, list[Any]]) -> list[int]:
+def _layers_of_each_kind(depth: int, by_layer: Mapping[str, list[Any]]) -> list[int]:
     """Return the indices of one layer of each kind, and of two layers at least."""
     named = [entries for entries in by_layer.values() if all(isinstance(entry, (str, bool)) for entry in entries)]
     kinds: dict[tuple[Any, ...], int] = {}

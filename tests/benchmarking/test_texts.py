@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool.benchmarking.report import StageTimes
 from onnxtool.errors import InputError
 from onnxtool.infer import TextInput
 from onnxtool.runtime.session import Session
@@ -87,6 +88,16 @@ def test_a_model_that_is_not_for_vectors_pools_nothing(tmp_path: Path) -> None:
     (result,) = benchmark(path, OPTIONS).results
     assert result.stages_ms is not None
     assert result.stages_ms.pool is None
+
+
+def test_the_total_is_the_sum_of_the_stages_of_each_batch() -> None:
+    """Its percentiles are of the sums: a batch that is slow to tokenize may be quick to run."""
+    batches = [{"tokenize": 1.0, "run": 9.0, "pool": 0.5}, {"tokenize": 6.0, "run": 2.0, "pool": 0.5}]
+    stages = StageTimes.of(batches)
+    assert (stages.total.min, stages.total.p50, stages.total.max) == (8.5, 9.5, 10.5)
+    assert (stages.tokenize.max, stages.pool and stages.pool.p50) == (6.0, 0.5)
+    without_pool = StageTimes.of([{"tokenize": 1.0, "run": 9.0}])
+    assert (without_pool.pool, without_pool.total.p50) == (None, 10.0)
 
 
 def test_a_batch_is_filled_up_from_the_first_texts(path: Path) -> None:

@@ -269,10 +269,11 @@ def test_modules_for_training_and_of_transformers_of_any_kind_are_passed_over(tm
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_weights_of_any_float_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
-    """NumPy knows no bfloat16; sentence-transformers computes all of them in float32."""
+    """NumPy knows no bfloat16; sentence-transformers computes all of them in float32. Counters are no weights."""
     folder = written(tmp_path, ("Pooling", {}), ("Dense", {"in_features": 3, "out_features": 2}))
     tensors = {"linear.weight": torch.randn(2, 3).to(dtype), "linear.bias": torch.randn(2).to(dtype)}
-    save_file(tensors, tmp_path / "2_Dense" / "model.safetensors")
+    counters = {"steps": torch.zeros(3, dtype=torch.int64), "is_tied": torch.tensor(False)}
+    save_file({**tensors, **counters}, tmp_path / "2_Dense" / "model.safetensors")
     _, dense = read_pooling_modules(folder.sentence_modules, Pooling)
     assert isinstance(dense, Dense)
     np.testing.assert_array_equal(dense.weight, tensors["linear.weight"].float().numpy())
@@ -305,3 +306,41 @@ def test_modules_are_those_of_sentence_transformers(tmp_path: Path, values: NDAr
         for module in saved:
             features = module.eval()(features)
     require_all_forms(modules, values, features["sentence_embedding"].numpy(), 17)
+
+
+def sparse_encoder(folder: Path, saved: Any, **config: Any) -> CheckpointFolder:
+    """Write a Pooling and `saved`, a SparseAutoEncoder, as SparseEncoder of sentence-transformers does."""
+    checkpoint = written(folder, ("Pooling", {}), ("SparseAutoEncoder", {}))
+    saved.save(str(folder / "2_SparseAutoEncoder"))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder", **config}))
+    return checkpoint
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize(("k", "normalize", "config"), [(3, True, {}), (8, False, {"max_active_dims": 2})])
+def test_a_sparse_autoencoder_keeps_the_largest_latents(
+    tmp_path: Path, values: NDArray[np.float32], k: int, normalize: bool, config: dict[str, int], opset: int
+) -> None:
+    """As sentence-transformers' own, with what it saves; the model's own limit comes before the module's."""
+    own = pytest.importorskip("sentence_transformers.sparse_encoder.modules")
+    torch.manual_seed(0)
+    saved = own.SparseAutoEncoder(7, hidden_dim=9, k=k, normalize=normalize).eval()
+    for parameter in (saved.pre_bias, saved.latent_bias):
+        torch.nn.init.normal_(parameter)
+    modules = read_pooling_modules(sparse_encoder(tmp_path, saved, **config).sentence_modules, Pooling)
+    pooled = torch.from_numpy(apply_all(modules[:1], values, MASK.astype(bool)))
+    with torch.inference_mode():
+        features = saved({"sentence_embedding": pooled}, **config)
+    expected = features["sentence_embedding"].numpy()
+    assert (np.count_nonzero(expected, axis=1) <= config.get("max_active_dims", k)).all()
+    require_all_forms(modules, values, expected, opset)
+
+
+@pytest.mark.parametrize("config", [{"max_active_dims": 10}, {"max_active_dims": "all"}])
+def test_more_latents_than_there_are_cannot_be_kept(tmp_path: Path, config: dict[str, Any]) -> None:
+    """The error says where the number stands."""
+    own = pytest.importorskip("sentence_transformers.sparse_encoder.modules")
+    folder = sparse_encoder(tmp_path, own.SparseAutoEncoder(7, hidden_dim=9, k=3), **config)
+    with pytest.raises(InputError, match="keeps the (10|all) largest of 9 latents") as caught:
+        read_pooling_modules(folder.sentence_modules, Pooling)
+    assert "max_active_dims" in caught.value.hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from onnxtool.export import ExportOptions
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
 
@@ -63,6 +64,19 @@ def test_a_failed_verification_exits_with_1_and_leaves_nothing(workshop: Worksho
     assert "hint: " in done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_least_cosine_can_be_chosen(workshop: Workshop, tmp_path: Path) -> None:
+    """Above the dtype's or below it; rounding alone keeps a cosine from 1."""
+    done = run_onnxtool(
+        tmp_path, "export", "--model_name", workshop.checkpoint("tiny-mlm"), "--exporter", "torchscript",
+        "--min_cosine", "1", "--output", tmp_path / "m.onnx",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "x largest value, cosine 1)" in done.stderr
+    options = ExportOptions("m", min_cosine=0.9)
+    assert options.tolerance.cosine == 0.9
+    assert options.choices == {"min_cosine": 0.9}
 
 
 def test_an_output_that_exists_is_refused_at_once(workshop: Workshop, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_texts_are_timed_with_their_tokenizer(folder: Path) -> None:
     assert "Tokens of a text: 3 to 9, median 3.5, mean 4.75, p95 8.25\n" in process.stdout.replace(
         "mean 4.8", "mean 4.75"
     )
-    assert "tokenize p50 ms  model p50 ms  pool p50 ms" in process.stdout
+    assert "tokenize p50 ms  model p50 ms  pool p50 ms  total p50 ms  total p95 ms" in process.stdout
 
 
 def test_a_comparison_prints_ratios_and_errors(folder: Path) -> None:

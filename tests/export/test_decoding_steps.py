@@ -92,7 +92,7 @@ class Place:
 
         return AutoTokenizer.from_pretrained(self._folder)
 
-    def load_feature_extractor(self) -> Any:
+    def load_processor(self, _kind: str) -> Any:
         """Refuse, as a checkpoint without one does."""
         raise CheckpointError("there is no feature extractor", "save it")
 

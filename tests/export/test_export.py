@@ -19,6 +19,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+import onnxtool.export.run
 import onnxtool.export.strategies
 from onnxtool.errors import ExportError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
@@ -327,7 +328,7 @@ def test_a_sidecar_file_in_the_way_is_found_before_anything_is_traced(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     """A trace may take an hour; what is in the way stays as it is."""
-    monkeypatch.setattr(onnxtool.export, "_export_by", lambda *_arguments: pytest.fail("traced"))
+    monkeypatch.setattr(onnxtool.export.run, "_export_by", lambda *_arguments: pytest.fail("traced"))
     output = tmp_path / ("m.onnx" if target == "plain" else "m")
     blocking = tmp_path / "m" / "config.json"
     blocking.parent.mkdir()

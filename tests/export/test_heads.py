@@ -85,7 +85,7 @@ def checkpoint(folder: Path, *modules: tuple[str, dict[str, Any]], tags: str = "
         ([], "sparse-encoder", "BertForMaskedLM", "splade"),
         ([], "splade", "BertModel", "none"),
         ([], "", "BertForMaskedLM", "none"),
-        ([("Pooling", {}), ("SparseAutoEncoder", {})], "", "BertModel", "none"),
+        ([("Pooling", {}), ("LSTM", {})], "", "BertModel", "none"),
     ],
 )
 def test_the_head_is_recognized(

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.target import layout
-from onnxtool.export.targets import TARGET_NAMES, TARGETS, find_target
+from onnxtool.export.target import TargetModel, layout
+from onnxtool.export.targets import TARGET_NAMES, find_target
 from onnxtool.model_file import ModelFile
 from tests.workshop import Workshop
 
@@ -32,6 +32,7 @@ DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
         ("anserini", "fill-mask", (SpladePooling("sum"),), "output_idx"),
         ("sentence-transformers", "sentence-similarity", (MAX, DENSE), "last_hidden_state"),
         ("sentence-transformers", "sparse-encoding", (SpladePooling("sum"),), "logits"),
+        ("chroma", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("fastembed", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("fastembed", "sentence-similarity", (MAX,), "sentence_embedding"),
         ("fastembed", "sentence-similarity", (MEAN, DENSE), "sentence_embedding"),
@@ -65,6 +66,7 @@ def test_the_first_token_behind_padding_is_pooled_in_the_graph(target: str) -> N
         ("tei", "sparse-encoding", (SpladePooling(),), "takes text encoders, text classifiers"),
         ("tei", "text-generation", (), "this model's task is text-generation"),
         ("vespa", "sparse-encoding", (SpladePooling("sum"),), "needs the sum of log"),
+        ("chroma", "sentence-similarity", (CLS,), "Chroma computes pooling by mean, Normalize itself"),
         ("fastembed", "sparse-encoding", (SpladePooling("max", "log1p_relu"),), "would give other answers there"),
     ],
 )
@@ -77,7 +79,7 @@ def test_a_need_that_cannot_be_met_says_what_to_do(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGET_NAMES)
+@pytest.mark.parametrize("target", [find_target(name) for name in TARGET_NAMES], ids=TARGET_NAMES)
 def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
     """So that it can be staged and moved as one."""
     output = tmp_path / ("x.onnx" if target.name == "plain" else "x")
@@ -174,6 +176,23 @@ def test_tei_gets_the_flags_that_it_reads(workshop: Workshop, minilm: Path, tmp_
     assert flags["pooling_mode_cls_token"] is False
 
 
+def test_chroma_gets_a_vocabulary_and_models_of_its_length(minilm: Path, tmp_path: Path) -> None:
+    """It downloads its own model where vocab.txt is missing, and feeds 256 tokens of every text."""
+    target, tokenizer = find_target("chroma"), AutoTokenizer.from_pretrained(minilm)
+    use = target.use_for("sentence-similarity", (MEAN,), pads_left=False)
+    assert use.inputs(("input_ids", "attention_mask")) == ("input_ids", "token_type_ids", "attention_mask")
+    model = TargetModel("m", use, None, (MEAN,), max_tokens=512)
+    with pytest.raises(TargetError, match="feeds 256 tokens of every text, and this checkpoint takes 128") as caught:
+        target.write_files(model, None, tokenizer, tmp_path, 128)
+    assert "max_seq_length" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    target.write_files(model, None, tokenizer, tmp_path, 512)
+    assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").splitlines()[101] == "[CLS]"
+    assert "cuts texts to 256 tokens; it scales vectors to length 1" in target.instruction(model)
+    usual = dataclasses.replace(model, modules=(MEAN, Normalize()), max_tokens=256)
+    assert ";" not in target.instruction(usual)
+
+
 def test_a_head_besides_a_target_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     """The target decides on it."""
     options = ExportOptions(str(workshop.checkpoint("tiny-splade")), target="vespa", output=tmp_path / "m")
@@ -194,4 +213,5 @@ def test_targets_are_found_by_their_modules() -> None:
     assert TARGET_NAMES[0] == "plain"
     assert list(TARGET_NAMES[1:]) == sorted(TARGET_NAMES[1:])
     for name in TARGET_NAMES:
+        assert find_target(name).name == name
         assert type(find_target(name)).__module__.rpartition(".")[2] == name.replace("-", "_").replace(".", "_")

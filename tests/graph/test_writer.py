@@ -37,6 +37,15 @@ def test_nodes_are_appended_to_a_graph() -> None:
     assert [node.op_type for node in graph] == ["Neg", "Exp"]
 
 
+def test_a_node_may_have_several_outputs() -> None:
+    """Each is a value of its own."""
+    graph = graph_of("Neg")
+    first, second = Writer(graph).ops("Split", graph.outputs[0], outputs=2, axis=0, num_outputs=2)
+    assert first is not second
+    assert first.producer() is second.producer() is graph[1]
+    assert graph[1].attributes.get_int("num_outputs") == 2
+
+
 def test_nodes_are_collected_without_a_graph() -> None:
     """Under the names of their scope; two writers share the initializers of a graph that is made later."""
     outer = Writer(naming=scoped("outer"))

@@ -25,7 +25,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
 
 
-def test_an_output_appears_with_its_companions(tmp_path: Path) -> None:
+def test_an_output_appears_with_its_sidecar_files(tmp_path: Path) -> None:
     """What is staged lies in the output's folder after the block, in the folders it was staged in, and nothing else."""
     output = tmp_path / "new" / "model.onnx"
     with staged(output, force=False) as staging:
@@ -47,7 +47,7 @@ def test_nothing_remains_of_an_interrupted_output(tmp_path: Path, failure: BaseE
     def write() -> None:
         with staged(output, force=True) as staging:
             staging.model_path.write_bytes(b"half")
-            (staging.folder / "companion").write_bytes(b"half")
+            (staging.folder / "sidecar").write_bytes(b"half")
             raise failure
 
     with pytest.raises(type(failure)):
@@ -104,8 +104,8 @@ def test_an_output_that_exists_needs_force(tmp_path: Path) -> None:
     assert output.read_text() == "new"
 
 
-def test_a_companion_of_other_content_needs_force(tmp_path: Path) -> None:
-    """A companion that is there with the same content is no conflict, one with other content is."""
+def test_a_sidecar_file_of_other_content_needs_force(tmp_path: Path) -> None:
+    """A sidecar file that is there with the same content is no conflict, one with other content is."""
 
     def write(content: str, *, force: bool) -> None:
         with staged(tmp_path / "model.onnx", force=force) as staging:

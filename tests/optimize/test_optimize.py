@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-import onnxtool.optimize
+import onnxtool.optimize.run
 from onnxtool.errors import FusionError, ModelFileError, OutputExistsError, PassError, VerificationError
 from onnxtool.model_file import ModelFile, save_model
 from onnxtool.model_file.weights import write_inline
@@ -169,7 +169,7 @@ def test_a_pass_that_changes_answers_is_caught(exported: Path, monkeypatch: pyte
         value.const_value = ir.tensor(value.const_value.numpy() * 1.01)
         return Outcome(model, 1)
 
-    monkeypatch.setattr(onnxtool.optimize, "passes_for", lambda *_: (Pass("damage", damage),))
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: (Pass("damage", damage),))
     with pytest.raises(VerificationError, match="max_abs_error"):
         optimize_model(OptimizeOptions(exported))
     assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny.onnx"]
@@ -273,7 +273,7 @@ def test_an_output_that_a_pass_drops_is_an_error(exported: Path, monkeypatch: py
         model.graph.outputs.pop()
         return Outcome(model, 0)
 
-    monkeypatch.setattr(onnxtool.optimize, "passes_for", lambda *_: (Pass("drop", drop),))
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: (Pass("drop", drop),))
     with pytest.raises(PassError, match="changed the outputs"):
         optimize_model(OptimizeOptions(exported, verify=False))
 

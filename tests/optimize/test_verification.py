@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-import onnxtool.optimize
+import onnxtool.optimize.run
 from onnxtool.errors import VerificationError
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
@@ -41,7 +41,7 @@ def test_the_faulty_pass_is_named(exported: Path, monkeypatch: pytest.MonkeyPatc
     """Wherever it stands among the others, with the case that shows it; no file is left."""
     others = PRESETS["cpu"][:4]  # bisection runs them again and again
     passes = (*others[:place], Pass("spoil", spoil), *others[place:])
-    monkeypatch.setattr(onnxtool.optimize, "passes_for", lambda _provider, _precision: passes)
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
     with pytest.raises(VerificationError, match="differs from tiny.onnx") as failure:
         optimize_model(OptimizeOptions(exported))
     assert "the pass spoil is the first after which" in failure.value.hint

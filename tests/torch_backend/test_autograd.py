@@ -160,7 +160,7 @@ def test_operators_of_ones_own_stay_in_pytorch() -> None:
         return y.exp()
 
     backend = require_same(lambda x: shifted(x * 2).exp(), rows(3, 4))
-    assert [len(graph.pieces) for graph in backend.explain().graphs] == [2, 1]
+    assert [len(graph.partitions) for graph in backend.explain().graphs] == [2, 1]
     require_same(in_place, torch.rand(3, 4))
 
 

@@ -124,5 +124,5 @@ def test_a_model_of_transformers(name: str) -> None:
         with torch.no_grad():
             expected = eager.eval()(**inputs).loss
             torch.testing.assert_close(compiled.eval()(**inputs).loss, expected, atol=1e-5, rtol=1e-5)
-    assert any(graph.report.pieces for graph in backend.graphs)
+    assert any(graph.report.partitions for graph in backend.graphs)
     assert all(not session.failure for graph in backend.graphs for session in graph.sessions)

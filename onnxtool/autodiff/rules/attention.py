@@ -8,42 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Builder, Dimension, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Gradient, Refusal, Rule, rule
 
 _BIAS_OF_SCORES = 5  # the input of both operators
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The inputs of attention, split into heads.
-
-    Attributes:
-        queries: [B, N, S, D], like keys and values with T.
-        scale: the factor of the scores.
-        added: masks and biases added to the scores, which broadcast to [B, N, S, T].
-    """
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    scale: float
-    added: Sequence[Tensor]
-
-    def gradients(self, build: Builder, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys, values and scores; `dy` is that of the output, [B, N, S, D]."""
-        scores = self.queries @ _transposed(self.keys) * self.scale
-        for one in self.added:
-            scores = scores + one
-        probabilities = build.op("Softmax", scores, axis=-1)
-        slopes = dy @ _transposed(self.values)
-        inner = (slopes * probabilities).sum([-1])
-        of_scores = (slopes - inner) * probabilities
-        scaled = of_scores * self.scale
-        return scaled @ self.keys, _transposed(scaled) @ self.queries, _transposed(probabilities) @ dy, of_scores
 
 
 def _transposed(matrices: Tensor) -> Tensor:
@@ -88,22 +58,33 @@ def _added(n: Backward, mask: int, queries: Tensor, keys: Tensor) -> list[Tensor
     return added
 
 
-def _heads(n: Backward, rows: Sequence[Tensor], width: Dimension, mask: int) -> Heads:
-    num_heads = n.attribute("num_heads", 1)
-    queries, keys, values = (_split_heads(n.build, one, num_heads) for one in rows)
+def _row_gradients(n: Backward, rows: Sequence[Tensor], width: Dimension, mask: int) -> tuple[Tensor, ...]:
+    """Return the gradients of queries, keys and values as rows, and that of the scores.
+
+    Args:
+        n: the node.
+        rows: queries [B, S, N D], and keys and values [B, T, N D].
+        width: N D.
+        mask: the input that holds the key mask.
+    """
+    build, num_heads = n.build, n.attribute("num_heads", 1)
+    queries, keys, values = (_split_heads(build, one, num_heads) for one in rows)
     scale = n.attribute("scale", 0.0)
     if not scale:
         if not isinstance(width, int):
             raise Refusal("the width of its heads is not fixed")
         scale = 1 / math.sqrt(width // num_heads)
-    return Heads(queries, keys, values, scale, _added(n, mask, queries, keys))
-
-
-def _row_gradients(n: Backward, heads: Heads) -> tuple[Tensor, ...]:
-    """Return the gradients of queries, keys and values as rows, and that of the scores."""
-    num_heads = n.attribute("num_heads", 1)
-    *rows, scores = heads.gradients(n.build, _split_heads(n.build, n.dy, num_heads))
-    return (*(_join_heads(n.build, one) for one in rows), scores)
+    added = _added(n, mask, queries, keys)
+    dy = _split_heads(build, n.dy, num_heads)
+    scores = queries @ _transposed(keys) * scale
+    for one in added:
+        scores = scores + one
+    probabilities = build.op("Softmax", scores, axis=-1)
+    slopes = dy @ _transposed(values)
+    of_scores = (slopes - (slopes * probabilities).sum([-1])) * probabilities
+    scaled = of_scores * scale
+    parts = scaled @ keys, _transposed(scaled) @ queries, _transposed(probabilities) @ dy
+    return (*(_join_heads(build, one) for one in parts), of_scores)
 
 
 def _attention(n: Backward) -> tuple[Tensor, ...]:
@@ -117,7 +98,7 @@ def _attention(n: Backward) -> tuple[Tensor, ...]:
     if n.has(2):
         projected = projected + n.x(2)
     rows = build.ops("Split", projected, build.axes(sizes), outputs=3, axis=-1)
-    *parts, scores = _row_gradients(n, _heads(n, rows, sizes[0], 3))
+    *parts, scores = _row_gradients(n, rows, sizes[0], 3)
     slopes = build.op("Concat", *parts, axis=-1)
     flat = [one.reshape(build.concat([-1], one.size().slice(-1, 3))) for one in (n.x(0), slopes)]
     return (
@@ -139,7 +120,7 @@ def _multi_head_attention(n: Backward) -> tuple[Tensor, ...]:
         sizes = build.concat(*(one.size().slice(-1, 3) for one in rows))
         biases = build.ops("Split", n.x(3), sizes, outputs=3, axis=0)
         rows = [one + bias for one, bias in zip(rows, biases, strict=True)]
-    *parts, scores = _row_gradients(n, _heads(n, rows, n.shape()[-1], 4))
+    *parts, scores = _row_gradients(n, rows, n.shape()[-1], 4)
     sums = [part.sum([0, 1], keepdims=False) for part in parts]
     return (*parts, build.op("Concat", *sums, axis=0), scores)
 

@@ -5,7 +5,6 @@ Their gradients consist of standard operators. FakeQuant and ScaledSum exist onl
 
 from __future__ import annotations
 
-from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Tensor
 from onnxtool.autodiff.rules.math import gelu_slope, tanh_gelu_slope
 from onnxtool.autodiff.rules.nn import as_matrices, normalized_gradient, rms_gradient, summed_factor, swapped
@@ -80,36 +79,23 @@ def _through_skip(n: Backward) -> Tensor:
     """Return the gradient of the summands; the sum may be read as well, as the fourth output."""
     gradient = _parts(n)[0]
     further = n.gradients[3] if len(n.gradients) > 3 else None
-    return sum_to(n.build, gradient if further is None else gradient + further, of=n.y(), to=n.x(n.index))
+    return n.summed(gradient if further is None else gradient + further, n.index)
 
 
 def _skip_scale(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy * _parts(n)[1], of=n.y(), to=n.x(n.index))
-
-
-def _skip_shift(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy, of=n.y(), to=n.x(n.index))
-
-
-def _fake_quant(n: Backward) -> Tensor:
-    """Pass the gradient where the value was in the range of the integers."""
-    return n.build.where(n.y(1), n.dy, 0.0)
-
-
-def _scaled_sum(n: Backward) -> Tensor:
-    return n.dy * n.attribute(f"scale_{n.index}", 1.0)
+    return n.summed(n.dy * _parts(n)[1], n.index)
 
 
 CONTRIB: dict[str, Rule] = {
     "BiasGelu": broadcasting(_bias_gelu, _bias_gelu),
-    "FakeQuant": Rule((_fake_quant,), num_outputs=2),
+    "FakeQuant": Rule((lambda n: n.build.where(n.y(1), n.dy, 0.0),), num_outputs=2),  # zero where it was out of range
     "FastGelu": broadcasting(_fast_gelu, _fast_gelu),
     "FusedMatMul": rule(_fused_matmul, _fused_matmul),
     "Gelu": rule(lambda n: n.dy * gelu_slope(n, n.x(0))),
     "QuickGelu": rule(_quick_gelu),
-    "ScaledSum": Rule((_scaled_sum,), variadic=True),
+    "ScaledSum": Rule((lambda n: n.dy * n.attribute(f"scale_{n.index}", 1.0),), variadic=True),
     "SkipLayerNormalization": Rule(
-        (_through_skip, _through_skip, _skip_scale, _skip_shift, _through_skip), outputs=(0, 3)
+        (_through_skip, _through_skip, _skip_scale, lambda n: n.summed(n.dy, 3), _through_skip), outputs=(0, 3)
     ),
     "SkipSimplifiedLayerNormalization": Rule(
         (_through_skip, _through_skip, _skip_scale, _through_skip), outputs=(0, 3)

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import onnx_ir as ir
+
 from onnxtool.autodiff.builder import Tensor
+from onnxtool.autodiff.rules.nn import bias_gradient
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 from onnxtool.autodiff.rules.scatter import add_rows
 
@@ -93,10 +96,6 @@ def _conv_input(n: Backward) -> Tensor:
     return _conv_transpose(n, n.dy, n.x(1), window, n.x(0), n.attribute("group", 1))
 
 
-def _conv_kernel(n: Backward) -> Tensor:
-    return kernel_gradient(n, n.x(0), n.dy, Window.of(n, n.sizes(1, 2)))
-
-
 def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tensor:
     """Convolve the input with the gradient: samples take the role of channels, and strides that of dilations.
 
@@ -126,10 +125,6 @@ def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tenso
         bounds = [build.axes(numbers) for numbers in ([0 for _ in axes], window.kernel, further)]
         result = build.op("Slice", result, *bounds)
     return result.transpose([1, 0, *further])
-
-
-def _conv_bias(n: Backward) -> Tensor:
-    return n.dy.sum([0, *range(2, len(n.shape()))], keepdims=False)
 
 
 def _transposed_window(n: Backward) -> Window:
@@ -169,8 +164,6 @@ def _average_pool(n: Backward) -> Tensor:
     zeros = build.zeros(build.concat([1, 1], size.slice(2, rank)), dtype)
     shape, over_end = n.x(0).shape, bool(n.attribute("ceil_mode", 0))
     if shape is not None and not over_end:
-        import onnx_ir as ir
-
         zeros.value.shape = ir.Shape([1, 1, *shape[2:]])
     ones = build.constant(1.0, dtype).expand([1, 1, *kernel])
     include = bool(n.attribute("count_include_pad", 0))
@@ -218,8 +211,8 @@ def _global_max_pool(n: Backward) -> Tensor:
 
 CONV: dict[str, Rule] = {
     "AveragePool": rule(_average_pool),
-    "Conv": rule(_conv_input, _conv_kernel, _conv_bias),
-    "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, _conv_bias),
+    "Conv": rule(_conv_input, lambda n: kernel_gradient(n, n.x(0), n.dy, Window.of(n, n.sizes(1, 2))), bias_gradient),
+    "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, bias_gradient),
     "GlobalAveragePool": rule(_global_average_pool),
     "GlobalMaxPool": rule(_global_max_pool),
     "MaxPool": Rule((_max_pool,), num_outputs=2),

@@ -30,10 +30,6 @@ def _pow_exponent(n: Backward) -> Tensor:
     return (n.dy * slope).cast(n.x(1).dtype)
 
 
-def _cast(n: Backward) -> Tensor:
-    return n.dy.cast(n.x(0).dtype)
-
-
 def _clip(n: Backward) -> Tensor:
     x, inside = n.x(0), None
     for place, outside in ((1, Tensor.__lt__), (2, Tensor.__gt__)):
@@ -55,10 +51,6 @@ def _extremum(n: Backward) -> Tensor:
         return n.dy
     total = n.build.op("Add", *hits) if len(hits) == 2 else n.build.op("Sum", *hits)
     return n.dy * hits[n.index] / total
-
-
-def _leaky_relu(n: Backward) -> Tensor:
-    return n.build.where(n.x(0) > 0.0, n.dy, n.dy * n.attribute("alpha", 0.01))
 
 
 def _mod_divisor(n: Backward) -> Tensor:
@@ -107,8 +99,8 @@ MATH: dict[str, Rule] = {
     "Asinh": rule(lambda n: n.dy / n.build.op("Sqrt", n.x(0) * n.x(0) + 1.0)),
     "Atan": rule(lambda n: n.dy / (n.x(0) * n.x(0) + 1.0)),
     "Atanh": rule(lambda n: n.dy / (1.0 - n.x(0) * n.x(0))),
-    "Cast": rule(_cast),
-    "CastLike": rule(_cast),
+    "Cast": rule(lambda n: n.dy.cast(n.x(0).dtype)),
+    "CastLike": rule(lambda n: n.dy.cast(n.x(0).dtype)),
     "Clip": rule(_clip, _clip_bound, _clip_bound),
     "Cos": rule(lambda n: -n.dy * n.build.op("Sin", n.x(0))),
     "Cosh": rule(lambda n: n.dy * n.build.op("Sinh", n.x(0))),
@@ -117,7 +109,7 @@ MATH: dict[str, Rule] = {
     "Exp": rule(lambda n: n.dy * n.y()),
     "Gelu": rule(_gelu),
     "Identity": rule(lambda n: n.dy),
-    "LeakyRelu": rule(_leaky_relu),
+    "LeakyRelu": rule(lambda n: n.build.where(n.x(0) > 0.0, n.dy, n.dy * n.attribute("alpha", 0.01))),
     "Log": rule(lambda n: n.dy / n.x(0)),
     "Max": Rule((_extremum,), variadic=True, broadcasts=True),
     "Mean": Rule((lambda n: n.dy / float(len(n.node.inputs)),), variadic=True, broadcasts=True),

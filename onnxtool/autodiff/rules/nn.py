@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Dimension, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
@@ -60,8 +62,6 @@ def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
 
 def summed_factor(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
     """Sum over the axes of the batch along which the factor was repeated."""
-    import onnx_ir as ir
-
     original = n.x(n.index)
     if factor.value is not original.value:  # a vector, which broadcasts along the whole batch
         return sum_to(n.build, gradient, of=gradient, to=factor).reshape(original.size())
@@ -87,8 +87,7 @@ def _gemm_right(n: Backward) -> Tensor:
 
 
 def _gemm_added(n: Backward) -> Tensor:
-    summed = sum_to(n.build, n.dy, of=n.y(), to=n.x(2))
-    beta = n.attribute("beta", 1.0)
+    summed, beta = n.summed(n.dy, 2), n.attribute("beta", 1.0)
     return summed if beta == 1 else summed * beta
 
 
@@ -115,11 +114,9 @@ def normalized_gradient(slope: Tensor, normalized: Tensor, deviation: Tensor, ax
     return (slope - slope.mean(axes) - along) * deviation
 
 
-def layer_axes(n: Backward) -> tuple[list[int], list[int]]:
-    """Return the axes before those of a LayerNormalization, and its own."""
-    rank = len(n.shape())
-    axis = n.axis(-1)
-    return list(range(axis)), list(range(axis, rank))
+def _layer_axes(n: Backward) -> list[int]:
+    """Return the axes that a LayerNormalization averages over."""
+    return list(range(n.axis(-1), len(n.shape())))
 
 
 def _layer_normalized(n: Backward) -> Tensor:
@@ -127,10 +124,6 @@ def _layer_normalized(n: Backward) -> Tensor:
     widest = max(n.x(0).dtype, n.y(1).dtype, key=lambda dtype: dtype.bitwidth)
     mean, deviation = n.y(1).cast(widest), n.y(2).cast(widest)
     return ((n.x(0).cast(widest) - mean) * deviation).cast(n.dy.dtype)
-
-
-def _layer_norm(n: Backward) -> Tensor:
-    return normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), layer_axes(n)[1])
 
 
 def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
@@ -142,26 +135,10 @@ def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     return n.build.ops("LayerNormalization", n.x(0), n.x(1), bias, outputs=3, axis=axis, epsilon=epsilon)
 
 
-def _layer_norm_scale(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy * _layer_normalized(n), of=n.y(), to=n.x(1))
-
-
-def _layer_norm_bias(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy, of=n.y(), to=n.x(2))
-
-
 def rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
     """Return the gradient of `x * deviation` with respect to x, deviation the inverse of the root mean square."""
     normalized = x * deviation
     return (slope - normalized * (slope * normalized).mean(axes)) * deviation
-
-
-def _rms_norm(n: Backward) -> Tensor:
-    return rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), layer_axes(n)[1])
-
-
-def _rms_norm_scale(n: Backward) -> Tensor:
-    return sum_to(n.build, n.dy * (n.x(0) * n.y(1).cast(n.dy.dtype)), of=n.y(), to=n.x(1))
 
 
 def _channels(n: Backward, vector: Tensor) -> Tensor:
@@ -195,12 +172,18 @@ def _batch_norm(n: Backward) -> Tensor:
     return normalized_gradient(slope, normalized, deviation, _batch_axes(n))
 
 
-def _batch_norm_scale(n: Backward) -> Tensor:
-    return (n.dy * _statistics(n)[0]).sum([0, *range(2, len(n.shape()))], keepdims=False)
+def _channel_sums(n: Backward, tensor: Tensor) -> Tensor:
+    """Sum over all axes except the second."""
+    return tensor.sum([0, *range(2, len(n.shape()))], keepdims=False)
 
 
-def _batch_norm_bias(n: Backward) -> Tensor:
-    return n.dy.sum([0, *range(2, len(n.shape()))], keepdims=False)
+def _scale_gradient(n: Backward) -> Tensor:
+    return _channel_sums(n, n.dy * _statistics(n)[0])
+
+
+def bias_gradient(n: Backward) -> Tensor:
+    """Return the gradient of a bias of one element per channel."""
+    return _channel_sums(n, n.dy)
 
 
 def _running(n: Backward) -> Tensor:
@@ -210,7 +193,7 @@ def _running(n: Backward) -> Tensor:
     slope = n.dy * _channels(n, n.x(1))
     normalized, deviation = _statistics(n)
     each = slope * deviation if n.index == _RUNNING_MEAN else slope * normalized * deviation * deviation * 0.5
-    return -each.sum([0, *range(2, len(n.shape()))], keepdims=False)
+    return -_channel_sums(n, each)
 
 
 def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
@@ -283,18 +266,30 @@ def _einsum(n: Backward) -> Tensor:
 
 NN: dict[str, Rule] = {
     "BatchNormalization": Rule(
-        (_batch_norm, _batch_norm_scale, _batch_norm_bias, _running, _running), forward=_batch_norm_forward
+        (_batch_norm, _scale_gradient, bias_gradient, _running, _running), forward=_batch_norm_forward
     ),
     "Dropout": Rule((_dropout,), num_outputs=2),
     "Einsum": Rule((_einsum,), variadic=True),
     "Gemm": rule(_gemm_left, _gemm_right, _gemm_added),
-    "InstanceNormalization": rule(_batch_norm, _batch_norm_scale, _batch_norm_bias),
+    "InstanceNormalization": rule(_batch_norm, _scale_gradient, bias_gradient),
     "LayerNormalization": Rule(
-        (_layer_norm, _layer_norm_scale, _layer_norm_bias), num_outputs=3, forward=_layer_norm_forward
+        (
+            lambda n: normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), _layer_axes(n)),
+            lambda n: n.summed(n.dy * _layer_normalized(n), 1),
+            lambda n: n.summed(n.dy, 2),
+        ),
+        num_outputs=3,
+        forward=_layer_norm_forward,
     ),
     "LogSoftmax": rule(_log_softmax),
     "LpNormalization": rule(_lp_norm),
     "MatMul": rule(_matmul_left, _matmul_right),
-    "SimplifiedLayerNormalization": Rule((_rms_norm, _rms_norm_scale), num_outputs=2),
+    "SimplifiedLayerNormalization": Rule(
+        (
+            lambda n: rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), _layer_axes(n)),
+            lambda n: n.summed(n.dy * (n.x(0) * n.y(1).cast(n.dy.dtype)), 1),
+        ),
+        num_outputs=2,
+    ),
     "Softmax": rule(_softmax),
 }

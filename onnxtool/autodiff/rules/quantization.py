@@ -58,17 +58,9 @@ def _in_range_gradient(n: Backward) -> Tensor:
     return n.build.where(is_saturated, 0.0, n.dy.cast(dtype))
 
 
-def _quantize(n: Backward) -> Tensor:
-    return (_in_range_gradient(n) / _aligned(n, _SCALE)).cast(n.x(0).dtype)
-
-
 def _quantize_scale(n: Backward) -> Tensor:
     scale = _aligned(n, _SCALE)
     return -_summed_by_scale(n, _in_range_gradient(n) * n.x(0).cast(scale.dtype) / (scale * scale))
-
-
-def _dequantize(n: Backward) -> Tensor:
-    return n.dy * _aligned(n, _SCALE).cast(n.dy.dtype)
 
 
 def _dequantize_scale(n: Backward) -> Tensor:
@@ -79,6 +71,6 @@ def _dequantize_scale(n: Backward) -> Tensor:
 
 
 QUANTIZATION: dict[str, Rule] = {
-    "DequantizeLinear": rule(_dequantize, _dequantize_scale),
-    "QuantizeLinear": rule(_quantize, _quantize_scale),
+    "DequantizeLinear": rule(lambda n: n.dy * _aligned(n, _SCALE).cast(n.dy.dtype), _dequantize_scale),
+    "QuantizeLinear": rule(lambda n: (_in_range_gradient(n) / _aligned(n, _SCALE)).cast(n.x(0).dtype), _quantize_scale),
 }

@@ -7,15 +7,20 @@ Short-Term Memory, 1997, and Cho et al., arXiv:1406.1078.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
-from onnxtool.autodiff.scan import scan
 
 _X, _W, _R, _B, _LENGTHS, _H, _C, _PEEPHOLES = range(8)
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
+
+
+Step: TypeAlias = Callable[[Builder, Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
         cell = now[0] * states[0] + now[1]
         return [cell], [states[0], cell]
 
-    _, before, cells = scan(build, remember, [one.first[1]], [keep, one.masked(build, i * g)], backward=one.backward)
+    _, before, cells = _scan(build, remember, [one.first[1]], [keep, one.masked(build, i * g)], backward=one.backward)
     level = build.op("Tanh", cells)
     # Everything that does not depend on gradients through time, for all steps at once.
     through_cell, through_output = o * (1.0 - level * level), level * o * (1.0 - o)
@@ -165,7 +170,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
     inputs = [keep, *(one.masked(build, slope) for slope in (through_cell, through_output, *slopes, one.dy))]
     if one.is_valid is not None:
         inputs.append(build.op("Not", one.is_valid).cast(one.x.dtype))
-    dh, dc, gates = scan(build, back, one.last, inputs, backward=not one.backward)
+    dh, dc, gates = _scan(build, back, one.last, inputs, backward=not one.backward)
     total = gates.sum([0, 1], keepdims=False)
     return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh, dc
 
@@ -202,12 +207,47 @@ def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, 
 
     slopes = [one.masked(build, slope) for slope in (to_z, to_r, to_candidate, one.dy)]
     inputs = [one.masked(build, z, 1.0), r, *slopes]
-    dh, gates, dn, dq = scan(build, back, one.last, inputs, backward=not one.backward)
+    dh, gates, dn, dq = _scan(build, back, one.last, inputs, backward=not one.backward)
     of_x, of_h = (build.op("Concat", gates, last, axis=-1) for last in (dn, dq))
     read = one.before if reset_after else r * one.before
     weights = build.op("Concat", _weight(build, gates, one.before), _weight(build, dq, read), axis=0)
     biases = [total.sum([0, 1], keepdims=False) for total in (of_x, of_h)]
     return of_x @ one.w, _weight(build, of_x, one.x), weights, *biases, dh
+
+
+def _scan(
+    build: Builder, step: Step, states: Sequence[Tensor], inputs: Sequence[Tensor], *, backward: bool
+) -> tuple[Tensor, ...]:
+    """Apply a step function along the first axis of `inputs`, which passes states on to the next step.
+
+    Args:
+        build: adds the node to the graph.
+        step: takes a builder for its body, the states and one slice of each input; returns new states and results.
+        states: the states before the first step.
+        inputs: of equal length; slices lack the first axis.
+        backward: go from the end to the start; the results still have the order of the inputs.
+
+    Returns:
+        The states after the last step, then the results of all steps, stacked.
+    """
+    given = (*states, *inputs)
+    parameters = [ir.Value(name=build.names.new("slice"), type=ir.TensorType(tensor.dtype)) for tensor in given]
+    body = ir.Graph(parameters, [], nodes=[], name=build.names.new("step"))
+    inner = Builder(body, names=build.names)
+    slices = [inner.tensor(value) for value in parameters]
+    after, results = step(inner, slices[: len(states)], slices[len(states) :])
+    # Each output of a body needs its own node, also if two of them are the same value.
+    outputs = [inner.copy(tensor) for tensor in (*after, *results)]
+    inner.finish()
+    body.outputs.extend(tensor.value for tensor in outputs)
+    attributes = {
+        "body": body,
+        "num_scan_inputs": len(inputs),
+        "scan_input_directions": [int(backward)] * len(inputs),
+        "scan_output_directions": [int(backward)] * len(results),
+    }
+    node = ir.node("Scan", [tensor.value for tensor in given], attributes, num_outputs=len(outputs))
+    return build.add(node, [tensor.dtype for tensor in outputs])
 
 
 def _gradients(n: Backward) -> tuple[Tensor, ...]:

@@ -30,14 +30,6 @@ def _count(n: Backward) -> Tensor:
     return sizes[0] / sizes[1]
 
 
-def _reduce_sum(n: Backward) -> Tensor:
-    return _kept(n, n.dy).expand(n.x(0).size())
-
-
-def _reduce_mean(n: Backward) -> Tensor:
-    return _kept(n, n.dy / _count(n)).expand(n.x(0).size())
-
-
 def _reduce_extremum(n: Backward) -> Tensor:
     """Distribute the gradient equally over all elements with the extreme value."""
     hits = n.x(0).equals(_kept(n, n.y())).cast(n.dy.dtype)
@@ -48,10 +40,6 @@ def _reduce_l2(n: Backward) -> Tensor:
     norm = _kept(n, n.y())
     direction = n.x(0) / n.build.where(norm.equals(0.0), 1.0, norm)
     return _kept(n, n.dy) * direction
-
-
-def _reduce_log_sum_exp(n: Backward) -> Tensor:
-    return _kept(n, n.dy) * n.build.op("Exp", n.x(0) - _kept(n, n.y()))
 
 
 def _reduce_prod(n: Backward) -> Tensor:
@@ -67,10 +55,10 @@ def _reduce_prod(n: Backward) -> Tensor:
 
 REDUCE: dict[str, Rule] = {
     "ReduceL2": rule(_reduce_l2),
-    "ReduceLogSumExp": rule(_reduce_log_sum_exp),
+    "ReduceLogSumExp": rule(lambda n: _kept(n, n.dy) * n.build.op("Exp", n.x(0) - _kept(n, n.y()))),
     "ReduceMax": rule(_reduce_extremum),
-    "ReduceMean": rule(_reduce_mean),
+    "ReduceMean": rule(lambda n: _kept(n, n.dy / _count(n)).expand(n.x(0).size())),
     "ReduceMin": rule(_reduce_extremum),
     "ReduceProd": rule(_reduce_prod),
-    "ReduceSum": rule(_reduce_sum),
+    "ReduceSum": rule(lambda n: _kept(n, n.dy).expand(n.x(0).size())),
 }

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Builder, Dimension, Tensor
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -63,6 +63,10 @@ class Backward:
         gradient = self.gradients[index]
         return gradient if gradient is not None else self.build.zeros(self.y(index).size(), self.y(index).dtype)
 
+    def summed(self, gradient: Tensor, index: int) -> Tensor:
+        """Sum a gradient of the shape of the first output down to the shape of an input, which broadcasts to it."""
+        return sum_to(self.build, gradient, of=self.y(), to=self.x(index))
+
     def has(self, index: int) -> bool:
         """Whether an optional input was passed."""
         return index < len(self.node.inputs) and self.node.inputs[index] is not None
@@ -75,8 +79,6 @@ class Backward:
 
     def constant(self, index: int) -> NDArray | None:  # type: ignore[type-arg]
         """Return the elements of a constant input; None if it is absent or not constant."""
-        import onnx_ir as ir
-
         if not self.has(index) or index in self.active:
             return None
         value = self.node.inputs[index]
@@ -99,10 +101,10 @@ class Backward:
             raise Refusal(f"the shape of {self.x(index).value.name} is not fixed")
         return [size for size in sizes if isinstance(size, int)]
 
-    def axis(self, default: int, rank: int | None = None) -> int:
+    def axis(self, default: int) -> int:
         """Return the attribute `axis`, counted from the front."""
         axis = self.attribute("axis", default)
-        return axis + (len(self.shape()) if rank is None else rank) if axis < 0 else axis
+        return axis + len(self.shape()) if axis < 0 else axis
 
 
 def _same_numbers(value: ir.Value) -> ir.Value | None:

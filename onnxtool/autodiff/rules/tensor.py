@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnxtool.autodiff.broadcasting import sum_to
 from onnxtool.autodiff.builder import Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 from onnxtool.autodiff.rules.scatter import add_along, add_rows
@@ -200,14 +199,6 @@ def _one_hot_values(n: Backward) -> Tensor:
     return n.build.op("Concat", total - hit, hit, axis=0)
 
 
-def _range_start(n: Backward) -> Tensor:
-    return n.build.op("ReduceSum", n.dy, keepdims=0)
-
-
-def _range_step(n: Backward) -> Tensor:
-    return n.build.op("ReduceSum", n.dy * _range(n, n.y().size()).cast(n.dy.dtype), keepdims=0)
-
-
 def _compress(n: Backward) -> Tensor:
     """Write the selected elements back, along an axis or in the flat input."""
     positions = n.build.op("NonZero", n.x(1)).reshape([-1])
@@ -232,10 +223,6 @@ def _tile(n: Backward) -> Tensor:
     return n.dy.reshape(shape).sum(range(0, 2 * rank, 2), keepdims=False)
 
 
-def _trilu(n: Backward) -> Tensor:
-    return n.build.op("Trilu", n.dy, n.x(1) if n.has(1) else None, upper=n.attribute("upper", 1))
-
-
 def _cum_sum(n: Backward) -> Tensor:
     exclusive, reverse = n.attribute("exclusive", 0), n.attribute("reverse", 0)
     return n.build.op("CumSum", n.dy, n.x(1), exclusive=exclusive, reverse=1 - reverse)
@@ -250,34 +237,34 @@ def _depth_to_space(n: Backward) -> Tensor:
     return blocks.transpose([0, 1, 3, 5, 2, 4]).reshape(n.x(0).size())
 
 
-def _space_to_depth(n: Backward) -> Tensor:
-    return n.build.op("DepthToSpace", n.dy, blocksize=n.attribute("blocksize", 1))
-
-
 TENSOR: dict[str, Rule] = {
     "Compress": rule(_compress),
     "Concat": Rule((_concat,), variadic=True),
     "CumSum": rule(_cum_sum),
     "DepthToSpace": rule(_depth_to_space),
-    "Expand": rule(lambda n: sum_to(n.build, n.dy, of=n.y(), to=n.x(0))),
+    "Expand": rule(lambda n: n.summed(n.dy, 0)),
     "Flatten": rule(_reshaped),
     "Gather": rule(_gather),
     "GatherElements": rule(_gather_elements),
     "GatherND": rule(_gather_nd),
     "OneHot": rule(None, None, _one_hot_values),
     "Pad": rule(_pad, None, _pad_value),
-    "Range": rule(_range_start, None, _range_step),
+    "Range": rule(
+        lambda n: n.build.op("ReduceSum", n.dy, keepdims=0),
+        None,
+        lambda n: n.build.op("ReduceSum", n.dy * _range(n, n.y().size()).cast(n.dy.dtype), keepdims=0),
+    ),
     "Reshape": rule(_reshaped),
     "ReverseSequence": rule(_reverse_sequence),
     "ScatterElements": rule(_scatter_data, None, _scatter_updates),
     "ScatterND": rule(_scatter_data, None, _scatter_updates),
     "Slice": rule(_slice),
-    "SpaceToDepth": rule(_space_to_depth),
+    "SpaceToDepth": rule(lambda n: n.build.op("DepthToSpace", n.dy, blocksize=n.attribute("blocksize", 1))),
     "Split": Rule((_split,), outputs=range(1 << 31)),
     "Squeeze": rule(_reshaped),
     "Tile": rule(_tile),
     "TopK": Rule((_top_k,)),
     "Transpose": rule(_transpose),
-    "Trilu": rule(_trilu),
+    "Trilu": rule(lambda n: n.build.op("Trilu", n.dy, n.x(1) if n.has(1) else None, upper=n.attribute("upper", 1))),
     "Unsqueeze": rule(_reshaped),
 }

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.errors import ExportError
 from onnxtool.export.decoding.step import IDS, MASK
 from onnxtool.graph.writer import Writer, scoped
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _STEP = "step"
 
@@ -36,8 +33,6 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
     Returns:
         A graph with the inputs and outputs of `prompts`. Weights that both have are there once.
     """
-    import onnx_ir as ir
-
     outer = Writer(naming=scoped("tokens"))
     given = {str(value.name): ir.val(str(value.name), value.dtype) for value in prompts.graph.inputs}
     length, total = (
@@ -107,8 +102,6 @@ def _content(value: ir.Value) -> tuple[str, tuple[int, ...], bytes]:
 
 def _branch(graph: ir.Graph, given: Mapping[str, ir.Value], name: str) -> ir.Graph:
     """Make a branch of a graph, whose inputs are those around it."""
-    import onnx_ir as ir
-
     for value in list(graph.inputs):
         value.replace_all_uses_with(given[str(value.name)])
     results, nodes = list(graph.outputs), list(graph)

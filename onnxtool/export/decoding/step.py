@@ -93,7 +93,7 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
         for path, leaf in leaves.items()
     }
     strange = [axis for path in axes for axis in axes[path] if isinstance(axis, str) and "_axis_" in axis]
-    if strange:  # nobody could tell its size for an empty cache
+    if strange:  # its size for an empty cache is not known
         raise ExportError(
             f"the cache of {type(model).__name__} has axes that are neither batch nor length: {', '.join(strange)}",
             WITHOUT_CACHE,

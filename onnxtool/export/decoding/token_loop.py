@@ -9,16 +9,13 @@ Letters of shapes: B batch, S tokens given to the graph, P tokens before them, V
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.export.decoding.step import IDS, LOGITS, MASK
 from onnxtool.graph.writer import Writer, scoped
 from onnxtool.reports import Dimension
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]], *, batch: str, past: str) -> ir.Model:
@@ -38,8 +35,6 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
         A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and the cache, and gives logits
         [B, S, V] and the cache after all tokens. Only its logits say their width; other axes are not named yet.
     """
-    import onnx_ir as ir
-
     outer = Writer(naming=scoped("tokens"))
     ids, mask = (ir.val(name, ir.DataType.INT64) for name in (IDS, MASK))
     taken = {str(value.name): value for value in step.graph.inputs}
@@ -94,8 +89,6 @@ def _body(
     past: str,
 ) -> ir.Graph:
     """Make the body of the loop from the nodes of `step`: its token and mask are slices of all tokens and the mask."""
-    import onnx_ir as ir
-
     inner = Writer(naming=scoped("token"), initializers=initializers)
     number, going = ir.val("token/number", ir.DataType.INT64, []), ir.val("token/going", ir.DataType.BOOL, [])
     taken = {str(value.name): value for value in step.graph.inputs}
@@ -135,8 +128,6 @@ def _body(
 
 def _rename_past(value: ir.Value, past: str) -> None:
     """Name P apart within the loop, where it grows by one each time."""
-    import onnx_ir as ir
-
     if value.shape is not None:
         value.shape = ir.Shape(
             size if isinstance(size, int) or size.value is None else size.value.replace(past, "tokens_before")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
 
 from onnxtool.errors import ExportError
 from onnxtool.export.decoding.branches import choose_by_length
@@ -25,14 +27,11 @@ from onnxtool.export.decoding.step import (
     present_name,
 )
 from onnxtool.export.decoding.token_loop import loop_over_tokens
-from onnxtool.export.graph import name_nodes, renamed, strip
+from onnxtool.export.graph import name_nodes, rename_axes, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.tracing import guarded, operators_apart
 from onnxtool.graph.rewrites.exact_rules import exact_optimizer
 from onnxtool.reports import Dimension
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 TOTAL = f"{PAST} + {SEQUENCE}"
 
@@ -130,13 +129,11 @@ def _counting_positions(model: Any, step: Step) -> Any:
 
 
 def _name(model: ir.Model, step: Step) -> None:
-    """Name inputs and outputs, put constants into the graph, and drop the outputs that nobody takes.
+    """Name inputs and outputs, put constants into the graph, and drop the outputs that are not used.
 
     Raises:
         ExportError: an axis is fixed that moves, or the cache does not come out as it went in.
     """
-    import onnx_ir as ir
-
     graph = model.graph
     renames: dict[str, str] = {}
     for value in list(graph.inputs):
@@ -158,17 +155,11 @@ def _name(model: ir.Model, step: Step) -> None:
     for path in step.cache:
         results[path].name = present_name(cache_name(path))
     graph.outputs[:] = [results[path] for path in (LOGITS, *step.cache)]
-    for part in model.graphs():
-        for node in part:
-            for output in node.outputs:
-                if output.shape is not None:
-                    output.shape = ir.Shape([renamed(size, renames) for size in output.shape])
+    rename_axes(model, renames)
 
 
 def _set_shapes(graph: ir.Graph, cache: Mapping[str, tuple[Dimension, ...]]) -> None:
-    """Order inputs and outputs, and give them the axes that they have whoever traced them."""
-    import onnx_ir as ir
-
+    """Order inputs and outputs, and name their axes as every exporter's graph has them."""
     inputs = {str(value.name): value for value in graph.inputs}
     graph.inputs[:] = [inputs[name] for name in (IDS, MASK, *cache)]
     known = {IDS: (BATCH, SEQUENCE), MASK: (BATCH, TOTAL), **cache}

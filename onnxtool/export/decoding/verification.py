@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.decoding.step import (
@@ -30,9 +31,6 @@ from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, requi
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.verification import Verification
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # One from the prompt, eight from the cache.
 NEW_TOKENS = 9
@@ -54,7 +52,7 @@ class GenerationReference:
 
     Attributes:
         tokenizer: for a prompt of real text; None for a model that has none.
-        longest: the most tokens that prompt and answer may have together; None for no limit.
+        longest: the most tokens that prompt and generated text may have together; None for no limit.
     """
 
     model: Any
@@ -74,7 +72,7 @@ class GenerationReference:
         positions = {"position_ids": count_positions(mask, length)} if takes_positions(self.model) else {}
         with torch.inference_mode(), quiet(), plain_generation(self.model):
             try:
-                answer = self.model.generate(
+                generated = self.model.generate(
                     input_ids=ids,
                     attention_mask=mask,
                     max_new_tokens=NEW_TOKENS,
@@ -88,7 +86,7 @@ class GenerationReference:
                     f"{(str(error).splitlines() or [''])[0]}",
                     WITHOUT_CACHE,
                 ) from error
-        logits = [prompt[:, max(0, length - _COMPARED_PROMPT) : -1], torch.stack(answer.logits, dim=1)]
+        logits = [prompt[:, max(0, length - _COMPARED_PROMPT) : -1], torch.stack(generated.logits, dim=1)]
         return {LOGITS: torch.cat(logits, dim=1).float().cpu().numpy()}
 
     def _cases(self) -> Iterator[Case]:
@@ -136,7 +134,7 @@ def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolera
     """Let the file at `path` generate from the same prompts, from its own choices and its own cache, and compare.
 
     Prompts with padding are given once as a whole and once in two pieces, the second onto the cache of the first, as
-    a chat goes on; the model's answer to the whole prompt holds for both.
+    a chat goes on; the reference outputs of the whole prompt hold for both.
 
     Raises:
         VerificationError: logits differ by more than `tolerance` at any step, which they do after another token.

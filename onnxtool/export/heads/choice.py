@@ -14,7 +14,8 @@ from onnxtool.checkpoint.pooling_modules import Pooling, PoolingModule, SpladePo
 from onnxtool.checkpoint.tasks import SPARSE_TAGS
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.signature import BATCH, Signature
+from onnxtool.export.modalities.sizes import BATCH
+from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 
 if TYPE_CHECKING:
@@ -103,8 +104,6 @@ _KINDS: tuple[_HeadKind, ...] = (
     _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling),
     _HeadKind("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", Pooling),
 )
-# `logits` and `none` put nothing on the model; the first insists on logits.
-HEAD_NAMES = ("auto", "logits", *(kind.name for kind in _KINDS), "none")
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Choice:
     """The head that is exported.
 
     Attributes:
-        name: one of HEAD_NAMES, and not `auto`.
+        name: one of `ExportOptions`' heads, and not `auto`.
         head: what it adds to the graph; None for the model's own outputs.
         why: what a user who did not choose it should know; empty where one chose, or there is nothing to say.
     """

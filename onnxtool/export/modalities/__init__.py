@@ -1,1 +1,1 @@
-"""What goes into a model: a module for each modality, and how the one of a model is found."""
+"""Model inputs: a module per modality, and `finding`, which tells the modality of a model."""

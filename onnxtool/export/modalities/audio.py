@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.modalities.processing import PROCESSOR_FILE, prepare, scaled
-from onnxtool.export.modalities.sizes import BATCH, NUM_FRAMES, NUM_SAMPLES, Axis, Feeds, Sizes
+from onnxtool.errors import CheckpointError
+from onnxtool.export.modalities.processing import PROCESSOR_FILE, disagreement, prepare, scaled
+from onnxtool.export.modalities.sizes import BATCH, NUM_FRAMES, NUM_SAMPLES, Axis, Feeds, Sizes, usual_sizes
 from onnxtool.runtime.comparison import Case
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SECONDS, _OTHER_SECONDS = 1.0, 1.37
 _SAMPLING_RATE = 16_000
@@ -47,11 +45,7 @@ class AudioInputs:
         offered, longer = (_prepare(extractor, [_sound(extractor, length)]) for length in (_SECONDS, _OTHER_SECONDS))
         prepared = {name: array for name, array in offered.items() if name in accepted}
         if not {"input_values", "input_features"} & set(prepared):
-            raise ExportError(
-                f"{type(model).__name__} takes {', '.join(accepted)}, "
-                f"and its feature extractor gives {', '.join(offered)}",
-                "the folder may mix two models; or this model takes something that onnxtool does not know",
-            )
+            raise disagreement(model, accepted, "feature extractor", offered)
         moving = {
             name: axis
             for name, array in prepared.items()
@@ -78,11 +72,11 @@ class AudioInputs:
 
     def sample(self, fixed: Sizes) -> Feeds:
         """Return noise, one row of it shorter where there is a mask."""
-        return self._fill([1.0, 0.6][: fixed.get(BATCH, 2)], self._usual() | dict(fixed), seed=1)
+        return self._fill([1.0, 0.6][: fixed.get(BATCH, 2)], usual_sizes(self) | dict(fixed), seed=1)
 
     def cases(self, fixed: Sizes) -> list[Case]:
         """Several batches and lengths, rows of different lengths, silence, real sound."""
-        usual, full = self._usual(), (1.0,)
+        usual, full = usual_sizes(self), (1.0,)
         wanted: list[tuple[str, tuple[float, ...], float]] = [
             ("one row", full, 1.0),
             ("several rows", full * 5, 1.0),
@@ -107,9 +101,6 @@ class AudioInputs:
             if seconds == _SECONDS or self.time is None or self.time.name not in fixed:
                 cases.append(Case(f"a sound of {seconds:g} s", feeds, None))
         return cases
-
-    def _usual(self) -> dict[str, int]:
-        return {axis.name: axis.usual for axis in self.axes}
 
     def _fill(self, shares: list[float], sizes: Sizes, seed: int) -> Feeds:
         """Make one row for each of `shares`, the part of it that is sound; the rest is padding, by the mask."""

@@ -1,4 +1,4 @@
-"""Modalities made of others: an encoder's input with a decoder's ids, and two encoders side by side (CLIP)."""
+"""Combined modalities: an encoder's input with a decoder's ids, and two encoders side by side (CLIP)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxtool.export.modalities.sizes import BATCH, DECODER_SEQUENCE, Axis, Feeds, Modality, Sizes
+from onnxtool.export.modalities.sizes import DECODER_SEQUENCE, Axis, Feeds, Modality, Sizes
 from onnxtool.runtime.comparison import Case
 
 _LONGEST = 64
@@ -119,6 +119,3 @@ class SideBySide:
 
 def _merge(parts: Iterable[Feeds]) -> Feeds:
     return {name: array for part in parts for name, array in part.items()}
-
-
-__all__ = ["BATCH", "SideBySide", "WithDecoder"]

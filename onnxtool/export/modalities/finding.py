@@ -1,4 +1,4 @@
-"""What goes into a model, told from the parameters of its forward: a module for each modality."""
+"""Find the modality of a model from the parameters of its forward."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
 
-__all__ = ["find_modality", "text_of"]
-
 _DUAL_TASKS = ("zero-shot-image-classification",)
 # For these, a model that may see pictures or hear sound as well is exported as one of text.
 _TEXT_TASKS = (
@@ -29,7 +27,7 @@ _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "m
 _SOUNDS = ("input_values", "input_features")
 # What the names of inputs have in them, by what goes in there: `pixel_values_videos`, `audio_input_features`.
 _BESIDE_TEXT = {"pictures": ("pixel_values",), "sound": _SOUNDS}
-# Encoder-decoders that answer at once shift their decoder's input out of the encoder's.
+# Encoder-decoders that do not generate shift their decoder's input out of the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
 
 
@@ -51,9 +49,9 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
         return _text_and_images(model, checkpoint, accepted, text)
     modality: Modality
     if "pixel_values" in accepted or checkpoint.task in _PICTURE_TASKS:
-        modality = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
+        modality = ImageInputs.of(model, checkpoint.load_processor("image processor"), accepted)
     elif any(name in accepted for name in _SOUNDS) and not _reads(model, checkpoint, accepted):
-        modality = AudioInputs.of(model, checkpoint.load_feature_extractor(), accepted)
+        modality = AudioInputs.of(model, checkpoint.load_processor("feature extractor"), accepted)
     else:
         texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
         modality = replace(texts, left_out=_left_out(accepted))
@@ -111,5 +109,5 @@ def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
     if not dual:
         return replace(texts, left_out=_left_out(accepted))
-    images = ImageInputs.of(model, checkpoint.load_image_processor(), accepted)
+    images = ImageInputs.of(model, checkpoint.load_processor("image processor"), accepted)
     return SideBySide((replace(texts, batch_axis="text_batch_size"), replace(images, batch_axis="image_batch_size")))

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxtool.errors import ExportError
-from onnxtool.export.modalities.processing import prepare, scaled
-from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes
+from onnxtool.export.modalities.processing import disagreement, prepare, scaled
+from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes, usual_sizes
 from onnxtool.runtime.comparison import Case
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _PICTURES = ("pixel_values", "input_ids")  # the second one holds the number of a colour for each pixel
 # The axes that may move of the inputs that we know; of others, only the first, which is the batch.
@@ -57,11 +54,7 @@ class ImageInputs:
         offered = _prepare(processor, [_picture(*_PICTURE_SIZES[0])])
         prepared = {name: array for name, array in offered.items() if name in accepted}
         if not any(name.startswith(_PICTURES) for name in prepared):
-            raise ExportError(
-                f"{type(model).__name__} takes {', '.join(accepted)}, "
-                f"and its image processor gives {', '.join(offered)}",
-                "the folder may mix two models; or this model takes something that onnxtool does not know",
-            )
+            raise disagreement(model, accepted, "image processor", offered)
         return cls(processor, prepared)
 
     @property
@@ -81,11 +74,11 @@ class ImageInputs:
 
     def sample(self, fixed: Sizes) -> Feeds:
         """Return noise of the usual size, one row of it smaller where there is a mask."""
-        return self._ragged({axis.name: axis.usual for axis in self.axes} | dict(fixed), seed=1)
+        return self._ragged(usual_sizes(self) | dict(fixed), seed=1)
 
     def cases(self, fixed: Sizes) -> list[Case]:
         """Several batches and sizes, pictures smaller than their batch, black, with strong contrast, real ones."""
-        usual = {axis.name: axis.usual for axis in self.axes}
+        usual = usual_sizes(self)
         wanted: list[tuple[str, dict[str, int]]] = [
             ("one picture", {self.batch_axis: 1}),
             ("several pictures", {self.batch_axis: 5}),

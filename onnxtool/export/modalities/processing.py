@@ -1,13 +1,13 @@
-"""Run what prepares a model's inputs, and scale what it made."""
+"""Run a tokenizer or processor, and scale the inputs that it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.modalities.sizes import Feeds
 from onnxtool.export.source import reason
 
@@ -45,6 +45,14 @@ def prepare(call: Callable[[], Mapping[str, Any]], kind: str) -> Feeds:
     prepared = run(call, kind, PROCESSOR_FILE)
     arrays = {name: value.numpy() for name, value in prepared.items() if isinstance(value, torch.Tensor)}
     return {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
+
+
+def disagreement(model: Any, accepted: Sequence[str], kind: str, offered: Iterable[str]) -> ExportError:
+    """Make the error for a model and a tokenizer or processor that agree on no input."""
+    return ExportError(
+        f"{type(model).__name__} takes {', '.join(accepted)}, and its {kind} gives {', '.join(offered)}",
+        "the folder may mix two models; or this model takes something that onnxtool does not know",
+    )
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:

@@ -1,15 +1,14 @@
-"""What every modality offers: named axes, inputs of any size along them, and the cases that a file is verified on."""
+"""The interface of a modality: named axes, random inputs of any size along them, and the cases to verify a file on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from onnxtool.runtime.comparison import Case
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 BATCH, SEQUENCE, DECODER_SEQUENCE = "batch_size", "sequence", "decoder_sequence"
 HEIGHT, WIDTH = "height", "width"

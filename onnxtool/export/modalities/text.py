@@ -8,18 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
-from onnxtool.export.modalities.processing import TOKENIZER_FILE, run
+from onnxtool.export.modalities.processing import TOKENIZER_FILE, disagreement, run
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import FeedShape, verification_shapes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MASK = "attention_mask"
 _SAMPLE_TEXTS = ("onnxtool traces a model on two texts of different lengths", "the second is shorter")
@@ -75,10 +73,7 @@ class TextInputs:
         ignored = {"token_type_ids"} if getattr(config, "type_vocab_size", None) == 0 else set()
         names = {name: rest for name, rest in offered.items() if name in accepted and name not in ignored}
         if not {"input_ids", "inputs"} & set(names):
-            raise ExportError(
-                f"{type(model).__name__} takes {', '.join(accepted)}, and its tokenizer gives {', '.join(offered)}",
-                "the folder may mix two models; or this model takes something that onnxtool does not know",
-            )
+            raise disagreement(model, accepted, "tokenizer", offered)
         ids = vocabulary_size(model) or FEW_IDS
         _check_vocabulary(tokenizer, model)
         bounds = {"input_ids": ids, "inputs": ids, "token_type_ids": getattr(config, "type_vocab_size", None) or 2}

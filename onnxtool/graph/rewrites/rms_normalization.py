@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, constant, only_consumer, operands, producer, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,11 @@ Letters of shapes: B batch, S sequence, H heads, D size of a head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, constant, operands, producer
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _END = np.iinfo(np.int32).max  # a Slice beyond this ends where its input does
 _LAST = (-1, 3)

@@ -77,7 +77,7 @@ def read_graph(data: Data, start: int, end: int, model: Reading, depth: int) -> 
         if kind != BYTES:
             continue
         if number == 1:
-            _count_node(data, first, last, model, depth)
+            count_node(data, first, last, model, depth)
             continue
         if number == 5:
             _add_initializer(read_tensor(data, first, last, model.external), model, depth)
@@ -102,7 +102,7 @@ def read_graph(data: Data, start: int, end: int, model: Reading, depth: int) -> 
 
 
 def _read_own(data: Data, number: int, start: int, end: int, model: Reading) -> None:
-    """Read a field of the main graph that nobody asks for of those inside of it."""
+    """Read a field that is kept of the main graph only."""
     if number == 2:
         model.name = read_text(data, start, end)
     elif number in (11, 12):
@@ -130,7 +130,8 @@ def _add_initializer(tensor: Tensor, model: Reading, depth: int) -> None:
         model.initialized.add(tensor.name)
 
 
-def _count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> None:
+def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> None:
+    """Count a NodeProto, and read the graphs and tensors in its attributes."""
     op_type = domain = name = b""
     scopes = ""
     inputs: list[bytes] = []
@@ -145,7 +146,7 @@ def _count_node(data: Data, start: int, end: int, model: Reading, depth: int) ->
         elif number == 4:
             op_type = read_name(data, first, last)
         elif number == 5:
-            _read_attribute(data, first, last, model, depth)
+            read_attribute(data, first, last, model, depth)
         elif number == 7:
             domain = read_name(data, first, last)
         elif number == 9:
@@ -173,7 +174,8 @@ def _count_node(data: Data, start: int, end: int, model: Reading, depth: int) ->
                 model.readers[source] = scope
 
 
-def _read_attribute(data: Data, start: int, end: int, model: Reading, depth: int) -> None:
+def read_attribute(data: Data, start: int, end: int, model: Reading, depth: int) -> None:
+    """Read the graphs and tensors in an AttributeProto."""
     for number, kind, first, last in fields(data, start, end):
         if kind != BYTES:
             continue
@@ -197,64 +199,6 @@ def read_node(data: Data, start: int, end: int) -> tuple[str, str, str, tuple[st
             texts[number].append(read_text(data, first, last))
     name, op_type, domain = ("".join(texts[number][-1:]) for number in (3, 4, 7))
     return op_type, domain, name, tuple(texts[1]), tuple(texts[2])
-
-
-def read_function(
-    data: Data, start: int, end: int, body: Reading
-) -> tuple[dict[int, str], dict[int, list[str]], dict[str, int], dict[str, str]]:
-    """Read a FunctionProto, its nodes into `body`.
-
-    Returns:
-        Its texts and its lists of texts by field number, its opsets and its metadata.
-    """
-    texts = {1: "", 10: "", 13: ""}
-    lists: dict[int, list[str]] = {4: [], 5: [], 6: []}
-    opsets: dict[str, int] = {}
-    metadata: dict[str, str] = {}
-    for number, kind, first, last in fields(data, start, end):
-        if kind != BYTES:
-            continue
-        if number == 7:
-            _count_node(data, first, last, body, depth=0)
-        elif number == 11:
-            _read_attribute(data, first, last, body, depth=0)
-            lists[6].append(_attribute_name(data, first, last))
-        elif number == 9:
-            domain, version = read_opset(data, first, last)
-            opsets[domain or "ai.onnx"] = version
-        elif number == 14:
-            key, value = read_entry(data, first, last)
-            metadata[key] = value
-            data.annotation_bytes += last - first
-        elif number in texts:
-            texts[number] = read_text(data, first, last)
-        elif number in lists:
-            lists[number].append(read_text(data, first, last))
-    return texts, lists, opsets, metadata
-
-
-def _attribute_name(data: Data, start: int, end: int) -> str:
-    name = ""
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == BYTES:
-            name = read_text(data, first, last)
-    return name
-
-
-def read_training(
-    data: Data, start: int, end: int, initialization: Reading, algorithm: Reading
-) -> dict[int, dict[str, str]]:
-    """Read a TrainingInfoProto, its graphs into the readings; return its bindings by field number."""
-    bindings: dict[int, dict[str, str]] = {3: {}, 4: {}}
-    for number, kind, first, last in fields(data, start, end):
-        if kind != BYTES:
-            continue
-        if number in (1, 2):
-            read_graph(data, first, last, initialization if number == 1 else algorithm, depth=0)
-        elif number in bindings:
-            key, value = read_entry(data, first, last)
-            bindings[number][key] = value
-    return bindings
 
 
 def read_opset(data: Data, start: int, end: int) -> tuple[str, int]:

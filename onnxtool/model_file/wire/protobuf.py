@@ -36,7 +36,7 @@ def malformed(reason: str, position: int) -> _MalformedError:
 class Data:
     """The bytes of a file by their positions in it, of which a small window is in memory.
 
-    It counts the metadata that those who read it step over.
+    It counts the bytes of metadata that readers skip.
 
     Read rather than mapped: the pages around each byte of a map count as memory of the process, and of a file with
     hundreds of weights that adds up to more than Python itself takes.
@@ -122,7 +122,7 @@ def fields(data: Data, position: int, end: int) -> Iterator[tuple[int, int, int,
         needed = end - position if end - position <= _RUN_BYTES else _HEADER_BYTES
         if not data.base <= position <= data.base + len(data.window) - needed:
             data.move_to(position, needed)
-        # Whoever takes a field may move the window of `data`; this one stays what it is.
+        # A caller may move the window of `data` between two fields; this one stays what it is.
         window, base = data.window, data.base
         offset, limit = position - base, end - base
         whole_headers = limit if limit <= len(window) else len(window) - _HEADER_BYTES + 1

@@ -1,13 +1,11 @@
 """Read all of a model but its weights."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.model_file.wire.graphs import Reading, read_function, read_graph, read_node, read_opset, read_training
+from onnxtool.model_file.wire.graphs import Reading, count_node, read_attribute, read_graph, read_node, read_opset
 from onnxtool.model_file.wire.protobuf import (
     BYTES,
     VARINT,
@@ -149,9 +147,9 @@ def _read_model(data: Data) -> Structure:
         elif number in (20, 25) and len(functions) + len(trainings) >= _MAX_FUNCTIONS:
             raise malformed(f"more than {_MAX_FUNCTIONS} functions", start)
         elif number == 20:
-            trainings.append(_training(data, start, end, model))
+            trainings.append(_read_training(data, start, end, model))
         elif number == 25:
-            functions.append(_function(data, start, end, model))
+            functions.append(_read_function(data, start, end, model))
     # Opsets are obligatory from IR version 3 on, and they follow the graph: a copy that broke off lacks them.
     if not has_graph or not numbers[1] or (numbers[1] >= 3 and not opsets):
         raise malformed("no graph, no IR version or no opset in it", len(data))
@@ -209,9 +207,31 @@ def encode_metadata(entries: dict[str, str]) -> bytes:
     return bytes(encoded)
 
 
-def _function(data: Data, start: int, end: int, model: Reading) -> Function:
+def _read_function(data: Data, start: int, end: int, model: Reading) -> Function:
     body = model.apart()
-    texts, lists, opsets, metadata = read_function(data, start, end, body)
+    texts = {1: "", 10: "", 13: ""}
+    lists: dict[int, list[str]] = {4: [], 5: [], 6: []}
+    opsets: dict[str, int] = {}
+    metadata: dict[str, str] = {}
+    for number, kind, first, last in fields(data, start, end):
+        if kind != BYTES:
+            continue
+        if number == 7:
+            count_node(data, first, last, body, depth=0)
+        elif number == 11:
+            read_attribute(data, first, last, body, depth=0)
+            lists[6].append(_attribute_name(data, first, last))
+        elif number == 9:
+            domain, version = read_opset(data, first, last)
+            opsets[domain or "ai.onnx"] = version
+        elif number == 14:
+            key, value = read_entry(data, first, last)
+            metadata[key] = value
+            data.annotation_bytes += last - first
+        elif number in texts:
+            texts[number] = read_text(data, first, last)
+        elif number in lists:
+            lists[number].append(read_text(data, first, last))
     return Function(
         domain=texts[10],
         name=texts[1],
@@ -225,10 +245,26 @@ def _function(data: Data, start: int, end: int, model: Reading) -> Function:
     )
 
 
-def _training(data: Data, start: int, end: int, model: Reading) -> Training:
-    initialization, algorithm = model.apart(), model.apart()
-    bindings = read_training(data, start, end, initialization, algorithm)
-    return Training(_by_count(initialization.ops), _by_count(algorithm.ops), bindings[3], bindings[4])
+def _attribute_name(data: Data, start: int, end: int) -> str:
+    name = ""
+    for number, kind, first, last in fields(data, start, end):
+        if number == 1 and kind == BYTES:
+            name = read_text(data, first, last)
+    return name
+
+
+def _read_training(data: Data, start: int, end: int, model: Reading) -> Training:
+    graphs = {1: model.apart(), 2: model.apart()}
+    bindings: dict[int, dict[str, str]] = {3: {}, 4: {}}
+    for number, kind, first, last in fields(data, start, end):
+        if kind != BYTES:
+            continue
+        if number in graphs:
+            read_graph(data, first, last, graphs[number], depth=0)
+        elif number in bindings:
+            key, value = read_entry(data, first, last)
+            bindings[number][key] = value
+    return Training(_by_count(graphs[1].ops), _by_count(graphs[2].ops), bindings[3], bindings[4])
 
 
 def _scope_bytes(model: Reading) -> dict[str, int]:

@@ -1,7 +1,5 @@
 """Read tensors without their data, and the types of a graph's inputs and outputs."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import NamedTuple
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from onnxtool.graph.edit import constant
 from onnxtool.graph.shapes import Shape, Shapes, infer_shapes
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 _MOST_NODES = 300
 _MOST_NUMBERS = 8  # a larger constant is a table
@@ -125,10 +125,6 @@ def evaluate(
 
 def _to_proto(model: ir.Model, part: Slice, shapes: Mapping[str, Shape]) -> bytes | None:
     """Serialize a slice as a model of its own, in which each Shape is a constant for these sizes."""
-    import onnx
-    import onnx_ir as ir
-    from onnx import helper, numpy_helper
-
     nodes, constants = [], []
     for node in part.nodes:
         sized = node.inputs[0] if _is_shape(node) else None

@@ -6,13 +6,11 @@ Letters of shapes: B batch, S sequence, I inputs, O outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, is_weight, operands, producer, tensor_of
 from onnxtool.graph.shapes import Shapes
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.graph.shapes import Shapes, axis_name
 from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above, table_lengths
 from onnxtool.optimize.attention.scores import Masking
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 _LOWEST = -1e4
 # A mask grows with the square of it; with a window that is wider, it stays a bias.

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, constant, producer, scalar
 from onnxtool.graph.shapes import Shapes
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _LONGEST_CHAIN = 16
 _LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
@@ -122,26 +119,27 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         raise RefusedError(f"scores of rank {rank}")
     if attribute(softmax, "axis", -1) not in (-1, rank - 1):
         raise RefusedError("a Softmax over another axis than the last")
-    trail = _take_apart(scores, shapes)
+    above, num_heads, scale, masking = _take_apart(scores, shapes)
     weighting = _weighting(softmax.outputs[0])
     if weighting is None:
         raise RefusedError("probabilities that are read elsewhere as well")
     product, conditions = weighting
+    filled = [masked_fill.condition for masked_fill in masking.masked_fills]
     for condition in conditions:
-        if not any(condition is masked_fill.condition for masked_fill in trail.masked_fills) and not _is_nan(condition):
+        if not any(condition is one for one in filled) and not _is_nan(condition):
             raise RefusedError("probabilities that are masked otherwise than the scores")
-    queries, keys = trail.product.inputs[:2]
+    queries, keys = above.inputs[:2]
     values = product.inputs[1]
-    if queries is None or keys is None or values is None or trail.num_heads is None:
+    if queries is None or keys is None or values is None or num_heads is None:
         raise RefusedError("a number of heads that is not known")
     return MatchedAttention(
         queries=queries,
         keys=keys,
         is_transposed=True,
         values=values,
-        num_heads=trail.num_heads,
-        scale=trail.scale,
-        masking=Masking(tuple(trail.terms), tuple(trail.masked_fills)),
+        num_heads=num_heads,
+        scale=scale,
+        masking=masking,
         is_causal=False,
         result=_without_zeroed_rows(product.outputs[0]),
     )
@@ -181,19 +179,8 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
     )
 
 
-@dataclass
-class _Trail:
-    """The operators between a Softmax and the MatMul of queries and keys above it."""
-
-    product: ir.Node
-    num_heads: int | None
-    scale: float
-    terms: list[Term]
-    masked_fills: list[MaskedFill]
-
-
-def _take_apart(value: ir.Value, shapes: Shapes) -> _Trail:
-    """Walk from the scores up to the MatMul of queries and keys, and note what happens on the way."""
+def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, float, Masking]:
+    """Walk from the scores up to the MatMul of queries and keys; return it, the number of heads, scale and masking."""
     scale, here = 1.0, value
     terms: list[Term] = []
     masked_fills: list[MaskedFill] = []
@@ -206,7 +193,7 @@ def _take_apart(value: ir.Value, shapes: Shapes) -> _Trail:
         if node is None:
             break
         if node.op_type == "MatMul":
-            return _Trail(node, num_heads, scale, terms, masked_fills)
+            return node, num_heads, scale, Masking(tuple(terms), tuple(masked_fills))
         above, factor = _step(node, shapes, terms, masked_fills, scale)
         scale, here = scale * factor, above
     name = "nothing" if node is None else node.op_type

@@ -1,6 +1,6 @@
 """Find the tensor behind a view and its layout, by moving the indices of its elements through the operators.
 
-Exporters split heads and transpose matrices in a dozen ways, with shapes computed from other shapes. One method serves
+Exporters split heads and transpose matrices in a dozen forms, with shapes computed from other shapes. One method serves
 for all of them: number the elements of the first tensor, let the operators move the numbers, and look where they are.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.graph.edit import attribute, only_consumer, producer, scalar
 from onnxtool.graph.shapes import Shapes
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
-
-    Indices = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 _LONGEST_CHAIN = 10
 _RESHAPES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, remove_unused, replace, tensor_of
+from onnxtool.graph.edit import remove_unused, replace, tensor_of
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.linear import Linear, find_linear
@@ -26,9 +28,6 @@ from onnxtool.optimize.attention.scores import (
 )
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,6 @@ def _joined_weights(linears: tuple[Linear, Linear, Linear], writer: Writer) -> l
 
 def _concatenated(values: Sequence[ir.Value | None], widths: Sequence[int], like: ir.Value) -> ir.TensorProtocol:
     """Return the tensors of `values` concatenated along their last axis, with zeros for a missing one."""
-    import onnx_ir as ir
-
     tensors = [None if value is None else tensor_of(value) for value in values]
     dtype = tensor_of(like).dtype
     outer = next((tensor.shape.numpy()[:-1] for tensor in tensors if tensor is not None), ())
@@ -213,8 +210,6 @@ def _keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
 
 def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     """Return the padding mask as int32 [B, L]."""
-    import onnx_ir as ir
-
     value = parts.mask_kind.padding
     if value is None or value.dtype == ir.DataType.INT32:
         return value

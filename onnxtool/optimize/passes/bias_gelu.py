@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.edit import is_float, is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 _WITH_BIAS = {"Gelu": "BiasGelu", "FastGelu": "FastGelu"}
 
@@ -29,20 +26,17 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     if not found:
         return Outcome(model, 0)
     shapes = find_shapes(model)
-    reasons = [reason for node, add in found if (reason := _fuse(node, add, shapes))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes))
 
 
 def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     """Write one operator with a bias; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     parts = operands(add, lambda one: is_weight(one, 1))
     length = None if parts is None else shapes.fixed(parts[0], 0)
     if parts is None or length is None or length != shapes.fixed(parts[1], -1):
         return "the bias is no vector as long as the last axis"
     bias, value = parts
-    if bias.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if not is_float(bias):
         return "neither float32 nor float16"
     if only_consumer(add.outputs[0], node.op_type, domain=MICROSOFT) is not node:
         return "the sum is read elsewhere"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _LARGEST_CONSTANT = 1024  # elements
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `y = Op(x)` and `z = Op(x)`, with equal attributes, by the first of them; remove unused nodes."""
-    import onnx_ir.passes.common as common
-
     before = _size(model.graph)
     common.RemoveUnusedNodesPass()(model)
     # Exporters write a constant again for each of its readers.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.edit import is_made_on_saving, replace, tensor_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _SAMPLES = 64  # elements of a weight, far apart: they tell nearly all weights apart without reading them
 

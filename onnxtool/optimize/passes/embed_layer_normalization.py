@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, attribute, constant, is_weight, producer, replace_and_erase, scalar
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, constant, is_weight, producer, replace_and_erase, scalar
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 # Operators between a size as a scalar and the same size as a vector of one element.
 _WRAPPERS = ("Cast", "Reshape", "Squeeze", "Unsqueeze")
@@ -32,15 +31,6 @@ class _Lookup:
     sized_by: list[ir.Node]
 
 
-@dataclass(frozen=True)
-class _Embedding:
-    """The lookups of an embedding layer; some architectures have no `segments`."""
-
-    words: _Lookup
-    positions: _Lookup
-    segments: _Lookup | None
-
-
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `LayerNormalization(Add(Add(Gather(W, ids), Gather(T, segments)), Gather(P, positions)), gamma, beta)`.
 
@@ -57,8 +47,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     fill_types(model)
     shapes = find_shapes(model)
     casts: dict[ir.Value, ir.Value] = {}
-    reasons = [reason for node, lookups in found if (reason := _fuse(node, lookups, shapes, casts))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes, casts))
 
 
 def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
@@ -113,8 +102,6 @@ def _fuse(node: ir.Node, lookups: list[_Lookup], shapes: Shapes, casts: dict[ir.
 
 def _objection(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
     """Return which precondition does not hold; empty where all do."""
-    import onnx_ir as ir
-
     vectors = [one for one in node.inputs[1:] if one is not None]
     width = shapes.fixed(lookups[0].table, 1)
     if attribute(node, "axis", -1) not in (-1, 2):
@@ -137,8 +124,8 @@ def _objection(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
     return ""
 
 
-def _assign(lookups: list[_Lookup], shapes: Shapes) -> _Embedding | None:
-    """Assign words, positions and segments to the lookups; None where they cannot be told apart.
+def _assign(lookups: list[_Lookup], shapes: Shapes) -> tuple[_Lookup, _Lookup, _Lookup | None] | None:
+    """Return the lookups of words, positions and segments, which some models lack; None where they are not told apart.
 
     Any assignment gives the same sum, but only positions may be [1, S]; words and segments are [B, S].
     """
@@ -155,7 +142,7 @@ def _assign(lookups: list[_Lookup], shapes: Shapes) -> _Embedding | None:
     ids = positions[0].ids
     if not shapes.same(ids, words.ids) and not _is_row_of(ids, words.ids, shapes):
         return None
-    return _Embedding(words, positions[0], others[0] if others else None)
+    return words, positions[0], others[0] if others else None
 
 
 def _is_row_of(ids: ir.Value, words: ir.Value, shapes: Shapes) -> bool:
@@ -205,10 +192,10 @@ def _is_length_of(size: ir.Value | None, words: ir.Value, shapes: Shapes) -> boo
     return all(one is not None and other is not None and len(one) > 1 and one[1] == other[1] for one, other in pairs)
 
 
-def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]) -> ir.Value:
-    import onnx_ir as ir
-
-    words, positions, segments = embedding.words, embedding.positions, embedding.segments
+def _write(
+    node: ir.Node, embedding: tuple[_Lookup, _Lookup, _Lookup | None], casts: dict[ir.Value, ir.Value]
+) -> ir.Value:
+    words, positions, segments = embedding
     segment_ids = None if segments is None else _as_int32(segments.ids, node, casts)
     inputs = [
         *(_as_int32(words.ids, node, casts), segment_ids),
@@ -226,8 +213,6 @@ def _write(node: ir.Node, embedding: _Embedding, casts: dict[ir.Value, ir.Value]
 
 def _as_int32(ids: ir.Value, node: ir.Node, casts: dict[ir.Value, ir.Value]) -> ir.Value:
     """Return `ids` as int32; one Cast in front of `node` serves all readers."""
-    import onnx_ir as ir
-
     if ids.dtype == ir.DataType.INT32:
         return ids
     if ids not in casts:

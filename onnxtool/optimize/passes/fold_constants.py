@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from onnxtool.graph.edit import attribute, replace
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxtool.graph.edit import attribute, drop_unused, replace
+from onnxtool.graph.elements import BROADCASTING, CONSTANT_DTYPES, evaluate
 from onnxtool.graph.shapes import fill_types
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 _LARGEST_RESULT = 1 << 16
 # The dtypes that NumPy computes with natively.
@@ -24,15 +25,9 @@ _COMPUTED_DTYPES = frozenset(
     )
 )
 
-# The first broadcast their inputs, the second give at most as many elements as they get. Left out: random operators,
+# These give at most as many elements as they get, those of BROADCASTING broadcast. Left out: random operators,
 # those with graphs inside, DequantizeLinear, whose result is larger than its input, and Transpose, which would store a
 # shared weight twice.
-_BROADCASTING = frozenset(
-    (
-        *("Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"),
-        *("Mod", "Mul", "Or", "Pow", "Sub", "Where", "Xor"),
-    )
-)
 _NOT_GROWING = frozenset(
     (
         *("Abs", "Cast", "Ceil", "Concat", "Cos", "Exp", "Floor", "Log", "Neg", "Not", "Reciprocal", "ReduceMax"),
@@ -41,7 +36,7 @@ _NOT_GROWING = frozenset(
     )
 )
 _OTHERS = frozenset(("ConstantOfShape", "Gather", "Range"))
-_FOLDED = _BROADCASTING | _NOT_GROWING | _OTHERS
+_FOLDED = BROADCASTING | _NOT_GROWING | _OTHERS
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -94,8 +89,6 @@ def _bypass(node: ir.Node) -> bool:
 
 def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
     """Replace a node by an initializer of the same name; False where that is not possible."""
-    import onnx_ir as ir
-
     output, graph = node.outputs[0], node.graph
     if tensor is None or output.is_graph_output() or not isinstance(graph, ir.Graph) or output.name is None:
         return False
@@ -106,23 +99,13 @@ def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
     output.replace_all_uses_with(value)
     graph.remove(node, safe=True)
     graph.register_initializer(value)
-    for source in sources:
-        if not source.uses() and source.is_initializer() and not source.is_graph_output():
-            graph.initializers.pop(str(source.name), None)
+    drop_unused(source for source in sources if source.is_initializer())
     return True
 
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     """Return the tensor of a Constant node; None for text and sparse tensors, which not every initializer can hold."""
-    import numpy as np
-    import onnx_ir as ir
-
-    for name, dtype in (
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-    ):
+    for name, dtype in CONSTANT_DTYPES.items():
         if name in node.attributes:
             return ir.tensor(np.array(attribute(node, name), dtype))
     held = node.attributes.get("value")
@@ -145,8 +128,6 @@ def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
 
 def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
     """Return an upper bound of the number of elements of the result."""
-    import numpy as np
-
     given = [array for array in arrays if array is not None]
     if node.op_type == "ConstantOfShape":
         return math.prod(given[0].tolist())
@@ -157,18 +138,13 @@ def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
         return int(given[0].size // max(1, given[0].shape[attribute(node, "axis", 0)]) * given[1].size)
     if node.op_type == "Expand":
         return math.prod(np.broadcast_shapes(given[0].shape, tuple(given[1].tolist())))
-    if node.op_type in _BROADCASTING:
+    if node.op_type in BROADCASTING:
         return math.prod(np.broadcast_shapes(*(array.shape for array in given)))
     return sum(array.size for array in given)
 
 
 def _evaluate(node: ir.Node, arrays: Sequence[NDArray[Any] | None], opset: int) -> ir.TensorProtocol | None:
     """Compute a node with ONNX's reference implementation; None where runtimes do not agree on its result."""
-    import numpy as np
-    import onnx
-    import onnx_ir as ir
-    from onnx.reference import ReferenceEvaluator
-
     names = ["" if array is None else f"input_{number}" for number, array in enumerate(arrays)]
     feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
     integers = [array for array in feeds.values() if array.dtype.kind in "iu"]
@@ -176,15 +152,8 @@ def _evaluate(node: ir.Node, arrays: Sequence[NDArray[Any] | None], opset: int) 
         return None  # rounding of negative quotients differs, and zero has none
     single = onnx.helper.make_node(node.op_type, names, ["output"])
     single.attribute.extend(ir.to_proto(one) for one in node.attributes.values())
-    inputs = [
-        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    output = onnx.helper.make_value_info("output", onnx.TypeProto())
-    graph = onnx.helper.make_graph([single], "constant", inputs, [output])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     with np.errstate(all="ignore"):
-        result = ReferenceEvaluator(model).run(None, feeds)[0]
+        result = evaluate(single, feeds, opset)
     return ir.tensor(np.array(result, order="C"))
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_closed, operands, producer, replace_and_erase, value_graph
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, is_closed, is_float, operands, producer, replace_and_erase, value_graph
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.polynomials import Polynomial, as_polynomial, number_in
 from onnxtool.graph.shapes import fill_types
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _ROOT = math.sqrt(2 / math.pi)
 
@@ -67,7 +67,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 def _rename(node: ir.Node) -> str:
     """Replace ONNX's Gelu by onnxruntime's; return why not where a precondition does not hold."""
     value = node.inputs[0]
-    if value is None or not _is_float(value):
+    if value is None or not is_float(value):
         return "neither float32 nor float16"
     operator = "FastGelu" if attribute(node, "approximate", "none") == "tanh" else "Gelu"
     replace_and_erase(node.outputs[0], Writer(node).node(operator, [value], domain=MICROSOFT, like=node.outputs[0]))
@@ -87,7 +87,7 @@ def _fuse(node: ir.Node, form: _Form) -> str | None:
     if product is None:
         return None
     value, result, others = product
-    if not _is_float(value):
+    if not is_float(value):
         return "neither float32 nor float16"
     if not is_closed([*nodes, *others], result):
         return "an inner value is read elsewhere"
@@ -148,12 +148,6 @@ def _product_of(factors: list[ir.Value], value: ir.Value) -> Polynomial | None:
             return None
         product = product.times(polynomial)
     return product
-
-
-def _is_float(value: ir.Value) -> bool:
-    import onnx_ir as ir
-
-    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 gelu = Pass("gelu", _apply)

@@ -7,18 +7,16 @@ dozen nodes. Nearly all of these numbers are sizes of the inputs or constants.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.graph.edit import producer, remove_unused
 from onnxtool.graph.shapes import Shapes, find_shapes, named_axes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 _LONGEST = 8  # a longer row is one of positions, not of sizes
 

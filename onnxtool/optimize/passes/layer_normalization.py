@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
-from onnxtool.graph.edit import is_closed, is_weight, only_consumer, producer, replace_and_erase
+from onnxtool.graph.edit import is_closed, is_float, is_weight, only_consumer, producer, replace_and_erase
 from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
 
 _FIRST_OPSET = 17
 
@@ -28,8 +24,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     if model.opset_imports.get("", 0) < _FIRST_OPSET:
         return Outcome(model, 0, refusals([f"LayerNormalization needs opset {_FIRST_OPSET}"] * len(found)))
     shapes = find_shapes(model)
-    reasons = [reason for node, match in found if (reason := _fuse(node, match, shapes))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes))
 
 
 def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
@@ -47,14 +42,12 @@ def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
 
 def _fuse(node: ir.Node, found: tuple[Normalized, ir.Value], shapes: Shapes) -> str:
     """Write one LayerNormalization; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     match, value = found
     scaled = only_consumer(node.outputs[0], "Mul")
     gamma = None if scaled is None else _vector(scaled, node.outputs[0], value, shapes)
     if scaled is None or gamma is None:
         return "the scale is no vector as long as the last axis"
-    if gamma.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if not is_float(gamma):
         return "neither float32 nor float16"
     nodes, inputs, last = [*match.nodes, scaled], [value, gamma], scaled
     shifted = only_consumer(scaled.outputs[0], "Add")

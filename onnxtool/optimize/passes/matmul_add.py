@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
-from onnxtool.graph.edit import is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.edit import is_float, is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 _FIRST_OPSET = 7  # before, Gemm does not broadcast by default
 
@@ -31,20 +27,17 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         return Outcome(model, 0)
     shapes = find_shapes(model)
     matrices = [row for row in found if shapes.rank(row[2].inputs[0]) in (None, 2)]
-    reasons = [reason for add, bias, times in matrices if (reason := _fuse(add, bias, times, shapes))]
-    return Outcome(model, len(matrices) - len(reasons), refusals(reasons))
+    return rewrite_each(model, matrices, lambda match: _fuse(*match, shapes))
 
 
 def _fuse(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:
     """Write one Gemm; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     value, weight = times.inputs
     if shapes.rank(value) is None:
         return "the rank of the input is not known"
     if shapes.fixed(bias, 0) != shapes.fixed(weight, 1):
         return "the bias is not as long as the last axis"
-    if bias.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if not is_float(bias):
         return "neither float32 nor float16"
     if only_consumer(times.outputs[0], "Add") is not add:
         return "the output of the MatMul is read elsewhere"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
 from onnxtool.graph.protos import from_light_proto, to_light_proto
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # The passes of onnxoptimizer that need no weights. Left out: fuse_qkv, fuse_bn_into_conv and fuse_add_bias_into_conv
 # compute with weights; eliminate_duplicate_initializer compares them; rewrite_where changes the graph for TensorRT;

@@ -6,16 +6,14 @@ of image and speech models.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
+
+import onnx_ir as ir
 
 from onnxtool.graph.protos import restore_description, to_full_proto
 from onnxtool.optimize.attention.scores import keeps_probabilities, match_roots
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 from onnxtool.runtime.quiet import quiet
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from onnxruntime.transformers.fusion_options import FusionOptions
 
 # Model types of transformers with the same graph as one that onnxruntime has patterns for.
 _SAME_GRAPH = {
@@ -56,7 +54,6 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
 
 
 def _fuse(model: ir.Model, model_type: str, context: Context) -> ir.Model:
-    import onnx_ir as ir
     from onnxruntime.transformers.optimizer import optimize_model
 
     with quiet():  # it logs, and sometimes prints, each pattern that it does not find
@@ -77,7 +74,7 @@ def _fuse(model: ir.Model, model_type: str, context: Context) -> ir.Model:
     return result
 
 
-def _options(model_type: str, provider: str) -> FusionOptions:
+def _options(model_type: str, provider: str) -> Any:
     from onnxruntime.transformers.fusion_options import FusionOptions
 
     options = FusionOptions(model_type)

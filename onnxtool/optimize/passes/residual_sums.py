@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
 from onnxtool.graph.edit import is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _NORMALIZATIONS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 
@@ -21,8 +18,6 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     normalization into SkipLayerNormalization by default, which takes several times as long on the CPU. It does not fuse
     a Sum, which adds the same numbers in the same order.
     """
-    import onnx_ir as ir
-
     num_changes = 0
     for node in list(model.graph):
         if node.domain or node.op_type not in _NORMALIZATIONS:

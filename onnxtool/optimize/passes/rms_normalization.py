@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, is_closed, only_consumer, producer, replace_and_erase
+from onnxtool.graph.edit import attribute, is_closed, is_float, only_consumer, producer, replace_and_erase
 from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of, scaled
 from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-
-@dataclass(frozen=True)
-class _Pattern:
-    """The input and the result of a normalization, and the nodes between them."""
-
-    source: ir.Value
-    result: ir.Value
-    nodes: tuple[ir.Node, ...]
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -35,8 +22,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         return Outcome(model, 0)
     fill_types(model)
     shapes = find_shapes(model)
-    reasons = [reason for node, match in found if (reason := _fuse(node, match, shapes))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes))
 
 
 def _match_uncentred(node: ir.Node) -> Normalized | None:
@@ -50,32 +36,28 @@ def _match_uncentred(node: ir.Node) -> Normalized | None:
 
 def _fuse(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
     """Write one SimplifiedLayerNormalization; return the reason where a precondition does not hold."""
-    import onnx_ir as ir
-
-    pattern = _widen_over_casts(node, match)
-    found = scaled(pattern.result)
+    source, normalized, nodes = _widen_over_casts(node, match)
+    found = scaled(normalized)
     if found is None:
         return "no scale follows, or something else reads the normalized value"
     scale, result = found
     multiply = producer(result)
     length = shapes.fixed(scale, -1)
-    if shapes.rank(scale) != 1 or length is None or length != shapes.fixed(pattern.source, -1):
+    if shapes.rank(scale) != 1 or length is None or length != shapes.fixed(source, -1):
         return "the scale is no vector as long as the last axis"
-    if pattern.source.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if not is_float(source):
         return "neither float32 nor float16"
-    if multiply is None or not is_closed([*pattern.nodes, multiply], result):
+    if multiply is None or not is_closed([*nodes, multiply], result):
         return "an inner value is read elsewhere"
     attributes = {"axis": -1, "epsilon": match.epsilon, "stash_type": 1}
-    fused = Writer(multiply).node("SimplifiedLayerNormalization", [pattern.source, scale], attributes, like=result)
+    fused = Writer(multiply).node("SimplifiedLayerNormalization", [source, scale], attributes, like=result)
     replace_and_erase(result, fused)
     return ""
 
 
-def _widen_over_casts(node: ir.Node, match: Normalized) -> _Pattern:
-    """Return the pattern with a Cast of x to float32 before it and the Cast back after it, where there are both."""
-    import onnx_ir as ir
-
-    narrow = _Pattern(match.value, node.outputs[0], match.nodes)
+def _widen_over_casts(node: ir.Node, match: Normalized) -> tuple[ir.Value, ir.Value, tuple[ir.Node, ...]]:
+    """Return input, result and nodes, with a Cast of x to float32 and the Cast back where there are both."""
+    narrow = match.value, node.outputs[0], match.nodes
     before, after = producer(match.value, "Cast"), only_consumer(node.outputs[0], "Cast")
     source = None if before is None else before.inputs[0]
     if before is None or after is None or source is None or attribute(before, "to") != ir.DataType.FLOAT:
@@ -83,7 +65,7 @@ def _widen_over_casts(node: ir.Node, match: Normalized) -> _Pattern:
     # The operator computes in float32 and rounds before the scale, as the two casts do.
     if source.dtype is None or attribute(after, "to") != source.dtype:
         return narrow
-    return _Pattern(source, after.outputs[0], (*match.nodes, before, after))
+    return source, after.outputs[0], (*match.nodes, before, after)
 
 
 rms_normalization = Pass("rms_normalization", _apply)

@@ -5,28 +5,16 @@ Letters of shapes: B batch, S sequence, H heads, D size of a head, R rows of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import onnx_ir as ir
 
-from onnxtool.graph.edit import (
-    MICROSOFT,
-    attribute,
-    is_weight,
-    operands,
-    producer,
-    replace_and_erase,
-    scalar,
-    tensor_of,
-)
+from onnxtool.graph.edit import attribute, is_weight, operands, producer, replace_and_erase, scalar, tensor_of
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.rewrites.rotary_embedding import Rotation, match_rotation
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:

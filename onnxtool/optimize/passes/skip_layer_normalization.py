@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.edit import attribute, is_float, is_weight, only_consumer, operands, producer, replace_and_erase
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 _WITH_SKIP = {
     "LayerNormalization": "SkipLayerNormalization",
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
 }
+_Terms = tuple[ir.Value, ir.Value, ir.Value | None]
 _DEFAULT_EPSILON = 1e-5  # of LayerNormalization; that of the fused operators is another
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """The input of a normalization: `first + bias + second`."""
-
-    node: ir.Node
-    first: ir.Value
-    second: ir.Value
-    bias: ir.Value | None
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -43,23 +30,22 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if not node.domain
         and node.op_type in _WITH_SKIP
         and (add := producer(node.inputs[0], "Add")) is not None
-        and operands(add, lambda one: is_weight(one)) is None
+        and operands(add, is_weight) is None
     ]
     if not found:
         return Outcome(model, 0)
     shapes = find_shapes(model)
-    reasons = [reason for node, add in found if (reason := _fuse(node, add, shapes))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    return rewrite_each(model, found, lambda match: _fuse(*match, shapes))
 
 
 def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     """Write one operator for both; return why not where a precondition does not hold."""
     reason = _objection(node, add, shapes)
-    total = None if reason else _split(add, shapes)
-    if total is None:
+    terms = None if reason else _split(add, shapes)
+    if terms is None:
         return reason or "the bias does not fit"
     read_elsewhere = only_consumer(add.outputs[0], node.op_type) is None
-    outputs = _write(node, total, with_sum=read_elsewhere)
+    outputs = _write(node, add, terms, with_sum=read_elsewhere)
     replace_and_erase(node.outputs[0], outputs[0])
     if read_elsewhere:
         replace_and_erase(add.outputs[0], outputs[3])
@@ -68,8 +54,6 @@ def _fuse(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
 
 def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     """Return which precondition does not hold; empty where all do."""
-    import onnx_ir as ir
-
     if producer(node.inputs[0], "Add") is not add:
         return "another normalization has fused the sum"
     first, second = add.inputs
@@ -81,15 +65,15 @@ def _objection(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     width = shapes.fixed(first, -1)
     if width is None or not all(is_weight(one, 1) and shapes.fixed(one, 0) == width for one in scales):
         return "scale or shift is no vector as long as the last axis"
-    if scales[0].dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if not is_float(scales[0]):
         return "neither float32 nor float16"
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         return "its mean or deviation is read"
     return ""
 
 
-def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
-    """Return the terms of a sum, with the bias of a linear layer apart where only this sum reads the layer."""
+def _split(add: ir.Node, shapes: Shapes) -> _Terms | None:
+    """Return the two terms of a sum, and the bias of a linear layer where only this sum reads the layer."""
     first, second = add.inputs
     if first is None or second is None:
         return None
@@ -99,20 +83,18 @@ def _split(add: ir.Node, shapes: Shapes) -> _Sum | None:
         if parts is None or only_consumer(one, "Add") is not add or producer(parts[1], "MatMul") is None:
             continue
         if shapes.same(parts[1], one) and shapes.fixed(parts[0], 0) == shapes.fixed(one, -1):
-            return _Sum(add, parts[1], other, parts[0])
-    return _Sum(add, first, second, None)
+            return parts[1], other, parts[0]
+    return first, second, None
 
 
-def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
+def _write(node: ir.Node, add: ir.Node, terms: _Terms, *, with_sum: bool) -> list[ir.Value]:
     """Write the operator in front of the sum, which other nodes may read; return its outputs."""
-    import onnx_ir as ir
-
-    scale = node.inputs[1]
-    inputs = [total.first, total.second, scale]
+    first, second, bias = terms
+    inputs = [first, second, node.inputs[1]]
     if node.op_type == "LayerNormalization":
         inputs.append(node.inputs[2] if len(node.inputs) > 2 else None)
-    if total.bias is not None:
-        inputs.append(total.bias)
+    if bias is not None:
+        inputs.append(bias)
     while inputs[-1] is None:
         inputs.pop()
     # An output without a name is not computed: these are the mean and the deviation.
@@ -124,8 +106,8 @@ def _write(node: ir.Node, total: _Sum, *, with_sum: bool) -> list[ir.Value]:
         domain=MICROSOFT,
         outputs=outputs,
     )
-    Writer(total.node).add(fused)
-    for new, old in zip(outputs[::3], (node.outputs[0], total.node.outputs[0]), strict=False):
+    Writer(add).add(fused)
+    for new, old in zip(outputs[::3], (node.outputs[0], add.outputs[0]), strict=False):
         new.type, new.shape = old.type, old.shape
     return outputs
 

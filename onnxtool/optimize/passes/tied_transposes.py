@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxtool.graph.edit import is_made_on_saving, is_weight, tensor_of
+from onnxtool.graph.edit import drop_unused, is_made_on_saving, is_weight, tensor_of
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _SMALLEST = 1 << 16  # elements; smaller copies are not searched for
 _SAMPLES = 64  # elements, far apart: they tell nearly all weights apart without reading them
@@ -83,8 +81,7 @@ def _replace(copy: ir.Value, original: ir.Value) -> None:
     """Replace `copy` by the transpose of `original` in all its consumers."""
     for node, place in list(copy.uses()):
         node.replace_input_with(place, Writer(node).node("Transpose", [original], {"perm": [1, 0]}, like=copy))
-    if copy.graph is not None:
-        copy.graph.initializers.pop(str(copy.name))
+    drop_unused([copy])
 
 
 tied_transposes = Pass("tied_transposes", _apply)

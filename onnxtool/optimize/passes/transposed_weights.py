@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, producer, replace_and_erase, value_graph
+from onnxtool.graph.edit import (
+    attribute,
+    drop_unused,
+    is_float,
+    is_weight,
+    producer,
+    replace_and_erase,
+    tensor_of,
+    value_graph,
+)
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -32,19 +40,15 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         return Outcome(model, 0)
     shapes = find_shapes(model)
     made: dict[ir.Value, ir.Value] = {}
-    reasons = [reason for node, transpose in found if (reason := _fuse(node, transpose, shapes, made))]
-    for weight in made:
-        if not weight.uses():
-            model.graph.initializers.pop(str(weight.name))
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    outcome = rewrite_each(model, found, lambda match: _fuse(*match, shapes, made))
+    drop_unused(made)
+    return outcome
 
 
 def _fuse(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value, ir.Value]) -> str:
     """Rewrite one MatMul; return why not where a precondition does not hold."""
-    import onnx_ir as ir
-
     value, weight = node.inputs[0], transpose.inputs[0]
-    if value is None or weight is None or weight.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if value is None or weight is None or not is_float(weight):
         return "neither float32 nor float16"
     writer = Writer(node)
     if weight in made or _only_multiplied(weight):
@@ -78,12 +82,7 @@ def _only_multiplied(weight: ir.Value) -> bool:
 
 def _transposed(weight: ir.Value) -> ir.TensorProtocol:
     """Return the transposed weight, float [N, M] of [M, N], computed when its bytes are read."""
-    import numpy as np
-    import onnx_ir as ir
-
-    tensor = weight.const_value
-    if tensor is None:
-        raise ValueError(f"{weight.name} is no weight")
+    tensor = tensor_of(weight)
 
     def evaluate() -> ir.TensorProtocol:
         return ir.tensor(np.ascontiguousarray(tensor.numpy().T))

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.graph.shapes import fill_types, find_shapes
 from onnxtool.model_file import scratch_file
+from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.error import padding_mask
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers, unfuse_linear_layers
 from onnxtool.runtime.session import Arrays, Session, open_session
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
-
-    from onnxtool.optimize.quantization.arithmetic import Floats
 
 Feeds = Mapping[str, "NDArray[Any]"]
 

@@ -5,18 +5,13 @@ Letters of shapes: K width of a layer's input, N width of its output, C blocks o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from onnxtool.optimize.quantization.arithmetic import Floats
+from onnxtool.optimize.quantization.arithmetic import Floats
 
 BLOCK = 32
 

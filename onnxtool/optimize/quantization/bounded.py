@@ -6,29 +6,24 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
+import onnx_ir as ir
 
 from onnxtool.errors import PassError
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording, open_written, record
-from onnxtool.optimize.quantization.error import output_errors, padding_mask
-from onnxtool.optimize.quantization.fallback_layers import MARGIN, Trials, find_fallback_layers
+from onnxtool.optimize.quantization.error import measure_errors
+from onnxtool.optimize.quantization.fallback_layers import MARGIN, find_fallback_layers
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.optimize.quantization.switches import Level, open_switchable
 from onnxtool.optimize.report import FallbackLayer
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Scheme:
+class QuantizationConfig:
     """How linear layers and embeddings are quantized.
 
     Attributes:
@@ -56,7 +51,6 @@ class Quantized:
         embedding_precision: of these tables; empty without any.
         error: the largest 1 - cosine of any row of an output, or of an output as a whole, on the calibration inputs.
         mean_error: the average over all of them.
-        num_rows: how many rows and outputs were compared.
     """
 
     outcome: Outcome
@@ -66,24 +60,23 @@ class Quantized:
     embedding_precision: str
     error: float
     mean_error: float
-    num_rows: int
 
 
 def quantize_within(
     model: ir.Model,
     feeds: Sequence[Feeds],
     max_error: float | None,
-    choose_scheme: Callable[[Sequence[LinearLayer], Recording, OnProgress], Scheme],
+    configure: Callable[[Sequence[LinearLayer], Recording, OnProgress], QuantizationConfig],
     on_progress: OnProgress,
 ) -> Quantized:
-    """Quantize the linear layers of a float32 model by a scheme, within `max_error`.
+    """Quantize the linear layers of a float32 model by a configuration, within `max_error`.
 
     Args:
         model: an optimized float32 model; it is not changed.
         feeds: calibration inputs, each input name to array, on which the error is measured.
         max_error: the most that 1 - cosine of any row of an output, or of an output as a whole, may be. None
             for no bound, with all layers at the lowest level.
-        choose_scheme: returns the scheme for the layers of the model and their activations on `feeds`.
+        configure: returns the configuration for the layers of the model and their activations on `feeds`.
         on_progress: receives the current step.
 
     Raises:
@@ -101,93 +94,44 @@ def quantize_within(
         folder = Path(name)
         on_progress("recording activations")
         recording = record(model, feeds, folder)
-        scheme = choose_scheme(layers, recording, on_progress)
-        measure = Measure(feeds, recording, folder)
-        raised: tuple[FallbackLayer, ...] = ()
+        config = configure(layers, recording, on_progress)
+        precision = config.levels[0].precision
+
+        def quantize(fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
+            """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
+            converted = model.clone()
+            passes = [config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
+            outcomes = [step.apply(converted, Context()) for step in passes]
+            num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
+            errors = measure_errors(open_written(converted, folder), feeds, recording.outputs)
+            notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
+            return Quantized(
+                Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
+                tuple(layer for layer in fallbacks if layer.precision != precision),
+                len({layer.name for layer in layers}),
+                num_embeddings,
+                embeddings[0] if embeddings and num_embeddings else "",
+                float(errors.max(initial=0.0)),
+                float(errors.mean()),
+            )
+
         on_progress("measuring the error")
-        trial = _first_trial(model, scheme, measure)
-        if max_error is not None and trial.error > MARGIN * max_error:
-            del trial
-            switchable = open_switchable(model, scheme.levels, folder)
-            raised = find_fallback_layers(Trials(switchable, feeds, recording.outputs), max_error, on_progress)
+        result = quantize((), config.embeddings[0])
+        if max_error is not None and result.error > MARGIN * max_error:
+            del result
+            switchable = open_switchable(model, config.levels, folder, feeds, recording.outputs)
+            fallbacks = find_fallback_layers(switchable, max_error, on_progress)
             del switchable  # it holds every weight at every level
             on_progress("measuring the error")
-            trial = _best_trial(model, scheme, raised, measure, max_error)
-    precision = scheme.levels[0].precision
-    kept = tuple(layer for layer in raised if layer.precision != precision)
-    if max_error is not None and trial.error > max_error:
+            # Embeddings in the lowest precision first, and at last none.
+            for embeddings in (*config.embeddings, None):
+                result = quantize(fallbacks, embeddings)
+                if not result.num_embeddings or result.error <= MARGIN * max_error:
+                    break
+    if max_error is not None and result.error > max_error:
         raise PassError(
-            f"the error in {precision} is {trial.error:.2g} with {len(kept)} layers in higher precision, and "
+            f"the error in {precision} is {result.error:.2g} with {len(result.kept)} layers in higher precision, and "
             f"{max_error:g} is allowed",
             "pass a larger --max_error",
         )
-    return Quantized(
-        trial.outcome,
-        kept,
-        len({layer.name for layer in layers}),
-        trial.num_embeddings,
-        trial.embedding_precision,
-        trial.error,
-        float(trial.errors.mean()),
-        len(trial.errors),
-    )
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A converted model and its errors."""
-
-    outcome: Outcome
-    num_embeddings: int
-    embedding_precision: str
-    errors: NDArray[np.float64]
-
-    @property
-    def error(self) -> float:
-        return float(self.errors.max(initial=0.0))
-
-
-@dataclass(frozen=True)
-class Measure:
-    """The inputs of a quantized model and its reference outputs."""
-
-    feeds: Sequence[Feeds]
-    recording: Recording
-    folder: Path
-
-    def errors(self, model: ir.Model) -> NDArray[np.float64]:
-        """Return the errors of all outputs, measured on the model as a file."""
-        session = open_written(model, self.folder)
-        return np.concatenate(
-            [
-                output_errors(session.run(given), expected, padding_mask(given))
-                for given, expected in zip(self.feeds, self.recording.outputs, strict=True)
-            ]
-        )
-
-
-def _first_trial(model: ir.Model, scheme: Scheme, measure: Measure) -> _Trial:
-    """Quantize a copy of `model` with everything at the lowest level."""
-    precision, embeddings = scheme.embeddings[0]
-    return _convert(model, (scheme.layers(()), embeddings), precision, measure)
-
-
-def _best_trial(
-    model: ir.Model, scheme: Scheme, raised: Sequence[FallbackLayer], measure: Measure, max_error: float
-) -> _Trial:
-    """Quantize copies of `model`, with embeddings in the lowest precision first, until the error is low enough."""
-    for precision, embeddings in scheme.embeddings:
-        trial = _convert(model, (scheme.layers(raised), embeddings), precision, measure)
-        if not trial.num_embeddings or trial.error <= MARGIN * max_error:
-            return trial
-    return _convert(model, (scheme.layers(raised),), "", measure)
-
-
-def _convert(model: ir.Model, passes: Sequence[Pass], embedding_precision: str, measure: Measure) -> _Trial:
-    """Apply `passes`, the first of which quantizes layers, to a copy of `model`, and measure the errors."""
-    converted = model.clone()
-    outcomes = [step.apply(converted, Context()) for step in passes]
-    num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
-    notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
-    total = Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes)
-    return _Trial(total, num_embeddings, embedding_precision if num_embeddings else "", measure.errors(converted))
+    return result

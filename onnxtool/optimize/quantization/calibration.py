@@ -41,13 +41,12 @@ class Calibration:
     note: str = ""
 
 
-def make_calibration(path: Path, texts_path: Path | None = None, model_name: str | None = None) -> Calibration:
+def make_calibration(path: Path, texts_path: Path | None = None) -> Calibration:
     """Make inputs for a model from the texts in a file, else from onnxtool's own, else at random.
 
     Args:
         path: the ONNX file; its tokenizer is found beside it.
         texts_path: one text per line, or JSON Lines with `id` and `contents`; 256 of them are enough.
-        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
 
     Raises:
         InputError: the file cannot be read, there is no tokenizer for its texts, or it does not fit the model.
@@ -56,9 +55,9 @@ def make_calibration(path: Path, texts_path: Path | None = None, model_name: str
     model = ModelFile.open(path)
     try:
         _require_text_inputs(model)
-        folder = find_checkpoint_folder(model, model_name)
+        folder = find_checkpoint_folder(model)
     except InputError as error:
-        if texts_path is not None or model_name is not None:
+        if texts_path is not None:
             raise
         return _random_calibration(model, error.message)
     texts = CALIBRATION_TEXTS if texts_path is None else tuple(text.contents for text in read_texts(texts_path))

@@ -8,25 +8,23 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.checkpoint.limits import fixed_shape
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.optimize.options import DYNAMIC, STATIC
 from onnxtool.optimize.quantization.activations import Feeds
-from onnxtool.optimize.quantization.conversion import DYNAMIC, STATIC, Conversion, Converted
-from onnxtool.optimize.quantization.error import output_errors, padding_mask
+from onnxtool.optimize.quantization.conversion import Conversion, Converted
+from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.report import Candidate
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 from onnxtool.runtime.providers import resolve_provider
-from onnxtool.runtime.session import Arrays, Session, open_session
+from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.timing import summarize_latencies
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
     "cpu": (("fp32", ""), ("fp16", ""), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),
@@ -43,7 +41,7 @@ _SECONDS = 0.2  # for each shape, model and round
 
 
 @dataclass
-class _Try:
+class _CandidateRun:
     """A candidate under way.
 
     Attributes:
@@ -100,21 +98,21 @@ def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Ca
     """
     provider = resolve_provider(conversion.context.provider)
     with tempfile.TemporaryDirectory(dir=conversion.folder) as name:
-        tries = [_Try(*names) for names in CANDIDATES[provider]]
-        for one in tries:
+        first, *_ = candidates = [_CandidateRun(*names) for names in CANDIDATES[provider]]
+        for one in candidates:
             _make(one, conversion, model, Path(name))
-            if tries[0].reason:  # all others are measured against it
-                raise PassError(f"the model in float32 is not possible: {tries[0].reason}", "pass another --precision")
-        _measure_errors(tries, conversion)
-        _time(tries, timing_feeds(conversion.source, conversion.feeds), conversion)
-    possible = [one for one in tries if not one.reason]
+            if first.reason:  # all others are measured against it
+                raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
+        _measure_errors(candidates, conversion)
+        _time(candidates, timing_feeds(conversion.source, conversion.feeds), conversion)
+    possible = [one for one in candidates if not one.reason]
     chosen = min(possible, key=lambda one: _geometric_mean(one.latency_ms.values()), default=None)
     if chosen is None or chosen.converted is None:
-        raise PassError(f"no precision can be timed here: {tries[0].reason}", "pass the --precision that you want")
-    return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in tries)
+        raise PassError(f"no precision can be timed here: {first.reason}", "pass the --precision that you want")
+    return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in candidates)
 
 
-def _make(one: _Try, conversion: Conversion, model: ir.Model, folder: Path) -> None:
+def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: Path) -> None:
     """Convert a copy of `model` and write it; the weights of the copy stay on disk."""
     place = folder / one.label
     place.mkdir()
@@ -127,43 +125,30 @@ def _make(one: _Try, conversion: Conversion, model: ir.Model, folder: Path) -> N
         one.give_up(error)
 
 
-def _measure_errors(tries: Sequence[_Try], conversion: Conversion) -> None:
+def _measure_errors(candidates: Sequence[_CandidateRun], conversion: Conversion) -> None:
     """Compare the outputs of all candidates that were not calibrated with those of the first, in float32."""
-    first, others = tries[0], [one for one in tries[1:] if one.path is not None]
+    first = candidates[0]
     first.error = 0.0
-    for one in others:
+    for one in candidates[1:]:
         quantization = None if one.converted is None else one.converted.quantization
         one.error = None if quantization is None else quantization.error
-    unknown = [one for one in others if one.error is None]
+    unknown = [(one, one.path) for one in candidates[1:] if one.error is None and one.path is not None]
     if not unknown or first.path is None:  # which the first has
         return
-    feeds = conversion.calibration.feeds
-    expected = _outputs(first.path, feeds, conversion)
-    for one in unknown:
+    feeds, provider = conversion.calibration.feeds, conversion.context.provider
+    session = open_session(first.path, provider=provider, frugal=True)
+    expected = [session.run(given) for given in feeds]
+    del session
+    for one, path in unknown:
         conversion.on_progress(f"measuring the error of {one.label}")
         try:
-            one.error = _largest_error(one, feeds, expected, conversion)
+            session = open_session(path, provider=provider, frugal=True)
+            one.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
         except OnnxtoolError as error:
             one.give_up(error)
             continue
         if one.error > conversion.bound:
             one.reason = f"its error is above {conversion.bound:g}"
-
-
-def _outputs(path: Path, feeds: Sequence[Feeds], conversion: Conversion) -> list[Arrays]:
-    session = open_session(path, provider=conversion.context.provider, frugal=True)
-    return [session.run(given) for given in feeds]
-
-
-def _largest_error(one: _Try, feeds: Sequence[Feeds], expected: Sequence[Arrays], conversion: Conversion) -> float:
-    if one.path is None:
-        raise ValueError(f"{one.label} has no file")
-    session = open_session(one.path, provider=conversion.context.provider, frugal=True)
-    errors = [
-        output_errors(session.run(given), wanted, padding_mask(given)).max(initial=0.0)
-        for given, wanted in zip(feeds, expected, strict=True)
-    ]
-    return float(max(errors))
 
 
 def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]:
@@ -187,9 +172,9 @@ def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]
     return feeds
 
 
-def _time(tries: Sequence[_Try], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:
+def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:
     for number in range(1, _ROUNDS + 1):
-        for one in tries:
+        for one in candidates:
             if one.reason or one.path is None:
                 continue
             conversion.on_progress(f"timing {one.label}, round {number} of {_ROUNDS}")

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY
+from onnxtool.optimize.options import DYNAMIC, STATIC
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.bounded import Quantized
@@ -20,15 +22,10 @@ from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
 from onnxtool.optimize.report import PassResult, Quantization
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 MAX_ERROR = 0.01
 """The default bound of the error by quantization: rankings of texts hardly change below it."""
 
 QUANTIZED = ("int8", "int4")
-DYNAMIC, STATIC = ACTIVATIONS = ("dynamic", "static")
-"""How the activations of int8 get their ranges: in each run, or once from the calibration inputs."""
 
 _DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4"}
 # Half of the range of float16: other texts give larger values than the calibration texts.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.runtime.comparison import measure
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from onnxtool.runtime.session import Session
 
 _SMALLEST_NORM = 1e-30
 _ROWS_AT_A_TIME = 256  # of logits, 31 MB
+
+
+def measure_errors(
+    session: Session, feeds: Sequence[Mapping[str, NDArray[Any]]], expected: Sequence[Mapping[str, NDArray[Any]]]
+) -> NDArray[np.float64]:
+    """Run a session on each of `feeds`, and return the errors of all outputs (see `output_errors`)."""
+    pairs = zip(feeds, expected, strict=True)
+    return np.concatenate([output_errors(session.run(given), wanted, padding_mask(given)) for given, wanted in pairs])
 
 
 def padding_mask(feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:

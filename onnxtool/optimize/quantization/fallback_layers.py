@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from onnxtool.errors import PassError
-from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.switches import SwitchableModel
 from onnxtool.optimize.report import FallbackLayer
-from onnxtool.runtime.session import Arrays
 
 # The part of the allowed error that calibration inputs may have: other texts may be worse.
 MARGIN = 0.6
@@ -17,65 +14,35 @@ _MOST_FEEDS_TO_RANK_BY = 2
 _HIGHEST = "float32"
 
 
-@dataclass(frozen=True)
-class Trials:
-    """A model whose layers can be switched to fewer bits, and its reference outputs.
-
-    Attributes:
-        expected: the outputs in float32, one per calibration input.
-    """
-
-    model: SwitchableModel
-    feeds: Sequence[Feeds]
-    expected: Sequence[Arrays]
-
-    def error(self, levels: Mapping[str, int], place: int) -> float:
-        """Return the largest error on one of the feeds with each layer at its level; layers without one are float32."""
-        return float(self.model.errors(levels, self.feeds[place], self.expected[place]).max(initial=0.0))
-
-    def ranked(self, level: int, places: Sequence[int], on_progress: Callable[[str], None]) -> dict[str, float]:
-        """Return all layers with the error of each alone at `level`, on the worst of the feeds at `places`.
-
-        They are sorted by error per weight, the largest first. Errors of layers add up almost independently, and the
-        time of a layer grows with its weights, so that this order reaches a bound at the lowest cost.
-        """
-        sizes = self.model.num_weights
-        errors = {}
-        for number, name in enumerate(sizes, start=1):
-            on_progress(f"measuring layer {number} of {len(sizes)}")
-            errors[name] = max(self.error({name: level}, place) for place in places)
-        return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
-
-
 def find_fallback_layers(
-    trials: Trials, max_error: float, on_progress: Callable[[str], None]
+    model: SwitchableModel, max_error: float, on_progress: Callable[[str], None]
 ) -> tuple[FallbackLayer, ...]:
     """Return the fewest layers of the ranking that must be at a higher level for the error to be below `max_error`.
 
-    Layers are raised to the next level one after another; when all are there, the first of them is raised again. The
+    Layers rise to the next level one after another; when all are there, the first of them rises again. The
     next level may have the same precision at a lower cost than a higher precision.
 
     Raises:
         PassError: all of them would have to be in float32.
     """
     allowed = MARGIN * max_error
-    precisions = (*trials.model.precisions, _HIGHEST)
-    names, last = tuple(trials.model.num_weights), len(trials.model.precisions) - 1
-    errors = [trials.error(dict.fromkeys(names, 0), place) for place in range(len(trials.feeds))]
+    precisions = (*model.precisions, _HIGHEST)
+    names, last = tuple(model.num_weights), len(model.precisions) - 1
+    errors = [model.error(dict.fromkeys(names, 0), place) for place in range(len(model.feeds))]
     if max(errors) <= allowed:
         return ()
     # Worst first: they show soonest that a choice is not enough.
     worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
 
     def holds(levels: Mapping[str, int]) -> bool:
-        return all(trials.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
+        return all(model.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
 
     level = next((one for one in range(last) if holds(dict.fromkeys(names, one + 1))), last)
     # Layers are ranked in the lowest precision, at its most exact level.
     ranking_level = max(one for one in range(level + 1) if precisions[one] == precisions[0])
-    ranked = trials.ranked(ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY], on_progress)
+    ranked = _ranked(model, ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY], on_progress)
     if level == last:
-        _require_one(tuple(ranked), precisions, max_error, trials)
+        _require_one(tuple(ranked), precisions, max_error, model)
 
     def is_enough(steps: int) -> bool:
         levels = _levels_after(steps, tuple(ranked), level)
@@ -87,14 +54,26 @@ def find_fallback_layers(
     return tuple(FallbackLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
 
 
-def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: float, trials: Trials) -> None:
-    """Check that the bound holds with one quantized layer, the last of `names`.
+def _ranked(
+    model: SwitchableModel, level: int, places: Sequence[int], on_progress: Callable[[str], None]
+) -> dict[str, float]:
+    """Return all layers with the error of each alone at `level`, on the worst of the feeds at `places`.
 
-    Raises:
-        PassError: it does not.
+    They are sorted by error per weight, the largest first. Errors of layers add up almost independently, and the
+    time of a layer grows with its weights, so that this order reaches a bound at the lowest cost.
     """
+    sizes = model.num_weights
+    errors = {}
+    for number, name in enumerate(sizes, start=1):
+        on_progress(f"measuring layer {number} of {len(sizes)}")
+        errors[name] = max(model.error({name: level}, place) for place in places)
+    return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
+
+
+def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: float, model: SwitchableModel) -> None:
+    """Check that the bound holds with one quantized layer, the last of `names`."""
     levels = {names[-1]: len(precisions) - 2}
-    error = max(trials.error(levels, place) for place in range(len(trials.feeds)))
+    error = max(model.error(levels, place) for place in range(len(model.feeds)))
     if error > MARGIN * max_error:
         raise PassError(
             f"{precisions[0]} cannot hold an error of {max_error:g}: with {len(names) - 1} of {len(names)} layers left "
@@ -116,7 +95,7 @@ def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
 
 
 def _levels_after(steps: int, names: Sequence[str], level: int) -> dict[str, int]:
-    """Return the level of each layer after the first `steps` of `names` were raised from `level` by one."""
+    """Return the level of each layer after the first `steps` of `names` rose from `level` by one."""
     return {name: level + (number < steps) for number, name in enumerate(names)}
 
 

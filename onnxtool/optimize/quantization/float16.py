@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
 
-from onnxtool.graph.edit import attribute, tensor_of
+from onnxtool.graph.edit import attribute, drop_unused, tensor_of
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _LARGEST = 65504.0
 # onnxruntime's converter keeps these in float32, and a mask's lowest float32 would become an infinity behind them.
@@ -59,9 +57,6 @@ class _Conversion:
 
 def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Outcome:
     """Replace `y = Op(float x)` by `y = Op(float16 x)`, with a Cast at inputs, outputs and nodes that stay float32."""
-    import onnx_ir as ir
-    import onnx_ir.passes.common as common
-
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     matrices = [value for value in model.graph.initializers.values() if _is_float32_matrix(value)]
     if not matrices:
@@ -82,9 +77,7 @@ def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Out
         _widen_for_branches(node, floats)
     for value in outputs:
         _keep_output(value, model.graph)
-    for name, value in list(model.graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del model.graph.initializers[name]
+    drop_unused(list(model.graph.initializers.values()))
     num_kept = sum(1 for node in model.graph if node not in halved and any(v.name in fallbacks for v in node.outputs))
     note = f"{num_kept} nodes stay in float32, because they would overflow" if num_kept else ""
     return Outcome(model, len(halved), note)
@@ -92,8 +85,6 @@ def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Out
 
 def _is_float32_matrix(value: ir.Value) -> bool:
     """Whether a value is a weight to convert; scalars and vectors may be float32 on purpose."""
-    import onnx_ir as ir
-
     return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
 
 
@@ -130,8 +121,6 @@ def _computes_in_half(node: ir.Node, floats: frozenset[str], fallbacks: frozense
 
 def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion) -> None:
     """Cast a float input of a node to the precision in which the node computes."""
-    import onnx_ir as ir
-
     wanted = ir.DataType.FLOAT16 if node in conversion.halved else ir.DataType.FLOAT
     given = ir.DataType.FLOAT16 if conversion.is_half(value) else ir.DataType.FLOAT
     if wanted == given:
@@ -149,8 +138,6 @@ def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion
 
 def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
     """Cast float16 outputs of a node back to float32 for branches and loop bodies, which stay in float32."""
-    import onnx_ir as ir
-
     for value in node.outputs:
         inside = [(reader, index) for reader, index in value.uses() if reader.graph is not node.graph]
         if value.name not in floats or not inside or node.graph is None:
@@ -164,7 +151,6 @@ def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
 
 def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """Return a tensor in float16, computed when it is read; numbers beyond its range become its largest number."""
-    import onnx_ir as ir
 
     def convert() -> ir.TensorProtocol:
         return ir.tensor(np.clip(tensor.numpy(), -_LARGEST, _LARGEST).astype(np.float16))
@@ -174,8 +160,6 @@ def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 def _retype(node: ir.Node, floats: frozenset[str]) -> None:
     """Set the dtype of the outputs of a node to float16, and the attributes that name it."""
-    import onnx_ir as ir
-
     for output in node.outputs[:1] if node.op_type in _NORMALIZATIONS else node.outputs:
         if output.name in floats:
             output.type = ir.TensorType(ir.DataType.FLOAT16)
@@ -190,8 +174,6 @@ def _retype(node: ir.Node, floats: frozenset[str]) -> None:
 
 def _keep_output(value: ir.Value, graph: ir.Graph) -> None:
     """Cast an output of the graph back to float32, under its name."""
-    import onnx_ir as ir
-
     name, value.name = value.name, f"{value.name}_float16"
     output = Writer(graph).op("Cast", value, to=ir.DataType.FLOAT.value)
     output.name, output.dtype, output.shape = name, ir.DataType.FLOAT, value.shape

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
+from onnxtool.graph.writer import Writer
+from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording
+from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.blocks import Grids
-from onnxtool.optimize.quantization.bounded import OnProgress, Quantized, Scheme, quantize_within
+from onnxtool.optimize.quantization.bounded import OnProgress, QuantizationConfig, Quantized, quantize_within
 from onnxtool.optimize.quantization.int4_embeddings import int4_embeddings
 from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4, write_blocks
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.graph.writer import Writer
-    from onnxtool.optimize.pipeline import Pass
-    from onnxtool.optimize.quantization.arithmetic import Floats
-    from onnxtool.optimize.report import FallbackLayer
+from onnxtool.optimize.report import FallbackLayer
 
 
 def to_int4(
@@ -51,7 +47,7 @@ def to_int4(
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
 
-    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> Scheme:
+    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> QuantizationConfig:
         grids = Grids(_importances(layers, recording))
         for number, layer in enumerate(layers, start=1):
             say(f"choosing scales of layer {number} of {len(layers)}")
@@ -63,11 +59,11 @@ def to_int4(
 
             return Level(precision, write)
 
-        def convert(raised: Sequence[FallbackLayer]) -> Pass:
-            return quantize_int4({layer.name: layer.precision for layer in raised}, grids, provider)
+        def convert(fallbacks: Sequence[FallbackLayer]) -> Pass:
+            return quantize_int4({layer.name: layer.precision for layer in fallbacks}, grids, provider)
 
         embeddings = (("int4", int4_embeddings(grids)), ("int8", int8_embeddings))
-        return Scheme((level("int4", 4), level("int8", 8)), convert, embeddings)
+        return QuantizationConfig((level("int4", 4), level("int8", 8)), convert, embeddings)
 
     return quantize_within(model, feeds, max_error, choose, on_progress)
 

@@ -6,18 +6,18 @@ Letters of shapes: V rows of a table, H their width, C blocks of a row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_made_on_saving, replace_and_erase, tensor_of
+import numpy as np
+import onnx_ir as ir
+
+from onnxtool.graph.edit import is_made_on_saving, replace_and_erase, tensor_of
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Outcome, Pass, refusals
-from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
-from onnxtool.optimize.quantization.int8_embeddings import is_large_table, unfuse_embeddings
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.optimize.quantization.arithmetic import Floats
+from onnxtool.optimize.pipeline import Outcome, Pass
+from onnxtool.optimize.quantization.arithmetic import Floats
+from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight
+from onnxtool.optimize.quantization.int4_linear_layers import lazy_parts
+from onnxtool.optimize.quantization.int8_embeddings import rewrite_lookups
 
 
 def int4_embeddings(grids: Grids | None = None) -> Pass:
@@ -35,27 +35,17 @@ def _apply(model: ir.Model, grids: Grids) -> Outcome:
     A table that is tied to a quantized head shares its blocks, of 4 bits or of 8. `EmbedLayerNormalization` is unfused
     where it has position ids.
     """
-    reasons = unfuse_embeddings(model)
-    found = [node for node in model.graph if node.op_type == "Gather" and not node.domain]
     written: dict[ir.Value, _Blocks] = {}
-    num_changes = 0
-    for node in found:
-        table = node.inputs[0]
-        if table is None or not is_large_table(table):
-            continue
-        if attribute(node, "axis", 0) != 0:
-            reasons.append("the lookup is not one of rows")
-        elif tensor_of(table).shape.numpy()[1] % 2:
-            reasons.append("a row of an odd width fills no whole bytes")
-        else:
-            if table not in written:
-                written[table] = _shared_blocks(table, model.graph, node) or _own_blocks(table, grids, node)
-            _write(node, written[table])
-            num_changes += 1
-    for table in written:
-        if not table.uses():
-            model.graph.initializers.pop(str(table.name))
-    return Outcome(model, num_changes, refusals(reasons))
+
+    def rewrite(node: ir.Node, table: ir.Value) -> str:
+        if tensor_of(table).shape.numpy()[1] % 2:
+            return "a row of an odd width fills no whole bytes"
+        if table not in written:
+            written[table] = _shared_blocks(table, model.graph, node) or _own_blocks(table, grids, node)
+        _write(node, written[table])
+        return ""
+
+    return rewrite_lookups(model, rewrite)
 
 
 @dataclass(frozen=True)
@@ -81,9 +71,6 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
 
     The head has a block on the axis in between. Its bytes are the same unless the last block is padded.
     """
-    import numpy as np
-    import onnx_ir as ir
-
     num_rows, width = (int(size) for size in tensor_of(table).shape.numpy())
     # See `stored_name`: the rows of a square table are what is stored of its transpose.
     name = f"{table.name}_transposed" if num_rows == width else table.name
@@ -105,12 +92,8 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
 
 
 def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
-    import numpy as np
-    import onnx_ir as ir
-
     tensor, name = tensor_of(table), f"{table.name}_rows"
     num_rows, width = (int(size) for size in tensor.shape.numpy())
-    num_blocks = -(-width // BLOCK)
 
     def read() -> Floats:
         array: Floats = tensor.numpy().T
@@ -121,16 +104,7 @@ def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
         packed = pack_weight(array, grids.find(name, 4, lambda: array)).reshape(num_rows, -1)
         return ir.tensor(np.ascontiguousarray(packed[:, : width // 2]))  # without the padding of the last block
 
-    parts = {
-        "blocks": ir.LazyTensor(data, ir.DataType.UINT8, ir.Shape([num_rows, width // 2])),
-        "scale": ir.LazyTensor(
-            lambda: ir.tensor(grids.find(name, 4, read).scale), ir.DataType.FLOAT, ir.Shape([num_rows, num_blocks])
-        ),
-        "zero": ir.LazyTensor(
-            lambda: ir.tensor(pack_zeros(grids.find(name, 4, read))),
-            ir.DataType.UINT8,
-            ir.Shape([num_rows, -(-num_blocks // 2)]),
-        ),
-    }
+    parts = lazy_parts(name, (width, num_rows), 4, grids, read)
+    parts["blocks"] = ir.LazyTensor(data, ir.DataType.UINT8, ir.Shape([num_rows, width // 2]))
     writer = Writer(node)
     return _Blocks(4, *(writer.initializer(part, f"{name}_int4_{suffix}") for suffix, part in parts.items()))

@@ -5,13 +5,16 @@ Letters of shapes: K width of the input, N width of the output, C blocks of a co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
-from onnxtool.graph.edit import MICROSOFT, replace_and_erase
+import onnx_ir as ir
+
+from onnxtool.graph.edit import drop_unused, replace_and_erase
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
+from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
@@ -19,9 +22,6 @@ from onnxtool.optimize.quantization.linear_layers import (
     shared_initializer,
     unfuse_linear_layers,
 )
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # By provider: 4 rounds activations to int8, one block at a time, and multiplies integers. That takes half the time of
 # float32 for a single token, and its error is a hundredth of that of the weights.
@@ -59,21 +59,19 @@ def _apply(model: ir.Model, fallbacks: Mapping[str, str], grids: Grids, provider
     for layer in wanted:
         bits = _BITS[fallbacks.get(layer.name, "int4")]
         replace_and_erase(layer.result, write_blocks(layer, bits, grids, Writer(layer.node), provider))
-    for name in {layer.name for layer in wanted}:
-        weight = model.graph.initializers[name]
-        if not weight.uses() and not weight.is_graph_output():
-            model.graph.initializers.pop(name)
+    drop_unused(layer.weight for layer in wanted)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
 def write_blocks(layer: LinearLayer, bits: int, grids: Grids, writer: Writer, provider: str = "cpu") -> ir.Value:
     """Write a layer with its weight in blocks of `bits`, and return its result."""
     rows, columns = layer.size
+    parts = lazy_parts(layer.stored_name, layer.size, bits, grids, layer.weight_reader())
     inputs: list[ir.Value | None] = [
         layer.value,
         *(
             shared_initializer(tensor, f"{layer.stored_name}_int{bits}_{part}", writer)
-            for part, tensor in _lazy_parts(layer, bits, grids).items()
+            for part, tensor in parts.items()
         ),
     ]
     inside = layer.bias is not None and provider in _WITH_BIAS
@@ -88,11 +86,18 @@ def write_blocks(layer: LinearLayer, bits: int, grids: Grids, writer: Writer, pr
     return writer.node("Add", [result, layer.bias], like=layer.result)
 
 
-def _lazy_parts(layer: LinearLayer, bits: int, grids: Grids) -> dict[str, ir.TensorProtocol]:
-    """Return weight, scales and zero points, in the operator's order, computed when their bytes are read."""
-    import onnx_ir as ir
+def lazy_parts(
+    name: str, size: tuple[int, int], bits: int, grids: Grids, read: Callable[[], Floats]
+) -> dict[str, ir.TensorProtocol]:
+    """Return weight, scales and zero points, in the operator's order, computed when their bytes are read.
 
-    read, name = layer.weight_reader(), layer.stored_name
+    Args:
+        name: by which `grids` knows the weight.
+        size: K and N.
+        bits: 4 or 8.
+        grids: of the model.
+        read: reads the weight, float32 [K, N].
+    """
 
     def weight() -> ir.TensorProtocol:
         array = read()
@@ -104,7 +109,7 @@ def _lazy_parts(layer: LinearLayer, bits: int, grids: Grids) -> dict[str, ir.Ten
     def zero() -> ir.TensorProtocol:
         return ir.tensor(pack_zeros(grids.find(name, bits, read)))
 
-    rows, columns = layer.size
+    rows, columns = size
     num_blocks = -(-rows // BLOCK)
     return {
         "blocks": ir.LazyTensor(weight, ir.DataType.UINT8, ir.Shape([columns, num_blocks, BLOCK * bits // 8])),

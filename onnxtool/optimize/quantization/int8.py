@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
+from onnxtool.graph.writer import Writer
+from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import PLAIN, Adjustment
-from onnxtool.optimize.quantization.bounded import OnProgress, Quantized, Scheme, quantize_within
+from onnxtool.optimize.quantization.bounded import OnProgress, QuantizationConfig, Quantized, quantize_within
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from onnxtool.optimize.quantization.int8_linear_layers import find_free_smoothing, quantize_int8, write_adjusted
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.graph.writer import Writer
-    from onnxtool.optimize.pipeline import Pass
-    from onnxtool.optimize.report import FallbackLayer
+from onnxtool.optimize.report import FallbackLayer
 
 _INT8 = "int8"
 
@@ -50,15 +47,15 @@ def to_int8(
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
 
-    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> Scheme:
+    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> QuantizationConfig:
         say("choosing scales")
         choices = choose_adjustments(layers, recording, static=static, free_smoothing=find_free_smoothing(layers))
-        return _scheme(choices, bounded=max_error is not None)
+        return _config(choices, bounded=max_error is not None)
 
     return quantize_within(model, feeds, max_error, choose, on_progress)
 
 
-def _scheme(choices: Mapping[str, Choice], *, bounded: bool) -> Scheme:
+def _config(choices: Mapping[str, Choice], *, bounded: bool) -> QuantizationConfig:
     """Return how layers are quantized: with a bound, activations are divided only where the error requires it."""
     best = {name: choice.best for name, choice in choices.items()}
     free = {name: choice.free for name, choice in choices.items()} if bounded else best
@@ -69,14 +66,14 @@ def _scheme(choices: Mapping[str, Choice], *, bounded: bool) -> Scheme:
 
         return Level(_INT8, write)
 
-    def convert(raised: Sequence[FallbackLayer]) -> Pass:
-        fallbacks = frozenset(layer.name for layer in raised if layer.precision != _INT8)
-        divided = {choices[layer.name].group for layer in raised if layer.name in choices}
+    def convert(fallbacks: Sequence[FallbackLayer]) -> Pass:
+        exact = frozenset(layer.name for layer in fallbacks if layer.precision != _INT8)
+        divided = {choices[layer.name].group for layer in fallbacks if layer.name in choices}
         return quantize_int8(
-            fallbacks, {name: (best if choice.group in divided else free)[name] for name, choice in choices.items()}
+            exact, {name: (best if choice.group in divided else free)[name] for name, choice in choices.items()}
         )
 
     levels = [level(free, "_free")]
     if any(free[name] is not best[name] for name in choices):
         levels.append(level(best, "_best"))
-    return Scheme(tuple(levels), convert, ((_INT8, int8_embeddings),))
+    return QuantizationConfig(tuple(levels), convert, ((_INT8, int8_embeddings),))

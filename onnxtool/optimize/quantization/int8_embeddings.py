@@ -5,16 +5,17 @@ Letters of shapes: V rows of a table, H their width, B batch, S sequence.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from onnxtool.graph.edit import MICROSOFT, attribute, is_weight, replace_and_erase, tensor_of
-from onnxtool.graph.operators import named_inputs
+import numpy as np
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, drop_unused, is_weight, replace_and_erase, tensor_of
+from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import quantize_weight
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # Smaller tables (positions, segments) hardly add to the size.
 _FEWEST_ROWS = 1024
@@ -28,28 +29,29 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
     `EmbedLayerNormalization` is unfused first where it has position ids.
     """
-    reasons = unfuse_embeddings(model)
-    found = [
-        node for node in model.graph if node.op_type == "Gather" and not node.domain and is_large_table(node.inputs[0])
-    ]
     written: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-    num_changes = 0
-    for node in found:
-        if attribute(node, "axis", 0) != 0:
-            reasons.append("the lookup is not one of rows")
-            continue
-        _write(node, written)
-        num_changes += 1
-    for table in written:
-        if not table.uses():
-            model.graph.initializers.pop(str(table.name))
-    return Outcome(model, num_changes, refusals(reasons))
+    return rewrite_lookups(model, lambda node, table: _write(node, table, written))
 
 
-def is_large_table(table: ir.Value | None) -> bool:
+def rewrite_lookups(model: ir.Model, rewrite: Callable[[ir.Node, ir.Value], str]) -> Outcome:
+    """Rewrite each lookup of rows in a large table by `rewrite`, and drop the tables that nothing reads any more.
+
+    `rewrite` returns why not where a precondition does not hold. `EmbedLayerNormalization` is unfused first.
+    """
+    reasons = _unfuse_embeddings(model)
+    num_unfused = len(reasons)
+    gathers = [(node, node.inputs[0]) for node in model.graph if node.op_type == "Gather" and not node.domain]
+    lookups = [(node, table) for node, table in gathers if table is not None and _is_large_table(table)]
+    for node, table in lookups:
+        is_of_rows = attribute(node, "axis", 0) == 0
+        reason = rewrite(node, table) if is_of_rows else "the lookup is not one of rows"
+        reasons += [reason] if reason else []
+    drop_unused(dict.fromkeys(table for _, table in lookups))
+    return Outcome(model, len(lookups) - (len(reasons) - num_unfused), refusals(reasons))
+
+
+def _is_large_table(table: ir.Value | None) -> bool:
     """Whether `table` is a float32 matrix large enough to be quantized, which only lookups read."""
-    import onnx_ir as ir
-
     if table is None or not is_weight(table, 2) or table.is_graph_output():
         return False
     # Where another node reads it (a head that stays in float32), a quantized copy would only add to the size.
@@ -60,28 +62,22 @@ def is_large_table(table: ir.Value | None) -> bool:
     return bool(tensor.dtype == ir.DataType.FLOAT and rows >= _FEWEST_ROWS and columns >= _NARROWEST)
 
 
-def _write(node: ir.Node, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> None:
-    import onnx_ir as ir
-
+def _write(node: ir.Node, table: ir.Value, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> str:
     writer = Writer(node)
-    table, ids = node.inputs
-    if table is None:
-        raise ValueError(f"{node.name} has no table")
     if table not in written:
         rounded, scale = _lazy_table(tensor_of(table))
         written[table] = (
             writer.initializer(rounded, f"{table.name}_rows_int8"),
             writer.initializer(scale, f"{table.name}_rows_scale"),
         )
-    rounded_rows, scales = (writer.node("Gather", [one, ids]) for one in written[table])
+    rounded_rows, scales = (writer.node("Gather", [one, node.inputs[1]]) for one in written[table])
     rows = writer.node("Cast", [rounded_rows], {"to": ir.DataType.FLOAT})
     replace_and_erase(node.outputs[0], writer.node("Mul", [rows, scales], like=node.outputs[0]))
+    return ""
 
 
 def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [V, H] and its scale, float32 [V, 1], computed when their bytes are read."""
-    import numpy as np
-    import onnx_ir as ir
 
     def quantized(index: int) -> ir.TensorProtocol:
         columns, scale = quantize_weight(tensor.numpy().T)
@@ -94,14 +90,14 @@ def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.Tensor
     )
 
 
-def unfuse_embeddings(model: ir.Model) -> list[str]:
+def _unfuse_embeddings(model: ir.Model) -> list[str]:
     """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return why not where it stays."""
     reasons = []
     for node in model.graph:
         if node.op_type != "EmbedLayerNormalization" or node.domain != MICROSOFT:
             continue
         inputs: dict[str, Any] = named_inputs(node.domain, node.op_type, node.inputs)
-        if not is_large_table(inputs["word_embedding"]):
+        if not _is_large_table(inputs["word_embedding"]):
             continue
         if model.opset_imports.get("", 0) < _FIRST_OPSET:
             reasons.append(f"opset below {_FIRST_OPSET}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxtool.graph.edit import MICROSOFT, only_consumer, producer, replace_and_erase, tensor_of
-from onnxtool.graph.operators import named_inputs
+from onnxtool.graph.edit import drop_unused, only_consumer, producer, replace_and_erase, tensor_of
+from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-from onnxtool.optimize.quantization.arithmetic import PLAIN, ActivationGrid, Adjustment, quantize_weight
+from onnxtool.optimize.quantization.arithmetic import PLAIN, ActivationGrid, Adjustment, Floats, quantize_weight
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
     find_linear_layers,
@@ -21,11 +21,6 @@ from onnxtool.optimize.quantization.linear_layers import (
     shared_initializer,
     unfuse_linear_layers,
 )
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.optimize.quantization.arithmetic import Floats
 
 _FIRST_OPSET = 11  # of DynamicQuantizeLinear
 # Inputs of a MultiHeadAttention which leave its values those of one linear layer.
@@ -67,9 +62,7 @@ def _apply(model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str,
             smoothing_scale = None if key[0] in folded else adjustment.smoothing_scale
             given[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
         replace_and_erase(layer.result, _write(layer, given[key], adjustment, writer))
-    for weight in {one for layer in wanted for one in (layer.weight, layer.bias) if one is not None}:
-        if not weight.uses() and not weight.is_graph_output():
-            model.graph.initializers.pop(str(weight.name), None)
+    drop_unused(one for layer in wanted for one in (layer.weight, layer.bias) if one is not None)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
@@ -149,13 +142,7 @@ def _smooth(normalization: ir.Node, smoothing_scale: Floats) -> None:
     for place, one in enumerate(normalization.inputs[1:], start=1):
         if one is not None:
             scaled = (tensor_of(one).numpy() / smoothing_scale).astype(smoothing_scale.dtype)
-            normalization.replace_input_with(place, _weight(scaled, f"{one.name}_divided", normalization))
-
-
-def _weight(array: Floats, name: str, node: ir.Node) -> ir.Value:
-    import onnx_ir as ir
-
-    return Writer(node).initializer(ir.tensor(array), name)
+            normalization.replace_input_with(place, Writer(normalization).constant(scaled, f"{one.name}_divided"))
 
 
 @dataclass(frozen=True)
@@ -187,8 +174,6 @@ def _prepare(
 
     An operator for dynamic ranges quantizes its own input; where it is shared by several, that is done once.
     """
-    import onnx_ir as ir
-
     value, grid = layer.value, adjustment.activations
     if smoothing_scale is not None:
         factor = writer.constant(1 / smoothing_scale, f"{layer.name}_factor")
@@ -198,7 +183,7 @@ def _prepare(
         zero = writer.constant(np.array(grid.zero, np.uint8), f"{layer.name}_input_zero")
         return _Activations(writer.node("QuantizeLinear", [value, scale, zero]), scale, zero)
     if is_shared:
-        return _Activations(*writer.add(ir.node("DynamicQuantizeLinear", [value], num_outputs=3)))
+        return _Activations(*writer.ops("DynamicQuantizeLinear", value, outputs=3))
     return _Activations(value)
 
 
@@ -233,8 +218,6 @@ def _bias(layer: LinearLayer, adjustment: Adjustment, writer: Writer) -> ir.Valu
 
 def _lazy_weights(layer: LinearLayer, adjustment: Adjustment) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [K, N] and its scale, float32 [N], computed when their bytes are read."""
-    import onnx_ir as ir
-
     smoothing_scale, result_smoothing_scale = adjustment.smoothing_scale, adjustment.result_smoothing_scale
     read = layer.weight_reader()
 

@@ -5,32 +5,28 @@ Letters of shapes: K width of the input, N width of the output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.edit import (
-    MICROSOFT,
     attribute,
+    drop_unused,
     is_made_on_saving,
     is_weight,
     only_consumer,
     operands,
     producer,
     replace_and_erase,
+    required,
     tensor_of,
 )
-from onnxtool.graph.operators import named_inputs
+from onnxtool.graph.operators import MICROSOFT, named_inputs
+from onnxtool.graph.shapes import Shapes
 from onnxtool.graph.writer import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import onnx_ir as ir
-
-    from onnxtool.graph.shapes import Shapes
-    from onnxtool.optimize.quantization.arithmetic import Floats
+from onnxtool.optimize.quantization.arithmetic import Floats
 
 # Inputs of an Attention that has no cache.
 _PLAIN_INPUTS = frozenset({"input", "weights", "bias", "mask_index", "attention_bias"})
@@ -57,10 +53,7 @@ class LinearLayer:
     @property
     def value(self) -> ir.Value:
         """The activations, float32 [..., K]: the current input of the node, which another layer may have replaced."""
-        value = self.node.inputs[0]
-        if value is None:
-            raise ValueError(f"{self.node.name} has no input")
-        return value
+        return required(self.node, 0)
 
     @property
     def name(self) -> str:
@@ -105,67 +98,49 @@ class LinearLayer:
         return array
 
 
-def find_linear_layers(model: ir.Model) -> tuple[list[LinearLayer], list[str]]:
-    """Find the linear layers with a float32 weight, and the reasons why others cannot be quantized."""
-    layers, reasons = [], []
-    for node in model.graph:
-        if (node.domain, node.op_type) not in _TRANSPOSED or not is_weight(node.inputs[1], 2):
-            continue
-        reason = _objection(node)
-        if reason:
-            reasons.append(reason)
-        else:
-            layers.append(_linear_layer(node))
-    return layers, reasons
-
-
 # The attribute for a transposed weight, by operator.
 _TRANSPOSED = {("", "MatMul"): "", ("", "Gemm"): "transB", (MICROSOFT, "FusedMatMul"): "transB"}
 _PLAIN_ATTRIBUTES = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transBatchA": 0, "transBatchB": 0}
 
 
-def _objection(node: ir.Node) -> str:
-    """Return why a layer cannot be quantized; empty where it can."""
-    import onnx_ir as ir
+def find_linear_layers(model: ir.Model) -> tuple[list[LinearLayer], list[str]]:
+    """Find the linear layers with a float32 weight, and the reasons why others cannot be quantized."""
+    layers, reasons = [], []
+    for node in model.graph:
+        name = _TRANSPOSED.get((node.domain, node.op_type))
+        if name is None or not is_weight(node.inputs[1], 2):
+            continue
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        transposed = bool(name and attribute(node, name, 0))
+        layer = LinearLayer(node, required(node, 1), transposed, bias, node.outputs[0])
+        reason = _objection(layer)
+        if reason:
+            reasons.append(reason)
+        else:
+            layers.append(layer if bias is not None else _with_added_bias(layer))
+    return layers, reasons
 
-    if tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
+
+def _objection(layer: LinearLayer) -> str:
+    """Return why a layer cannot be quantized; empty where it can."""
+    if tensor_of(layer.weight).dtype != ir.DataType.FLOAT:
         return "not float32"
-    if any(attribute(node, name, plain) != plain for name, plain in _PLAIN_ATTRIBUTES.items()):
+    if any(attribute(layer.node, name, plain) != plain for name, plain in _PLAIN_ATTRIBUTES.items()):
         return "scaled, or its input is transposed"
-    if len(node.inputs) > 2 and node.inputs[2] is not None and not _is_vector(node.inputs[2], _size(node)[1]):
+    if layer.bias is not None and not _is_bias(layer.bias, layer):
         return "the bias is no vector as long as the last axis"
     return ""
 
 
-def _weight_of(node: ir.Node) -> ir.Value:
-    weight = node.inputs[1]
-    if weight is None:
-        raise ValueError(f"{node.name} has no second input")
-    return weight
+def _with_added_bias(layer: LinearLayer) -> LinearLayer:
+    """Return a layer with the bias that an Add behind it adds, where there is one."""
+    add = only_consumer(layer.result, "Add")
+    parts = None if add is None else operands(add, lambda one: _is_bias(one, layer))
+    return layer if add is None or parts is None else replace(layer, bias=parts[0], result=add.outputs[0])
 
 
-def _is_transposed(node: ir.Node) -> bool:
-    name = _TRANSPOSED[node.domain, node.op_type]
-    return bool(name and attribute(node, name, 0))
-
-
-def _size(node: ir.Node) -> tuple[int, int]:
-    rows, columns = (int(size) for size in tensor_of(_weight_of(node)).shape.numpy())
-    return (columns, rows) if _is_transposed(node) else (rows, columns)
-
-
-def _is_vector(value: ir.Value | None, length: int) -> bool:
-    return is_weight(value, 1) and value is not None and tensor_of(value).size == length
-
-
-def _linear_layer(node: ir.Node) -> LinearLayer:
-    weight, result = _weight_of(node), node.outputs[0]
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    add = only_consumer(result, "Add") if bias is None else None
-    parts = None if add is None else operands(add, lambda one: _is_vector(one, _size(node)[1]))
-    if add is not None and parts is not None:
-        bias, result = parts[0], add.outputs[0]
-    return LinearLayer(node, weight, _is_transposed(node), bias, result)
+def _is_bias(value: ir.Value, layer: LinearLayer) -> bool:
+    return is_weight(value, 1) and tensor_of(value).size == layer.size[1]
 
 
 def unfuse_linear_layers(model: ir.Model, fallbacks: frozenset[str], shapes: Shapes) -> list[str]:
@@ -179,14 +154,14 @@ def unfuse_linear_layers(model: ir.Model, fallbacks: frozenset[str], shapes: Sha
     for node in list(model.graph):
         if (node.domain, node.op_type) == (MICROSOFT, "BiasGelu"):
             matmul = producer(node.inputs[0], "MatMul")
-            if matmul is not None and _weight_of(matmul).name not in fallbacks and is_weight(matmul.inputs[1], 2):
+            if matmul is not None and required(matmul, 1).name not in fallbacks and is_weight(matmul.inputs[1], 2):
                 _unfuse_bias_gelu(node)
         if (node.domain, node.op_type) != (MICROSOFT, "Attention"):
             continue
         reason = _objection_to_unfusing(node, shapes)
         if reason:
             reasons.append(reason)
-        elif not fallbacks.issuperset(_names_of_parts(_weight_of(node))):
+        elif not fallbacks.issuperset(_names_of_parts(required(node, 1))):
             _unfuse_attention(node)
     return reasons
 
@@ -198,11 +173,9 @@ def _unfuse_bias_gelu(node: ir.Node) -> None:
 
 
 def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
-    import onnx_ir as ir
-
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
     weight, bias, mask = inputs["weights"], inputs["bias"], inputs["mask_index"]
-    if not is_weight(weight, 2) or tensor_of(_weight_of(node)).dtype != ir.DataType.FLOAT:
+    if not is_weight(weight, 2) or tensor_of(required(node, 1)).dtype != ir.DataType.FLOAT:
         return "the weight of the attention is no float32 matrix"
     given = {name for name, one in inputs.items() if one is not None}
     if len(node.outputs) > 1 or not given <= _PLAIN_INPUTS:
@@ -210,7 +183,7 @@ def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
     if attribute(node, "do_rotary", 0):
         return "the attention rotates its queries"
     sizes = attribute(node, "qkv_hidden_sizes", [])
-    if (sizes and len(set(sizes)) > 1) or _size_of_weight(node)[1] % 3:
+    if (sizes and len(set(sizes)) > 1) or tensor_of(required(node, 1)).shape.numpy()[1] % 3:
         return "queries, keys and values are of several widths"
     if bias is not None and not is_weight(bias, 1):
         return "the bias of the attention is no constant"
@@ -219,15 +192,10 @@ def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
     return ""
 
 
-def _size_of_weight(node: ir.Node) -> tuple[int, int]:
-    rows, columns = tensor_of(_weight_of(node)).shape.numpy()
-    return int(rows), int(columns)
-
-
 def _unfuse_attention(node: ir.Node) -> None:
     writer = Writer(node)
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
-    weight, bias = _weight_of(node), inputs["bias"]
+    weight, bias = required(node, 1), inputs["bias"]
     parts = []
     for number, name in enumerate(_names_of_parts(weight)):
         part = writer.node("MatMul", [inputs["input"], _columns(weight, number, name, writer)])
@@ -241,9 +209,7 @@ def _unfuse_attention(node: ir.Node) -> None:
         wanted.pop()
     opened = writer.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])
     replace_and_erase(node.outputs[0], opened)
-    for value in (weight, bias):
-        if value is not None and value.graph is not None and not value.uses():
-            value.graph.initializers.pop(str(value.name))
+    drop_unused(value for value in (weight, bias) if value is not None)
 
 
 def _names_of_parts(weight: ir.Value) -> list[str]:
@@ -252,8 +218,6 @@ def _names_of_parts(weight: ir.Value) -> list[str]:
 
 def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Value:
     """Return the columns of queries, keys or values of a packed weight, read from it when they are needed."""
-    import onnx_ir as ir
-
     tensor = tensor_of(weight)
     rows, columns = (int(size) for size in tensor.shape.numpy())
     width = columns // len(_PARTS)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.model_file import scratch_file
-from onnxtool.optimize.quantization.activations import Feeds
-from onnxtool.runtime.session import open_session
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from onnxtool.optimize.quantization.activations import Feeds, open_written
 
 _PREFIX = "onnxtool.range/"
 
@@ -28,15 +23,14 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
     probed = model.clone()
     names = _instrument(probed)
     largest = dict.fromkeys(names, 0.0)
-    with scratch_file(probed, folder) as path:
-        del probed
-        session = open_session(path, provider="cpu", frugal=True)
-        for feed in feeds:
-            outputs = session.run(feed)
-            for name in names:
-                found = float(outputs[_PREFIX + name])
-                if found != -np.inf:  # the maximum of no elements, such as the keys before the first token
-                    largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
+    session = open_written(probed, folder)
+    del probed
+    for feed in feeds:
+        outputs = session.run(feed)
+        for name in names:
+            found = float(outputs[_PREFIX + name])
+            if found != -np.inf:  # the maximum of no elements, such as the keys before the first token
+                largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
     return largest
 
 
@@ -47,8 +41,6 @@ def beyond(ranges: Mapping[str, float], limit: float) -> tuple[str, ...]:
 
 def _instrument(model: ir.Model) -> Sequence[str]:
     """Add an output to `model` for each float32 value that a node makes: its largest absolute value, float32 []."""
-    import onnx_ir as ir
-
     graph, writer = model.graph, Writer(model.graph)
     dtypes = find_shapes(model).dtypes
     made = [value for node in graph for value in node.outputs]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtool.graph.edit import replace
 from onnxtool.graph.shapes import fill_types, find_shapes
@@ -20,10 +20,6 @@ from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.runtime.session import Arrays, Session
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from numpy.typing import NDArray
 
 _SWITCHES = "onnxtool.switches"
 
@@ -43,37 +39,41 @@ class Level:
 
 @dataclass(frozen=True)
 class SwitchableModel:
-    """A session on a model with switches.
+    """A session on a model with switches, and its reference outputs.
 
     Attributes:
         num_weights: the number of weights of each layer, by its name.
         precisions: the names of the levels, the lowest first.
+        feeds: calibration inputs, each input name to array.
+        expected: the outputs in float32, one per calibration input.
     """
 
     num_weights: Mapping[str, int]
     precisions: tuple[str, ...]
+    feeds: Sequence[Feeds]
+    expected: Sequence[Arrays]
     _session: Session
 
-    def errors(self, levels: Mapping[str, int], feeds: Feeds, expected: Arrays) -> NDArray[np.float64]:
-        """Return the errors of all outputs (see `output_errors`) on `feeds`.
+    def error(self, levels: Mapping[str, int], place: int) -> float:
+        """Return the largest error (see `output_errors`) on the calibration inputs at `place`.
 
         Args:
             levels: the place of its level in `precisions` for each layer that is not in float32.
-            feeds: input name to array.
-            expected: the outputs in float32.
+            place: which of `feeds`.
         """
+        feeds = self.feeds[place]
         switches = np.zeros((len(self.precisions), len(self.num_weights)), np.float32)
-        for place, name in enumerate(self.num_weights):
+        for column, name in enumerate(self.num_weights):
             if name in levels:
-                switches[levels[name], place] = 1
+                switches[levels[name], column] = 1
         found = self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
-        return output_errors(found, expected, padding_mask(feeds))
+        return float(output_errors(found, self.expected[place], padding_mask(feeds)).max(initial=0.0))
 
 
-def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> SwitchableModel:
+def open_switchable(
+    model: ir.Model, levels: Sequence[Level], folder: Path, feeds: Sequence[Feeds], expected: Sequence[Arrays]
+) -> SwitchableModel:
     """Write `model` with switches to `folder` and open a session on it."""
-    import onnx_ir as ir
-
     model = model.clone()
     unfuse_linear_layers(model, frozenset(), find_shapes(model))
     fill_types(model)
@@ -85,13 +85,12 @@ def open_switchable(model: ir.Model, levels: Sequence[Level], folder: Path) -> S
     places = {name: place for place, name in enumerate(sizes)}
     for layer in layers:
         _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
-    return SwitchableModel(sizes, tuple(level.precision for level in levels), open_written(model, folder))
+    precisions = tuple(level.precision for level in levels)
+    return SwitchableModel(sizes, precisions, feeds, expected, open_written(model, folder))
 
 
 def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
     """Replace the result p of a layer by `p + switch * (int8 p - p)`, with one such term per level."""
-    import onnx_ir as ir
-
     graph, last = layer.node.graph, layer.result.producer()
     if graph is None or last is None:
         raise ValueError(f"{layer.name} is in no graph")

@@ -1,4 +1,4 @@
-"""PyTorch functions that AOTAutograd traces as fewer operators than PyTorch would take them apart into."""
+"""PyTorch functions that AOTAutograd traces in a form of ours, of fewer operators than PyTorch's decomposition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxtool.torch_backend.lower.decompositions.random import has_eager_dropout
 
 @contextlib.contextmanager
 def traceable_functions() -> Iterator[None]:
-    """Let AOTAutograd trace our functions, and other attention as matmuls: as one operator it has no translation."""
+    """Trace our functions in place of PyTorch's, and other attention as matmuls: one operator has no translation."""
     with sdpa_kernel(SDPBackend.MATH), _ReplacedFunctions():
         yield
 
@@ -30,7 +30,7 @@ _REPLACED: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.nn.functional.scaled_dot_product_attention: attention,
     torch.nn.functional.dropout: _dropout,
 }
-"""Each takes the arguments of the function, and returns None where PyTorch is to take it apart."""
+"""Each takes the arguments of the function, and returns None where PyTorch's decomposition is to be traced."""
 
 
 class _ReplacedFunctions(TorchFunctionMode):  # type: ignore[misc]  # PyTorch has no types here

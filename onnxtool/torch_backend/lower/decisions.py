@@ -4,9 +4,9 @@ An operator without a row is translated by torch.onnx. Where torch.onnx has no t
 applies; where there is none either, the operator stays in PyTorch. To decide otherwise, add a row to `DECISIONS`, and a
 sample to tests/torch_backend/lower/test_decompositions.py or test_fx_rewrites.py.
 
-`decision(operator)` reads the table for all steps: decompositions (decomposition_table.py), rewrites of the FX graph
-(fx_rewrites/rewriter.py), what stays in PyTorch (placement.py), the translation (torch_onnx.py) and corrections of the
-ONNX model (finishing.py).
+`decision(operator)` reads the table for all steps: decompositions and the translation (torch_onnx.py), rewrites of the
+FX graph (fx_rewrites/rewriter.py), what stays in PyTorch (placement.py) and corrections of the ONNX model
+(finishing.py).
 """
 
 from __future__ import annotations
@@ -119,21 +119,8 @@ def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
-def _accumulates(node: Node) -> bool:
-    return node.args[3:4] == (True,) or bool(node.kwargs.get("accumulate"))
-
-
-def _is_mean(node: Node) -> bool:
-    return "mean" in (*node.args[4:5], node.kwargs.get("reduce"))
-
-
-def _has_other_divisor(node: Node) -> bool:
-    """Whether average pooling has `ceil_mode` or `divisor_override`."""
-    ceil_mode, divisor = (
-        (node.args[position : position + 1] or (node.kwargs.get(name),))[0]
-        for position, name in ((4, "ceil_mode"), (6, "divisor_override"))
-    )
-    return bool(ceil_mode) or divisor is not None
+def _argument(node: Node, position: int, name: str) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
 _DEFAULT = Decision()
@@ -145,18 +132,22 @@ _INFERENCE_ONLY = "as if training were False"
 _NO_STATISTICS = "without statistics for the backward pass"
 _NO_TOTAL_WEIGHT = "wrong in the total weight that the backward pass divides by"
 _IDENTITY = "it means nothing in a compiled graph, and its decomposition is itself"
-_OTHER_NUMBERS = "its decomposition draws other random numbers"
 _OTHER_TYPE = "its decomposition gives another type than it says"
-_POOLING = Denied("ceil_mode and divisor_override of average pooling are translated wrongly", _has_other_divisor)
+_ACCUMULATES = Denied(_RACE, lambda node: bool(_argument(node, 3, "accumulate")))
+_POOLING = Denied(
+    "ceil_mode and divisor_override of average pooling are translated wrongly",
+    lambda node: bool(_argument(node, 4, "ceil_mode")) or _argument(node, 6, "divisor_override") is not None,
+)
 _ERFC = Denied("translated by 1 - Erf, which leaves no digit of a small result")
 _SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
-_INDEX_PUT = Decision(decomposition=scatters.index_put, denied=Denied(_RACE, _accumulates))
+_DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
+_INDEX_PUT = Decision(decomposition=scatters.index_put, denied=_ACCUMULATES)
 
 DECISIONS: dict[object, Decision] = {
     # writes by index
     aten.index_put.default: _INDEX_PUT,
     aten._unsafe_index_put.default: _INDEX_PUT,
-    aten._index_put_impl.default: Decision(denied=Denied(_RACE, _accumulates)),
+    aten._index_put_impl.default: Decision(denied=_ACCUMULATES),
     aten.embedding_dense_backward.default: Decision(
         no_decomposition="PyTorch's own kernel is faster", denied=Denied(_RACE)
     ),
@@ -165,7 +156,9 @@ DECISIONS: dict[object, Decision] = {
     aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
     aten.scatter_reduce.two: Decision(
         decomposition=scatters.scatter_reduce,
-        denied=Denied("the mean of scattered values is translated wrongly", _is_mean),
+        denied=Denied(
+            "the mean of scattered values is translated wrongly", lambda node: _argument(node, 4, "reduce") == "mean"
+        ),
     ),
     aten.scatter.src: Decision(decomposition=scatters.scatter),
     aten.put.default: Decision(decomposition=scatters.put),
@@ -213,8 +206,8 @@ DECISIONS: dict[object, Decision] = {
     aten.bucketize.Tensor: Decision(order_statistics.bucketize),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
     aten.max.dim: Decision(order_statistics.maximum_of_booleans),
-    aten.cummax.default: Decision(cumulative.running_maximum),
-    aten.cummin.default: Decision(cumulative.running_minimum),
+    aten.cummax.default: Decision(partial(cumulative.running_extreme, replaces=torch.ge)),
+    aten.cummin.default: Decision(partial(cumulative.running_extreme, replaces=torch.le)),
     aten.cumprod.default: Decision(cumulative.running_product),
     prims.prod.default: Decision(products.product),
     aten._trilinear.default: Decision(products.trilinear),
@@ -227,12 +220,17 @@ DECISIONS: dict[object, Decision] = {
     ),
     aten.max.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
     aten.min.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
-    aten.argmax.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
-    aten.argmin.default: Decision(fx_rewrites=(nan_extremes.index_of_extreme,)),
+    **dict.fromkeys(
+        (aten.argmax.default, aten.argmin.default),
+        Decision(
+            partial(zero_dimensional.single_value, result=partial(torch.zeros_like, dtype=torch.int64)),
+            fx_rewrites=(nan_extremes.index_of_extreme,),
+        ),
+    ),
     operator.getitem: Decision(fx_rewrites=(nan_extremes.extreme_and_index,)),
     # tensors without dimensions
-    aten.any.dim: Decision(zero_dimensional.any_or_all),
-    aten.all.dim: Decision(zero_dimensional.any_or_all),
+    aten.any.dim: Decision(partial(zero_dimensional.single_value, result=lambda x: x != 0)),
+    aten.all.dim: Decision(partial(zero_dimensional.single_value, result=lambda x: x != 0)),
     aten.mean.dim: Decision(zero_dimensional.mean),
     aten.t.default: Decision(zero_dimensional.transpose),
     aten.repeat.default: Decision(zero_dimensional.repeat),
@@ -245,8 +243,8 @@ DECISIONS: dict[object, Decision] = {
     aten.special_spherical_bessel_j0.default: Decision(elementwise.spherical_bessel_j0),
     aten.clamp_min.default: Decision(elementwise.at_least),
     aten.clamp_max.default: Decision(elementwise.at_most),
-    aten.fmax.default: Decision(elementwise.larger_number),
-    aten.fmin.default: Decision(elementwise.smaller_number),
+    aten.fmax.default: Decision(partial(elementwise.number_of_two, select=torch.maximum)),
+    aten.fmin.default: Decision(partial(elementwise.number_of_two, select=torch.minimum)),
     aten.hypot.default: Decision(elementwise.hypotenuse),
     aten.relu.default: Decision(elementwise.relu, fused_kernel=FusedKernel.BETWEEN_OTHERS),
     aten.threshold_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
@@ -291,14 +289,9 @@ DECISIONS: dict[object, Decision] = {
     aten.native_dropout.default: Decision(random.native_dropout),
     aten.rand_like.default: Decision(partial(random.noise_like, draw=aten.rand.default)),
     aten.randn_like.default: Decision(partial(random.noise_like, draw=aten.randn.default)),
-    aten.uniform.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.normal_functional.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.exponential.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.geometric.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.cauchy.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.log_normal.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.bernoulli.default: Decision(no_decomposition=_OTHER_NUMBERS),
-    aten.bernoulli.p: Decision(no_decomposition=_OTHER_NUMBERS),
+    **dict.fromkeys((aten.uniform.default, aten.normal_functional.default, aten.exponential.default), _DRAWS),
+    **dict.fromkeys((aten.geometric.default, aten.cauchy.default, aten.log_normal.default), _DRAWS),
+    **dict.fromkeys((aten.bernoulli.default, aten.bernoulli.p), _DRAWS),
     # constants
     aten.lift_fresh.default: Decision(no_decomposition=_IDENTITY),
     aten.lift.default: Decision(no_decomposition=_IDENTITY),

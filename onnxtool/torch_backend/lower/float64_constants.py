@@ -15,7 +15,7 @@ _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 
 
 def keep_float64_constants(graph_module: torch.fx.GraphModule) -> None:
-    """Make such numbers float64 constants of the graph: arguments (`float64_argument`), and `alpha` of sums."""
+    """Make numbers that float32 would round constants of the graph: arguments (`float64_argument`), `alpha` of sums."""
     for node in list(graph_module.graph.nodes):
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:

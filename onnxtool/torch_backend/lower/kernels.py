@@ -6,6 +6,7 @@ import functools
 from collections import defaultdict
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 from onnxruntime.capi import _pybind_state as binding
 
@@ -34,8 +35,6 @@ def nodes_without_kernel(model: ir.Model) -> list[str]:
 
 
 def _fits(node: ir.Node, kernel: Any, opset: int) -> bool:
-    import onnx
-
     first, last = kernel.version_range
     if not node.domain and not first <= opset <= last:
         return False
@@ -53,10 +52,7 @@ def _fits(node: ir.Node, kernel: Any, opset: int) -> bool:
 def _allowed(dtype: ir.DataType, types: list[str] | None) -> bool:
     if types is None:
         return True
-    names = {f"tensor({_NAMES.get(dtype, dtype.name.lower())})"}
+    names = {f"tensor({dtype.name.lower()})"}
     if dtype is ir.DataType.FLOAT16:
         names.add("tensor(float)")
     return any(name in types for name in names)
-
-
-_NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}

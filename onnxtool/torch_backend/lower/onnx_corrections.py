@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 Correction = Callable[[ir.Graph, ir.Node], None]
 """Rewrites a node of the graph in place, where onnxruntime would compute it wrongly."""
@@ -22,20 +23,16 @@ def multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
         return
     if matrix.shape is not None and matrix.shape.rank() == 1:
         return
-    minus_one = ir.tensor(np.array([-1], np.int64))
-    last = ir.Value(name=f"{node.outputs[0].name}_last_axis", const_value=minus_one)
-    axis = ir.Node("", "Constant", [], [ir.AttrTensor("value", minus_one)], outputs=[last], name=f"{node.name}_axis")
-    column = ir.Node("", "Unsqueeze", [vector, last], name=f"{node.name}_column")
-    product = ir.Node("", "MatMul", [matrix, column.outputs[0]], name=f"{node.name}_product")
     output = node.outputs[0]
-    row = ir.Node("", "Squeeze", [product.outputs[0], last], name=f"{node.name}_row")
+    axis = _constant(np.array([-1], np.int64), f"{output.name}_last_axis", f"{node.name}_axis")
+    column = ir.Node("", "Unsqueeze", [vector, axis.outputs[0]], name=f"{node.name}_column")
+    product = ir.Node("", "MatMul", [matrix, column.outputs[0]], name=f"{node.name}_product")
+    row = ir.Node("", "Squeeze", [product.outputs[0], axis.outputs[0]], name=f"{node.name}_row")
     for made, part in ((column, "column"), (product, "product"), (row, "row")):
         made.outputs[0].name = f"{output.name}_{part}"
         made.outputs[0].type = vector.type
     row.outputs[0].shape = output.shape
-    ir.convenience.replace_nodes_and_values(
-        graph, node, [node], [axis, column, product, row], [output], [row.outputs[0]]
-    )
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [axis, column, product, row], [output], row.outputs)
 
 
 def count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
@@ -54,8 +51,12 @@ def count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
     constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1:] and node.inputs[1] else None
     if constant is None or (axes := constant.numpy()).size == 0 or axes.min() >= 0:
         return
-    counted = ir.tensor(np.where(axes < 0, axes + rank, axes))
-    value = ir.Value(name=f"{node.outputs[0].name}_axes", const_value=counted)
-    made = ir.Node("", "Constant", [], [ir.AttrTensor("value", counted)], outputs=[value], name=f"{node.name}_axes")
+    made = _constant(np.where(axes < 0, axes + rank, axes), f"{node.outputs[0].name}_axes", f"{node.name}_axes")
     graph.insert_before(node, made)
-    node.replace_input_with(1, value)
+    node.replace_input_with(1, made.outputs[0])
+
+
+def _constant(array: NDArray[np.int64], name: str, node_name: str) -> ir.Node:
+    tensor = ir.tensor(array)
+    value = ir.Value(name=name, const_value=tensor)
+    return ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], outputs=[value], name=node_name)

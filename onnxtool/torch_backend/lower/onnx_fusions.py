@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from onnxtool.graph.edit import MICROSOFT, attribute, constant, producer
+from onnxtool.graph.edit import attribute, constant, producer
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.rewrites.rms_normalization import match_normalized, scaled
 from onnxtool.graph.rewrites.rotary_embedding import match_rotation
 

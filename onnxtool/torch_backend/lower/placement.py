@@ -24,6 +24,7 @@ EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree abou
 FUSED = "one kernel of PyTorch takes one pass over memory where ONNX takes several"
 
 _DEVICES = ("cpu", "cuda")
+_SHAPES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default)
 TENSOR_DTYPES = frozenset(
     {
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -68,12 +69,9 @@ def _is_size_of_sizes(node: torch.fx.Node, sizes: set[torch.fx.Node]) -> bool:
     """Whether the node computes a number from shapes of the inputs, without reading a tensor's data."""
     if isinstance(node.meta.get("val"), torch.Tensor | tuple | list) or "val" not in node.meta:
         return False
-    return all(source in sizes or source.op == "placeholder" for source in node.all_input_nodes) and (
-        node.target is torch.ops.aten.sym_size.int
-        or node.target is torch.ops.aten.sym_stride.int
-        or node.target is torch.ops.aten.sym_numel.default
-        or all(source in sizes for source in node.all_input_nodes)
-    )
+    if node.target in _SHAPES:
+        return all(source in sizes or source.op == "placeholder" for source in node.all_input_nodes)
+    return all(source in sizes for source in node.all_input_nodes)
 
 
 def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:

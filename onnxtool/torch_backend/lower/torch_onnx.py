@@ -1,4 +1,4 @@
-"""Translates a graph of ATen operators into an ONNX model by torch.onnx, and knows which operators that translates.
+"""Translates a graph of ATen operators by torch.onnx; knows which operators that translates, and decomposes others.
 
 The only module that touches `torch.onnx._internal`, which PyTorch may change in any release. Tested with 2.13.
 """
@@ -9,7 +9,7 @@ import functools
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.torch_backend.lower.decisions import DECISIONS
 from onnxtool.torch_backend.lower.float64_constants import keep_float64_constants
+from onnxtool.torch_backend.lower.fused_kernels import small_only
 from onnxtool.torch_backend.nodes import called
 from onnxtool.torch_backend.run.cache import Cache, versions
 
-TESTED_TORCH = ("2.13",)
 _LOGGERS = (
     *(f"torch.onnx._internal.exporter.{name}" for name in ("_registration", "_core", "_ir_passes")),
     *("onnx_ir.passes.common.initializer_deduplication", "onnxscript.optimizer"),
@@ -114,12 +114,25 @@ def _is_complex(argument: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_complex()
 
 
-def decompositions_but(names: Collection[str]) -> Decompositions:
-    """Return PyTorch's decompositions of all operators but those of these names."""
+@functools.cache
+def decompositions() -> Decompositions:
+    """Return the table for AOTAutograd: PyTorch's decompositions of what torch.onnx does not translate, and ours."""
     from torch.onnx._internal.exporter import _decomp
 
-    table: Decompositions = _decomp.create_onnx_friendly_decomposition_table(set())
-    return {target: function for target, function in table.items() if called(target) not in names}
+    known = translations()
+    table: Decompositions = {
+        target: function
+        for target, function in _decomp.create_onnx_friendly_decomposition_table(set()).items()
+        if called(target) not in known.real | known.complex
+    }
+    for target, decided in DECISIONS.items():
+        if decided.no_decomposition:
+            table.pop(target, None)
+        if decided.decomposition is not None:
+            table[target] = decided.decomposition
+        if decided.fused_kernel is not None and target in table:
+            table[target] = small_only(table[target])
+    return table
 
 
 def translate(graph_module: torch.fx.GraphModule) -> ir.Model:

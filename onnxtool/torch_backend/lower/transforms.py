@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import onnx
+import onnx_ir as ir
+
 from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.options import Transform
 from onnxtool.torch_backend.run.sessions import INPUTS_KEY, NUM_NODES_KEY
 
 if TYPE_CHECKING:
-    import onnx
-
-    from onnxtool.optimize.pipeline import Pass
-    from onnxtool.torch_backend.options import Transform
+    pass
 
 
 PRESETS: dict[str, tuple[str, ...]] = {
@@ -36,27 +37,26 @@ def apply(transforms: Sequence[Transform], model: onnx.ModelProto) -> None:
     Raises:
         CompilationError: afterwards it has other outputs, or new inputs.
     """
-    places = {entry.key: entry.value for entry in model.metadata_props}[INPUTS_KEY].split()
-    inputs = dict(zip([value.name for value in model.graph.input], places, strict=True))
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    inputs = dict(zip([value.name for value in model.graph.input], metadata[INPUTS_KEY].split(), strict=True))
     outputs = [value.name for value in model.graph.output]
     for transform in transforms:
         transform(model)
-    if [value.name for value in model.graph.output] != outputs or not {v.name for v in model.graph.input} <= set(
-        inputs
-    ):
+    remaining = [value.name for value in model.graph.input]
+    if [value.name for value in model.graph.output] != outputs or not set(remaining) <= set(inputs):
         raise CompilationError(
             "a transform changed the inputs or outputs of a model",
             "transforms of pre_ort_model_transforms keep their names and order, and may remove inputs",
         )
-    for index in reversed(range(len(model.metadata_props))):
-        if model.metadata_props[index].key in (INPUTS_KEY, NUM_NODES_KEY):
-            del model.metadata_props[index]
-    model.metadata_props.add(key=INPUTS_KEY, value=" ".join(inputs[value.name] for value in model.graph.input))
-    model.metadata_props.add(key=NUM_NODES_KEY, value=str(len(model.graph.node)))
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    metadata[INPUTS_KEY] = " ".join(inputs[name] for name in remaining)
+    metadata[NUM_NODES_KEY] = str(len(model.graph.node))
+    onnx.helper.set_model_props(model, metadata)
 
 
 def _named(name: str) -> Transform:
     from onnxtool.optimize import presets
+    from onnxtool.optimize.pipeline import Context, run_passes
 
     passes = {step.name: step for steps in presets.PRESETS.values() for step in steps}
     names = PRESETS.get(name, (name,))
@@ -64,18 +64,10 @@ def _named(name: str) -> Transform:
         raise CompilationError(
             f"unknown transform {name!r}", f"use one of {', '.join((*PRESETS, *passes))}, or pass a function"
         )
-    return passes_as_transform([passes[one] for one in names], "cpu")
-
-
-def passes_as_transform(passes: Sequence[Pass], provider: str) -> Transform:
-    """Return a function that runs `passes` on a model in place."""
 
     def transform(proto: onnx.ModelProto) -> None:
-        import onnx_ir as ir
-
-        from onnxtool.optimize.pipeline import Context, run_passes
-
-        model, _ = run_passes(ir.from_proto(proto), passes, Context(provider=provider), lambda _stage: None)
+        steps = [passes[step] for step in names]
+        model, _ = run_passes(ir.from_proto(proto), steps, Context(provider="cpu"), lambda _stage: None)
         proto.CopyFrom(ir.to_proto(model))
 
     return transform

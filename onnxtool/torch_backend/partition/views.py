@@ -52,7 +52,7 @@ def views_of_pytorch(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[N
 def _chain(node: Node, *, of_output: bool) -> list[Node]:
     """Return the views between what is read and the tensor that holds its memory.
 
-    None for an output whose memory is an input's. Inside the graph, views with several results are left out.
+    Empty for an output that is a view of an input. Inside the graph, views with several results are left out.
     """
     chain = []
     while is_view(node) and (of_output or node.target is not operator.getitem):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.nodes import is_random
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.options import OrtBackendOptions
 
 
 def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: OrtBackendOptions) -> Callable[..., Any]:
@@ -27,7 +25,7 @@ def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: Ort
 
     def checked(*arguments: Any) -> Any:
         state = torch.get_rng_state() if draws else None
-        expected = eager(*[_clone(argument) for argument in arguments])
+        expected = eager(*[value.clone() if isinstance(value, torch.Tensor) else value for value in arguments])
         if state is not None:
             torch.set_rng_state(state)
         actual = call(*arguments)
@@ -53,7 +51,3 @@ def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
     copy = torch.fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return copy
-
-
-def _clone(argument: Any) -> Any:
-    return argument.clone() if isinstance(argument, torch.Tensor) else argument

@@ -9,11 +9,14 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
+import onnx
+import onnxruntime
 import torch
 
+import onnxtool
 from onnxtool.errors import OutputWriteError
 from onnxtool.torch_backend.nodes import called
 
@@ -58,12 +61,6 @@ def _description(value: object) -> str:
 @functools.cache
 def versions() -> str:
     """Name all libraries that a translated graph depends on."""
-    from importlib.metadata import version
-
-    import onnxruntime
-
-    import onnxtool
-
     libraries = [f"{name} {version(name)}" for name in ("onnx-ir", "onnxscript", "onnx")]
     return (
         f"onnxtool {onnxtool.__version__} torch {torch.__version__} onnxruntime {onnxruntime.__version__} {libraries}"
@@ -75,8 +72,6 @@ def _checksum_entry(key: str, model: bytes) -> bytes:
 
     It detects damage and mistaken names, and no attack: whoever may write to the folder may write any model.
     """
-    import onnx
-
     checksum = hashlib.sha256(key.encode() + model).hexdigest()
     entry = onnx.StringStringEntryProto(key="onnxtool.checksum", value=checksum)
     appended: bytes = onnx.ModelProto(metadata_props=[entry]).SerializeToString()
@@ -103,22 +98,6 @@ class Cache:
             OutputWriteError: the folder cannot be written to.
         """
         self._write(key, ".onnx", model + _checksum_entry(key, model))
-
-    def read_reasons(self, key: str) -> dict[int, str]:
-        """Return which nodes of the graph of that fingerprint stay in PyTorch; nothing where the file is damaged."""
-        found = self.read_json(key)
-        try:
-            return {int(index): str(reason) for index, reason in found.items()}  # type: ignore[attr-defined]
-        except (ValueError, AttributeError):
-            return {}
-
-    def write_reasons(self, key: str, reasons: Mapping[int, str]) -> None:
-        """Keep which nodes of a graph stay in PyTorch.
-
-        Raises:
-            OutputWriteError: the folder cannot be written to.
-        """
-        self.write_json(key, dict(reasons))
 
     def read_json(self, key: str) -> object:
         """Return a record; nothing where there is none, or the file is damaged."""

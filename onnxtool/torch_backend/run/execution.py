@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from onnxruntime.capi import _pybind_state as binding
 from torch._prims_common import is_contiguous_or_false
 
-from onnxtool.torch_backend.nodes import MANY_ELEMENTS, is_static, seen_elements, seen_size
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS, dims_by_stride, is_static, seen_elements, seen_size
+from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.sessions import RUN_ERRORS, SILENT
 from onnxtool.torch_backend.run.thread_state import denormals_are_zero, end_openmp_threads, flush_denormals
 from onnxtool.torch_backend.run.values import CPU, dense, ort_device, unwrap, wrap
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions
-    from onnxtool.torch_backend.partition.partitions import Partition
-    from onnxtool.torch_backend.translator import Translated
+from onnxtool.torch_backend.translator import Translated
 
 Fake = object
 """What a graph knows of a value: a fake tensor, or a (symbolic) number."""
@@ -104,7 +102,7 @@ class SessionCall:
         self.__name__ = name
         self.__qualname__ = name
         self.count = CallCount()
-        self.expected = tuple(Expected.of(value) for value in (node.meta["val"] for node in partition.outputs))
+        self.expected = tuple(Expected.of(node.meta["val"]) for node in partition.outputs)
         self.failure = ""
         self._eager = partition.module
         self._run = session._sess.run_with_ortvaluevector
@@ -117,7 +115,8 @@ class SessionCall:
         ]
         self._output_devices = [ort_device(expected.device) for expected in self.expected]
         self._plain = all(item.dtype not in (None, torch.bool) and item.order is None for item in self.expected)
-        self._sized = tuple(index for index, value in enumerate(inputs) if _has_symbolic_size(value))
+        tensors = ((index, value) for index, value in enumerate(inputs) if isinstance(value, torch.Tensor))
+        self._sized = tuple(index for index, value in tensors if not is_static(value))
         fixed = all(item.dtype and item.shape is not None for item in self.expected)
         self._preallocates = options.preallocate_output and fixed
         self._flushes = options.flush_denormals
@@ -180,10 +179,6 @@ _LOGGER = logging.getLogger(__name__)
 _MOST_NUMBERS = 1024
 
 
-def _has_symbolic_size(value: Fake) -> bool:
-    return isinstance(value, torch.Tensor) and not is_static(value)
-
-
 def _is_large(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.device.type == "cpu" and seen_elements(value) >= MANY_ELEMENTS
@@ -193,7 +188,5 @@ def _order(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return the dimensions of a tensor from the largest stride to the smallest, or None where it is contiguous."""
     if is_contiguous_or_false(value):
         return None
-    strides = [seen_size(stride) for stride in value.stride()]
-    sizes = [seen_size(size) for size in value.shape]
-    order = tuple(sorted(range(value.dim()), key=lambda dim: (-strides[dim], -sizes[dim])))
+    order = dims_by_stride(value)
     return None if order == tuple(range(value.dim())) else order

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import onnxruntime as ort
 import torch
 
 from onnxtool.errors import ProviderError
 from onnxtool.runtime.providers import cuda_problem
+from onnxtool.runtime.session import tensor_type
+from onnxtool.torch_backend.options import OrtBackendOptions, Provider
+from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.thread_state import denormals_are_zero, flush_denormals
-
-if TYPE_CHECKING:
-    from onnxtool.torch_backend.options import OrtBackendOptions, Provider
-    from onnxtool.torch_backend.partition.partitions import Partition
 
 INPUTS_KEY = "onnxtool.inputs"
 NUM_NODES_KEY = "onnxtool.num_nodes"
 _BY_DEVICE = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 SILENT = 4  # errors are raised, not logged
-RUN_ERRORS = (
-    ort.capi.onnxruntime_pybind11_state.Fail,
-    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
-    ort.capi.onnxruntime_pybind11_state.NotImplemented,
-    ort.capi.onnxruntime_pybind11_state.RuntimeException,
-    RuntimeError,
-)
-LOAD_ERRORS = (
-    ort.capi.onnxruntime_pybind11_state.Fail,
-    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
-    ort.capi.onnxruntime_pybind11_state.InvalidGraph,
-    ort.capi.onnxruntime_pybind11_state.InvalidProtobuf,
-    ort.capi.onnxruntime_pybind11_state.NotImplemented,
-    ort.capi.onnxruntime_pybind11_state.RuntimeException,
-)
-
-_TYPES = {
-    torch.bool: "bool",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float",
-    torch.float64: "double",
-    **{getattr(torch, name): name for name in ("int8", "int16", "int32", "int64", "uint8")},
-}
+_ERRORS = ort.capi.onnxruntime_pybind11_state
+_BOTH = (_ERRORS.Fail, _ERRORS.InvalidArgument, _ERRORS.NotImplemented, _ERRORS.RuntimeException)
+RUN_ERRORS = (*_BOTH, RuntimeError)
+LOAD_ERRORS = (*_BOTH, _ERRORS.InvalidGraph, _ERRORS.InvalidProtobuf)
 
 
 def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...]) -> ort.InferenceSession:
@@ -57,9 +36,8 @@ def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provid
     _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
     settings = options.ort_session_options or _session_options(options.flush_denormals)
     chosen = [_with_stream(provider) for provider in providers]
-    with flush_denormals(
-        denormals_are_zero()
-    ):  # the first session of a process sets the thread that makes it, for good
+    # The first session of a process sets the thread that makes it, for good.
+    with flush_denormals(denormals_are_zero()):
         session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
     _require_providers(names, session.get_providers(), "onnxruntime could not start the provider")
     return session
@@ -101,7 +79,7 @@ def session_fits(session: ort.InferenceSession, partition: Partition) -> bool:
 def _type_of(value: object) -> str:
     """Return onnxruntime's name of the type of a fake value; sizes are integers."""
     if isinstance(value, torch.Tensor):
-        return f"tensor({_TYPES.get(value.dtype, value.dtype)})"
+        return tensor_type(str(value.dtype).removeprefix("torch."))
     return "tensor(bool)" if isinstance(value, bool | torch.SymBool) else "tensor(int64)"
 
 
@@ -114,19 +92,17 @@ def select_providers(
     """
     inferred: list[Provider] = []
     if options.infer_execution_providers:
-        inferred = list(dict.fromkeys(_inferred(inputs))) or list(dict.fromkeys(_inferred(outputs)))
+        inferred = _inferred(inputs) or _inferred(outputs)
     chosen: dict[str, Provider] = {}
     for provider in (*options.preferred_execution_providers, *inferred, *options.default_execution_providers):
         chosen.setdefault(provider if isinstance(provider, str) else provider[0], provider)
     return tuple(chosen.values()) or (_BY_DEVICE["cpu"],)
 
 
-def _inferred(values: Iterable[object]) -> Iterator[str]:
-    """Yield the provider of each device, GPU before CPU: sizes are always on the CPU."""
+def _inferred(values: Iterable[object]) -> list[Provider]:
+    """Return the provider of each device, GPU before CPU: sizes are always on the CPU."""
     types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
-    for device in ("cuda", "cpu"):
-        if device in types:
-            yield _BY_DEVICE[device]
+    return [_BY_DEVICE[device] for device in ("cuda", "cpu") if device in types]
 
 
 def _session_options(flush_denormals: bool) -> ort.SessionOptions:

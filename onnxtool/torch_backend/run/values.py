@@ -9,16 +9,10 @@ import numpy as np
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+_NAMES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
 NUMPY_TYPES: dict[torch.dtype, type] = {
-    torch.float16: np.float16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.int8: np.int8,
-    torch.int16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.uint8: np.uint8,
     torch.bool: np.bool_,
+    **{getattr(torch, name): getattr(np, name) for name in _NAMES},
 }
 CPU = binding.OrtDevice(binding.OrtDevice.cpu(), binding.OrtDevice.default_memory(), 0)
 

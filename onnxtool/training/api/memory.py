@@ -7,14 +7,16 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
 
-    Float32 = NDArray[np.float32]
+from onnxtool.errors import ProviderError
+from onnxtool.runtime.providers import resolve_provider
 
+Float32 = NDArray[np.float32]
 # The intermediate results of the optimizer for one block stay in the L2 cache of a CPU core.
 BLOCK_SIZE = 32768
 # GPU kernels load 16 bytes at once and need aligned tensors.
@@ -35,9 +37,6 @@ class Device:
         Raises:
             ProviderError: the device is unknown or cannot be used here.
         """
-        from onnxtool.errors import ProviderError
-        from onnxtool.runtime.providers import resolve_provider
-
         kind, _, number = text.partition(":")
         if number and not (number.isascii() and number.isdecimal()):
             raise ProviderError(f"there is no device {text!r}", "use cpu, cuda or cuda:1")
@@ -113,24 +112,15 @@ class Buffer:
 
     @cached_property
     def _view(self) -> Float32:
-        return view(self.value, math.prod(self.layout.blocks))
+        count = math.prod(self.layout.blocks)
+        if not count:
+            return np.zeros(0, np.float32)
+        pointer = ctypes.cast(self.pointer, ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(pointer, (count,))
 
 
 def allocate(shape: tuple[int, ...], device: Device) -> Any:
     """Return a float32 OrtValue of zeros with this shape."""
-    import numpy as np
-    import onnxruntime as ort
-
     value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.float32, device.kind, device.number)
     value.update_inplace(np.zeros(shape, np.float32))
     return value
-
-
-def view(value: Any, count: int) -> Float32:
-    """Return the elements of a float32 OrtValue in CPU memory, without a copy."""
-    import numpy as np
-
-    if not count:
-        return np.zeros(0, np.float32)
-    pointer = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_float))
-    return np.ctypeslib.as_array(pointer, (count,))

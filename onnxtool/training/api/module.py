@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import onnxruntime as ort
+from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError, InputError
-from onnxtool.training.api.inference_model import export_inference_model
+from onnxtool.model_file import ModelFile, save_model, staged
 from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
 from onnxtool.training.api.session import BoundSession
 from onnxtool.training.api.state import CheckpointState
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class Module:
@@ -85,8 +88,6 @@ class Module:
             InputError: an input is missing, or of another dtype or rank.
             ArtifactError: there is no eval model, or the checkpoint is nominal and has no values yet.
         """
-        import numpy as np
-
         self.check_complete()
         session, names = self._session(), self.input_names()
         if len(user_inputs) != len(names):
@@ -130,7 +131,8 @@ class Module:
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """Return the number of elements of the parameters."""
-        return self.values.layout.size + (0 if trainable_only else sum(self._frozen_sizes()))
+        frozen = [] if trainable_only else [int(math.prod(value.shape())) for value in self._frozen.values()]
+        return self.values.layout.size + sum(frozen)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
         """Return an OrtValue with a copy of the parameters, float32 [get_parameters_size], in the order of the state.
@@ -138,9 +140,6 @@ class Module:
         Raises:
             ArtifactError: a frozen parameter is not float32.
         """
-        import numpy as np
-        import onnxruntime as ort
-
         arrays = [array for _, array in self.values.read_all()]
         if not trainable_only:
             arrays += [self._float32(name) for name in self._frozen]
@@ -161,11 +160,8 @@ class Module:
         shapes = dict(self.values.layout.shapes)
         if not trainable_only:
             shapes |= {name: tuple(value.shape()) for name, value in self._frozen.items()}
-        start, arrays = 0, {}
-        for name, shape in shapes.items():
-            count = math.prod(shape)
-            arrays[name] = flat[start : start + count].reshape(shape)
-            start += count
+        parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
+        arrays = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         self.values.write({name: arrays[name] for name in self.values.layout.shapes})
         for name in set(arrays) - set(self.values.layout.shapes):
             self._frozen[name].update_inplace(arrays[name])
@@ -184,7 +180,7 @@ class Module:
             raise ArtifactError("an export needs the eval model", "pass eval_model_uri")
         self.check_complete()
         parameters = {name: self.read(name) for name in self.state.names()}
-        export_inference_model(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
+        _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
 
     def check_complete(self) -> None:
         """Require a checkpoint with values.
@@ -230,27 +226,20 @@ class Module:
     def _check(self, trained: Sequence[str]) -> None:
         """Refuse a checkpoint of another model."""
         checkpoint = self.state.checkpoint
-        saved = {**checkpoint.trainable, **checkpoint.frozen}
-        path = self._train.path
+        path, hint = self._train.path, "take the checkpoint and the training model of the same artifacts"
         missing = [name for name in trained if name not in checkpoint.trainable]
         other = [name for name in checkpoint.trainable if name not in trained]
         other += [name for name in checkpoint.frozen if name not in self._train.input_names or name in trained]
         if missing or other or not trained:
-            raise ArtifactError(
-                f"the checkpoint does not fit {path}: " + _listing({"missing": missing, "unknown to it": other}),
-                "take the checkpoint and the training model of the same artifacts",
-            )
-        for name, array in saved.items():
+            problems = _listing({"missing": missing, "unknown to it": other})
+            raise ArtifactError(f"the checkpoint does not fit {path}: {problems}", hint)
+        for name, array in {**checkpoint.trainable, **checkpoint.frozen}.items():
             if not checkpoint.is_nominal and array.shape != self._shape(name):
-                raise ArtifactError(
-                    f"the checkpoint does not fit {path}: {name} is {list(array.shape)}, not {list(self._shape(name))}",
-                    "take the checkpoint and the training model of the same artifacts",
-                )
+                shapes = f"{list(array.shape)}, not {list(self._shape(name))}"
+                raise ArtifactError(f"the checkpoint does not fit {path}: {name} is {shapes}", hint)
 
     def _frozen_value(self, name: str) -> Any:
         """Return a frozen parameter as an OrtValue on the device."""
-        import onnxruntime as ort
-
         if self.state.checkpoint.is_nominal:
             return allocate(self._shape(name), self.device)
         array = self.state.checkpoint.frozen[name]
@@ -275,9 +264,6 @@ class Module:
             if updated_name(name) in self._train.output_names:
                 self._train.bind_output(updated_name(name), tuple(value.shape()), int(value.data_ptr()))
 
-    def _frozen_sizes(self) -> list[int]:
-        return [math.prod(value.shape()) for value in self._frozen.values()]
-
     def _float32(self, name: str) -> NDArray[np.float32]:
         array: NDArray[Any] = self._frozen[name].numpy()
         if array.dtype.name != "float32":
@@ -288,3 +274,27 @@ class Module:
 def _listing(groups: dict[str, list[str]]) -> str:
     parts = [f"{label} {', '.join(names[:5])}" for label, names in groups.items() if names]
     return "; ".join(parts) or "nothing is trained"
+
+
+def _export(eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path) -> None:
+    """Write a model that computes `outputs`, values of the eval model, with the parameters as initializers."""
+    model = ir.load(ModelFile.open(eval_model).path)
+    graph = model.graph
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    for name in outputs:
+        if name not in values:
+            close = get_close_matches(name, values, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else "look at its values with onnxtool stats"
+            raise ArtifactError(f"{eval_model} has no value called {name!r}", hint)
+    graph.outputs.clear()
+    graph.outputs.extend(values[name] for name in outputs)
+    common.RemoveUnusedNodesPass()(model)
+    for value in list(graph.inputs):
+        name = str(value.name)
+        if name in parameters or not (value.uses() or value.is_graph_output()):
+            graph.inputs.remove(value)
+        if name in parameters and value.uses():
+            value.const_value = ir.tensor(parameters[name], name=name)
+            graph.register_initializer(value)
+    with staged(path, force=True) as staging:
+        save_model(model, staging)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.api.memory import Buffer
+from onnxtool.training.api.module import Module
 from onnxtool.training.api.session import BoundSession
 from onnxtool.training.graphs.names import GRADIENTS, LEARNING_RATE, MOMENTS, PARAMETERS, STEP, updated_name
-
-if TYPE_CHECKING:
-    from onnxtool.training.api.module import Module
 
 
 class Optimizer:
@@ -45,8 +44,6 @@ class Optimizer:
 
     def step(self) -> None:
         """Update the parameters; the gradients stay until `lazy_reset_grad`."""
-        import numpy as np
-
         self._module.check_complete()
         step = self._checkpoint.step + 1
         self._session.feed(LEARNING_RATE, np.array([self._checkpoint.learning_rate], np.float32))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
 
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import PROVIDERS
-from onnxtool.runtime.session import first_line
+from onnxtool.runtime.session import first_line, tensor_type
 from onnxtool.training.api.memory import Device
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class BoundSession:
@@ -24,14 +25,16 @@ class BoundSession:
         device: the device of the session and of all bound memory.
         options: onnxruntime's session options; None for its defaults.
 
+    Attributes:
+        input_names: the inputs in the order of the graph.
+        output_names: the outputs in the order of the graph.
+
     Raises:
         ModelFileError: the file is missing or damaged.
         SessionError: onnxruntime cannot load it.
     """
 
     def __init__(self, path: Path, device: Device, options: Any = None) -> None:
-        import onnxruntime as ort
-
         self.path = path
         self.device = device
         if path.suffix != ".ort":
@@ -52,19 +55,10 @@ class BoundSession:
             ) from error
         self._binding = self._session.io_binding()
         self._inputs = {value.name: value for value in self._session.get_inputs()}
-        self._outputs = {value.name: value for value in self._session.get_outputs()}
+        self.input_names = list(self._inputs)
+        self.output_names = [value.name for value in self._session.get_outputs()]
         self._fed: dict[str, Any] = {}
         self._bound: dict[str, None] = {}  # outputs in the order in which onnxruntime gives them back
-
-    @property
-    def input_names(self) -> list[str]:
-        """The inputs in the order of the graph."""
-        return list(self._inputs)
-
-    @property
-    def output_names(self) -> list[str]:
-        """The outputs in the order of the graph."""
-        return list(self._outputs)
 
     def shape_of(self, name: str) -> tuple[int | str | None, ...]:
         """Return the shape of an input, dynamic axes by name or None."""
@@ -72,14 +66,10 @@ class BoundSession:
 
     def bind_input(self, name: str, shape: Sequence[int], pointer: int) -> None:
         """Read a float32 input from an address of the device."""
-        import numpy as np
-
         self._binding.bind_input(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
     def bind_output(self, name: str, shape: Sequence[int], pointer: int) -> None:
         """Write a float32 output to an address of the device."""
-        import numpy as np
-
         self._bound[name] = None
         self._binding.bind_output(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
@@ -94,13 +84,11 @@ class BoundSession:
         Raises:
             InputError: the dtype or rank differs from that of the model.
         """
-        import numpy as np
-
         if not isinstance(tensor, np.ndarray):
             self.bind_value(name, tensor)
             return
         declared = self._inputs[name]
-        if (kind := _DTYPES.get(tensor.dtype.name, tensor.dtype.name)) != declared.type:
+        if (kind := tensor_type(tensor.dtype.name)) != declared.type:
             raise InputError(f"the input {name} of {self.path} is {declared.type}, not {kind}", "convert it")
         if len(tensor.shape) != len(declared.shape) and declared.shape:
             raise InputError(
@@ -134,12 +122,3 @@ class BoundSession:
             return []
         values = dict(zip(self._bound, self._binding.get_outputs(), strict=True))
         return [values[name] for name in fetch]
-
-
-# onnxruntime's names of input types by numpy's names of dtypes.
-_DTYPES = {
-    **{name: f"tensor({name})" for name in ("bool", "float16", "bfloat16")},
-    **{f"{sign}int{bits}": f"tensor({sign}int{bits})" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float32": "tensor(float)",
-    "float64": "tensor(double)",
-}

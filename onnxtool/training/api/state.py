@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Memory(Protocol):
@@ -176,8 +176,6 @@ class CheckpointState:
 
     def attach(self, memory: Memory) -> None:
         """Use the values of `memory` from now on; of the arrays that were read, only dtype and shape remain."""
-        import numpy as np
-
         self.memory = memory
         for group in (self.checkpoint.trainable, self.checkpoint.frozen):
             for name, array in group.items():
@@ -205,8 +203,6 @@ class CheckpointState:
         Raises:
             ArtifactError: the shape differs.
         """
-        import numpy as np
-
         group = self._group(name)
         array = np.asarray(value, group[name].dtype)
         if array.shape != group[name].shape:

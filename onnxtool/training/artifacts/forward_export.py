@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
+import onnx_ir as ir
+
+from onnxtool.autodiff.rules.tensor import PADDING_INDEX
 from onnxtool.errors import ExportError
-from onnxtool.export.options import AllowMissingWeights, AllowPickle, Revision, Task, TrustRemoteCode
-from onnxtool.options import Option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxtool.training.artifacts.reference import TorchModel
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.configuration import task_of_architecture
+from onnxtool.export.modalities.finding import find_modality
+from onnxtool.export.signature import detect_signature, to_tensors
+from onnxtool.export.source import Source
+from onnxtool.export.tracing import guarded, operators_apart
+from onnxtool.model_file import Staging, save_model
+from onnxtool.training.artifacts.reference import TorchModel
+from onnxtool.training.options import ForwardOptions
 
 _OPSET = 20
 _CAUSAL_TASK = "text-generation"
@@ -41,20 +46,6 @@ class Forward:
     shifts_labels: bool
 
 
-@dataclass(frozen=True)
-class ForwardOptions:
-    """The checkpoint to export, with options of `onnxtool export`."""
-
-    model_name: Annotated[
-        str, Option("In place of --model_path: an id on the hub, or a folder, which is exported.", metavar="ID_OR_DIR")
-    ]
-    task: Task = "auto"
-    revision: Revision = None
-    trust_remote_code: TrustRemoteCode = False
-    allow_missing_weights: AllowMissingWeights = False
-    allow_pickle: AllowPickle = False
-
-
 def export_forward(
     options: ForwardOptions, folder: Path, on_progress: Callable[[str], None] = lambda _stage: None
 ) -> Forward:
@@ -64,15 +55,6 @@ def export_forward(
         CheckpointError: it cannot be found, understood or loaded.
         ExportError: it cannot be traced.
     """
-    from onnxtool.export.checkpoint import Checkpoint
-    from onnxtool.export.configuration import task_of_architecture
-    from onnxtool.export.modalities.finding import find_modality
-    from onnxtool.export.signature import detect_signature, to_tensors
-    from onnxtool.export.source import Source
-    from onnxtool.export.tracing import guarded, operators_apart
-    from onnxtool.model_file import Staging, save_model
-    from onnxtool.training.artifacts.reference import TorchModel
-
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     on_progress(f"loading {options.model_name}")
@@ -143,8 +125,6 @@ def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], out
 
 def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
     """Give dynamic axes the names of the signature in all shapes."""
-    import onnx_ir as ir
-
     names: dict[str | None, str] = {}
     shapes = {**inputs, **outputs}
     for value in (*graph.graph.inputs, *graph.graph.outputs):
@@ -162,8 +142,6 @@ def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str,
 def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> None:
     """Note at each Gather of an embedding its `padding_idx`, whose row PyTorch does not train."""
     import torch
-
-    from onnxtool.autodiff.rules.tensor import PADDING_INDEX
 
     for module_name, module in model.named_modules():
         if not isinstance(module, torch.nn.Embedding) or module.padding_idx is None:

@@ -1,5 +1,7 @@
 """Make the artifacts for on-device training from a forward model: training, eval and optimizer model, and checkpoint.
 
+They are written to one folder, all files or none.
+
 Names, arguments and the order of inputs and outputs are those of onnxruntime-training's `artifacts`;
 docs/guide/artifacts.md lists where stock onnxruntime needs something else.
 """
@@ -11,40 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from onnxtool.errors import ArtifactError
+import onnx
+import onnx_ir as ir
+
+from onnxtool.errors import ArtifactError, OutputExistsError
+from onnxtool.model_file import ModelFile, Staging, save_model, staged
+from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.files import Artifacts, write_artifacts
+from onnxtool.training.artifacts.report import ArtifactFile, describe
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
-from onnxtool.training.artifacts.report import describe
+from onnxtool.training.artifacts.validation import check_model
+from onnxtool.training.artifacts.verification import ArtifactVerification
+from onnxtool.training.checkpoints import Checkpoint
+from onnxtool.training.checkpoints.checkpoint import write_checkpoint
+from onnxtool.training.graphs.parameters import select_parameters
 from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.checkpoints import checkpoint_of
-
-if TYPE_CHECKING:
-    import onnx
-
-    from onnxtool.training.artifacts.verification import ArtifactVerification
-
+from onnxtool.training.options import LossType, OptimType
 
 MAX_MODEL_BYTES = 2**31 - 2**20
-
-
-class LossType(Enum):
-    """The losses that need no arguments."""
-
-    MSELoss = 1
-    CrossEntropyLoss = 2
-    BCEWithLogitsLoss = 3
-    L1Loss = 4
-
-
-class OptimType(Enum):
-    """The optimizers with their defaults."""
-
-    AdamW = 1
-    SGD = 2
 
 
 LOSSES: Mapping[LossType, type[onnxblock.Block]] = {
@@ -125,8 +114,6 @@ def generate_artifacts(
         OutputWriteError: the files cannot be written.
         TypeError: an argument is of a wrong type.
     """
-    import onnx
-
     if custom_op_library is not None:
         onnxblock.custom_op_library(os.fspath(custom_op_library))
     return make_artifacts(
@@ -157,9 +144,6 @@ def make_artifacts(
         OutputExistsError: a file exists and `force` is not set.
         OnnxtoolError: as `generate_artifacts`.
     """
-    from onnxtool.training.artifacts.validation import check_model
-    from onnxtool.training.graphs.parameters import select_parameters
-
     stopwatch = Stopwatch()
     on_progress("reading the model")
     model, path = _load(options.model)
@@ -183,26 +167,27 @@ def make_artifacts(
             optimizer((trained, frozen))
         models["optimizer_model"] = optimizer.to_model_proto()
     on_progress("writing")
-    checkpoint = checkpoint_of(trained, frozen, folder=None if path is None else path.parent)
+    folder = None if path is None else path.parent
+    checkpoint = checkpoint_of(trained, frozen, folder=folder)
     checkpoint.aliases = dict(options.aliases)
+    directory, prefix = options.artifact_directory, options.prefix
+    _check_output(options, [f"{prefix}{name}.onnx" for name in models] + [f"{prefix}checkpoint"])
     verification: ArtifactVerification | None = None
-
-    def verify(folder: Path) -> None:
-        nonlocal verification
+    with staged(directory / f"{prefix}training_model.onnx", force=options.force) as staging:
+        written = [_write_model(proto, staging, f"{prefix}{name}", folder) for name, proto in models.items()]
+        written.append(staging.folder / f"{prefix}checkpoint")
+        write_checkpoint(checkpoint, written[-1])
         if options.verify is not None:
             stopwatch.lap("write")
             on_progress("verifying")
-            verification = options.verify(folder)
+            verification = options.verify(staging.folder)
             stopwatch.lap("verify")
-
-    files = write_artifacts(
-        Artifacts(models, checkpoint, None if path is None else path.parent, verify),
-        options.artifact_directory,
-        prefix=options.prefix,
-        ort_format=options.ort_format,
-        nominal=options.nominal_checkpoint,
-        force=options.force,
-    )
+        if options.nominal_checkpoint:
+            written.append(staging.folder / f"{prefix}nominal_checkpoint")
+            write_checkpoint(Checkpoint(checkpoint.trainable, checkpoint.frozen, is_nominal=True), written[-1])
+        if options.ort_format:
+            written += [file for model_path in written[: len(models)] for file in _to_ort_format(model_path)]
+        files = [ArtifactFile(str(directory / file.name), _size_of(file)) for file in written]
     stopwatch.lap("write")
     return describe(
         block,
@@ -229,10 +214,6 @@ class _Training(onnxblock.TrainingBlock):
 
 def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
     """Return the model without its external data, and the path of its file."""
-    import onnx
-
-    from onnxtool.model_file import ModelFile
-
     if isinstance(model, onnx.ModelProto):
         # ByteSize fails on models of more than 2 GB.
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_MODEL_BYTES:
@@ -275,3 +256,57 @@ def _name_of(thing: Enum | onnxblock.Block | None) -> str:
     if thing is None:
         return ""
     return thing.name if isinstance(thing, Enum) else type(thing).__name__
+
+
+def _check_output(options: ArtifactOptions, names: Sequence[str]) -> None:
+    """Refuse a prefix that cannot begin the name of a file, and existing files without `force`."""
+    prefix = options.prefix
+    if not prefix.isprintable():
+        raise ArtifactError(f"the prefix {prefix!r} cannot begin the name of a file", "pass letters and digits")
+    if Path(prefix).name != prefix and prefix:
+        raise ArtifactError(f"the prefix {prefix!r} is a path", "pass the folder as artifact_directory")
+    existing = [path for name in names if (path := options.artifact_directory / name).exists()]
+    if existing and not options.force:
+        raise OutputExistsError(f"{existing[0]} already exists", "pass --force to replace it, or another --output")
+
+
+def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, folder: Path | None) -> Path:
+    """Write a model into the staging folder; large constants go to its own external data."""
+    model = ir.from_proto(proto)
+    if folder is not None:
+        ir.external_data.set_base_dir(model.graph, folder)
+    return save_model(model, Staging(staging.folder, staging.root / f"{name}.onnx", staging.root))
+
+
+def _to_ort_format(path: Path) -> tuple[Path, Path]:
+    """Convert a model to the format of minimal builds of onnxruntime, with onnxruntime's own converter.
+
+    Returns:
+        The model, and the list of its operators that such a build is made from.
+
+    Raises:
+        ArtifactError: it fails, or the installed wheel has no converter.
+    """
+    try:
+        with quiet(), quiet_stdout_descriptor():
+            from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
+
+            convert_onnx_models_to_ort(path, path.parent, [OptimizationStyle.Fixed])
+    except ImportError as error:
+        raise ArtifactError(
+            f"this onnxruntime cannot write .ort files: {error}", "leave ort_format out, or install a wheel that can"
+        ) from error
+    except Exception as error:  # onnxruntime has no error of its own
+        raise ArtifactError(
+            f"onnxruntime cannot convert {path.name}: {str(error)[:300]}", "leave ort_format out"
+        ) from error
+    operators = path.with_suffix(".required_operators.config")
+    # The file mentions the temporary folder.
+    operators.write_text(operators.read_text(encoding="utf-8").replace(f"{path.parent}{os.sep}", ""), encoding="utf-8")
+    return path.with_suffix(".ort"), operators
+
+
+def _size_of(path: Path) -> int:
+    """Return the bytes of a file and of external data beside it."""
+    files = (path, path.with_name(f"{path.name}.data"))
+    return sum(file.stat().st_size for file in files if file.exists())

@@ -2,113 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 from onnxtool.errors import ArtifactError
-from onnxtool.options import Force, Option
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.forward_export import Forward, ForwardOptions, export_forward
-from onnxtool.training.artifacts.generation import (
-    LOSSES,
-    ArtifactOptions,
-    ArtifactReport,
-    LossType,
-    OptimType,
-    make_artifacts,
-)
+from onnxtool.training.artifacts.forward_export import Forward, export_forward
+from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, make_artifacts
 from onnxtool.training.artifacts.reference import LossSetting
 from onnxtool.training.artifacts.verification import ArtifactVerification, verify_artifacts
 from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
-
-NONE = "none"
-LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
-OPTIMIZER_NAMES = (*(kind.name for kind in OptimType), NONE)
-
-
-@dataclass(frozen=True)
-class PreparationOptions:
-    """The options of `onnxtool artifacts`.
-
-    Attributes:
-        model_path: an ONNX file; this or `forward` is given.
-        forward: a checkpoint to export.
-        loss: one of LOSS_NAMES.
-        class_axis: the class axis of a cross entropy; None for 1 with a file, and for the last with a checkpoint.
-        ignore_index: of a cross entropy; None for none with a file, and for -100 with a checkpoint.
-        shift_labels: None to shift the labels of causal language models.
-        optimizer: one of OPTIMIZER_NAMES.
-        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
-    """
-
-    model_path: Annotated[Path | None, Option("A forward model, an ONNX file.")] = None
-    forward: ForwardOptions | None = None
-    train: Annotated[
-        tuple[str, ...],
-        Option(
-            "Parameters to train, by name or pattern such as *.bias; may be given several times.",
-            metavar="PATTERN",
-            default="all that the loss depends on",
-        ),
-    ] = ("*",)
-    freeze: Annotated[
-        tuple[str, ...], Option("Parameters to freeze; may be given several times.", metavar="PATTERN")
-    ] = ()
-    loss: Annotated[
-        str, Option("What is added to the model; none takes its first output as the loss.", choices=LOSS_NAMES)
-    ] = "CrossEntropyLoss"
-    loss_inputs: Annotated[
-        tuple[str, ...],
-        Option(
-            "The value that the loss is computed from.",
-            name="loss_input",
-            metavar="NAME",
-            default="the logits of a checkpoint, or the only output of a file",
-        ),
-    ] = ()
-    class_axis: Annotated[
-        int | None,
-        Option(
-            "The axis of the classes, 1 or -1.",
-            minimum=-1,
-            maximum=1,
-            default="1 of a file, the last of a checkpoint",
-        ),
-    ] = None
-    ignore_index: Annotated[
-        int | None, Option("Labels of this value are ignored.", default="none of a file, -100 of a checkpoint")
-    ] = None
-    shift_labels: Annotated[
-        bool | None,
-        Option(
-            "Whether the logits at a token are for the label of the next one.",
-            default="yes for checkpoints of causal language models, as in transformers",
-        ),
-    ] = None
-    verify: Annotated[bool, Option("Compare loss and gradients of a checkpoint's artifacts with PyTorch.")] = True
-    optimizer: Annotated[str, Option("The optimizer to write a model of.", choices=OPTIMIZER_NAMES)] = "AdamW"
-    weight_decay: Annotated[float, Option("Of the optimizer.", minimum=0)] = 0.0
-    max_grad_norm: Annotated[
-        float | None,
-        Option("Scale all gradients together down to this norm.", metavar="X", minimum=0, is_open=True),
-    ] = None
-    additional_outputs: Annotated[
-        tuple[str, ...],
-        Option(
-            "A value to output besides the loss; may be given several times.", name="additional_output", metavar="NAME"
-        ),
-    ] = ()
-    output: Annotated[
-        Path | None,
-        Option("The folder.", default="NAME-training beside the file, or models/NAME-training"),
-    ] = None
-    prefix: Annotated[str, Option("Put before the name of each file.")] = ""
-    nominal_checkpoint: Annotated[bool, Option("Write a checkpoint without values as well.")] = False
-    ort_format: Annotated[bool, Option("Write .ort files as well.")] = False
-    recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
-    force: Force = False
+from onnxtool.training.options import NONE, LossType, PreparationOptions
 
 
 def prepare_training(
@@ -119,8 +25,6 @@ def prepare_training(
     Raises:
         OnnxtoolError: the export or `make_artifacts` failed.
     """
-    import tempfile
-
     if (options.model_path is None) == (options.forward is None):
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
     if options.forward is None:
@@ -132,9 +36,8 @@ def prepare_training(
 
 def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
-    common = _artifact_options(options, setting)
-    model = options.model_path or Path()
-    return make_artifacts(replace(common, model=model, loss_input_names=options.loss_inputs or None), on_progress)
+    made = _artifact_options(options, setting, options.model_path or Path(), options.loss_inputs)
+    return make_artifacts(made, on_progress)
 
 
 def make_checkpoint_artifacts(
@@ -155,17 +58,13 @@ def make_checkpoint_artifacts(
     def verify(folder: Path) -> ArtifactVerification | None:
         return verify_artifacts(folder, options.prefix, forward.reference, setting)
 
-    report = make_artifacts(
-        replace(
-            _artifact_options(options, setting),
-            model=forward.path,
-            loss_input_names=loss_inputs,
-            aliases=forward.aliases,
-            parameters=forward.parameters,
-            verify=verify if options.verify and is_verifiable else None,
-        ),
-        on_progress,
+    made = replace(
+        _artifact_options(options, setting, forward.path, loss_inputs),
+        aliases=forward.aliases,
+        parameters=forward.parameters,
+        verify=verify if options.verify and is_verifiable else None,
     )
+    report = make_artifacts(made, on_progress)
     return replace(report, notes=(*report.notes, *_notes(report, setting)))
 
 
@@ -176,20 +75,23 @@ def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
             "labels are shifted as in transformers: the logits at a token are for the label of the next one, so pass "
             "the input_ids as labels (--no_shift_labels turns this off)"
         )
-    proof = report.proof
-    if proof is None:
+    found = report.proof
+    if found is None:
         yield "loss and gradients were not compared with PyTorch"
-    elif proof.own_loss is not None and proof.own_loss_error > proof.tolerance:
+    elif found.own_loss is not None and found.own_loss_error > found.tolerance:
         yield (
-            f"{proof.reference} itself computes another loss for the same labels, with a relative difference of "
-            f"{proof.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
+            f"{found.reference} itself computes another loss for the same labels, with a relative difference of "
+            f"{found.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
         )
 
 
-def _artifact_options(options: PreparationOptions, setting: LossSetting) -> ArtifactOptions:
-    """Return the options that are the same for files and checkpoints."""
+def _artifact_options(
+    options: PreparationOptions, setting: LossSetting, model: Path, loss_inputs: Sequence[str]
+) -> ArtifactOptions:
+    """Return the options that files and checkpoints have."""
     return ArtifactOptions(
-        model=Path(),
+        model=model,
+        loss_input_names=loss_inputs or None,
         requires_grad=options.train,
         frozen_params=options.freeze,
         loss=_loss(options, setting),

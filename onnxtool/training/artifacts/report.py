@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from onnx import helper
 
 from onnxtool.reports import TensorInfo
-from onnxtool.training.artifacts.files import ArtifactFile
+from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
 
-if TYPE_CHECKING:
-    from onnxtool.training.artifacts.verification import ArtifactVerification
-
 _LISTED = 6
+
+
+@dataclass(frozen=True)
+class ArtifactFile:
+    """A written file; the size includes its external data."""
+
+    path: str
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,6 @@ def _without_gradient(names: Sequence[str]) -> str:
 
 
 def _tensor_info(value: Any) -> TensorInfo:
-    from onnx import helper
-
     kind = value.type.tensor_type
     shape = tuple(getattr(dim, dim.WhichOneof("value") or "", None) for dim in kind.shape.dim)
     return TensorInfo(value.name, helper.tensor_dtype_to_np_dtype(kind.elem_type).name, shape)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+from onnx import defs
 
 from onnxtool.errors import ArtifactError
-
-if TYPE_CHECKING:
-    import onnx
 
 _HINT = "it is damaged, or was changed by hand; export it again"
 
@@ -19,8 +19,6 @@ def check_model(model: onnx.ModelProto) -> None:
     Raises:
         ArtifactError: for the first problem.
     """
-    from onnx import defs
-
     opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
     if opset is None:
         raise ArtifactError("the model does not say which opset its operators belong to", _HINT)
@@ -51,8 +49,6 @@ def check_model(model: onnx.ModelProto) -> None:
 
 
 def _check_tensor(tensor: onnx.TensorProto) -> None:
-    import onnx_ir as ir
-
     if any(size < 0 for size in tensor.dims):
         raise ArtifactError(f"the initializer {tensor.name} has the shape {list(tensor.dims)}", _HINT)
     if not tensor.HasField("raw_data"):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from onnxtool.errors import ArtifactError
+from onnxtool.runtime.session import open_session
+from onnxtool.training.artifacts.reference import LossSetting, TorchModel, TorchStep
+from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, parameter_of_buffer
-
-if TYPE_CHECKING:
-    import onnx
-    from numpy.typing import NDArray
-
-    from onnxtool.training.artifacts.reference import LossSetting, TorchModel, TorchStep
 
 # Both sides compute in float32. Rounding gives errors of 1e-6 to 1e-4, by the depth of the network; a bug gives 1e-2.
 TOLERANCE = 1e-3
@@ -74,10 +74,6 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
     Raises:
         ArtifactError: they differ by more than the tolerance.
     """
-    import onnx
-
-    from onnxtool.training.checkpoints.checkpoint import load_checkpoint
-
     training = onnx.load(folder / f"{prefix}training_model.onnx", load_external_data=False)
     if not _RANDOM.isdisjoint(node.op_type for node in training.graph.node):
         return None
@@ -102,8 +98,6 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
 
 def replace_dropout(model: onnx.ModelProto) -> None:
     """Replace each Dropout by its result if it drops nothing: its input times `1 / (1 - ratio)`."""
-    from onnx import helper, numpy_helper
-
     ratios = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes = list(model.graph.node)
     del model.graph.node[:]
@@ -120,8 +114,6 @@ def replace_dropout(model: onnx.ModelProto) -> None:
 
 
 def _run(path: Path, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    from onnxtool.runtime.session import open_session
-
     session = open_session(path, provider="cpu", frugal=True)
     known = {name for name in session.input_names if name in feeds or parameter_of_buffer(name)}
     added = [name for name in session.input_names if name not in known]

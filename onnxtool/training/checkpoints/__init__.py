@@ -1,1 +1,36 @@
-"""Training checkpoints on disk: onnxtool's own file, and the one of onnxruntime-training."""
+"""Training checkpoints: their content, onnxtool's own file, and the one of onnxruntime-training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
+Property: TypeAlias = "int | float | str"
+
+
+@dataclass
+class Checkpoint:
+    """The content of a checkpoint.
+
+    Attributes:
+        trainable: parameters with a gradient, by name, in the order of the training model's inputs.
+        frozen: parameters without a gradient, including running statistics.
+        moments: `momentum0` and `momentum1` of the optimizer, each by the name of the parameter.
+        step: number of optimizer steps so far.
+        learning_rate: of the next step.
+        properties: numbers and strings of the user.
+        aliases: further names of tied parameters, each with the name in the file.
+        is_nominal: it has names, dtypes and shapes, but no values; the arrays are zeros that take no memory.
+    """
+
+    trainable: dict[str, Array] = field(default_factory=dict)
+    frozen: dict[str, Array] = field(default_factory=dict)
+    moments: dict[str, dict[str, Array]] = field(default_factory=dict)
+    step: int = 0
+    learning_rate: float = 1e-3
+    properties: dict[str, Property] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    is_nominal: bool = False

@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from onnxtool.errors import CheckpointError
-from onnxtool.training.checkpoints.contents import Array as Array
-from onnxtool.training.checkpoints.contents import Checkpoint as Checkpoint
-from onnxtool.training.checkpoints.contents import Property as Property
+from onnxtool.model_file import staged
+from onnxtool.training.checkpoints import Array as Array
+from onnxtool.training.checkpoints import Checkpoint as Checkpoint
+from onnxtool.training.checkpoints import Property as Property
+from onnxtool.training.checkpoints.odtc import from_odtc, to_odtc
 
 Format: TypeAlias = Literal["safetensors", "odtc"]
 
@@ -31,8 +35,6 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format =
         OutputWriteError: it cannot be written.
         CheckpointError: the format cannot hold it.
     """
-    from onnxtool.model_file import staged
-
     with staged(path, force=True) as staging:
         write_checkpoint(checkpoint, staging.model_path, format_name=format_name)
 
@@ -40,8 +42,6 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format =
 def write_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format = "safetensors") -> None:
     """Write a checkpoint directly to a file, such as one in a staging folder."""
     if format_name == "odtc":
-        from onnxtool.training.checkpoints.odtc_writer import to_odtc
-
         path.write_bytes(to_odtc(checkpoint))
     else:
         _write_safetensors(checkpoint, path)
@@ -59,14 +59,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}", "check the path") from error
     if start[4:] == b"ODTC":
-        from onnxtool.training.checkpoints.odtc import from_odtc
-
         return from_odtc(path)
     return _read_safetensors(path)
 
 
 def _write_safetensors(checkpoint: Checkpoint, path: Path) -> None:
-    import numpy as np
     from safetensors.numpy import save_file
 
     tensors = {} if checkpoint.is_nominal else {**checkpoint.trainable, **checkpoint.frozen}
@@ -165,8 +162,6 @@ def _type_of(array: Array) -> list[object]:
 
 def _nominal(entry: list[Any]) -> Array:
     """Return zeros that take no memory, with the dtype and shape in the checkpoint."""
-    import numpy as np
-
     kind, shape = entry
     dtype = np.dtype(str(kind))
     if dtype.hasobject or dtype.fields:

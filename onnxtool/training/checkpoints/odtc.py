@@ -1,30 +1,37 @@
-"""Read checkpoints of onnxruntime-training: untrusted flatbuffers with the identifier ODTC.
+"""Read and write checkpoints of onnxruntime-training: flatbuffers with the identifier ODTC.
 
-The schema: ort_training_checkpoint.fbs and ort.fbs of onnxruntime 1.19. Every offset and length is checked against the
-file before anything is read or allocated, and arrays are views of the file. Checkpoints of more than 1.8 GB have their
-parameters in a second file, NAME.data in the same folder.
+The schema: ort_training_checkpoint.fbs and ort.fbs of onnxruntime 1.19. Files are untrusted: every offset and length is
+checked against the file before anything is read or allocated, and arrays are views of the file. Checkpoints of more
+than 1.8 GB have their parameters in a second file, NAME.data in the same folder; none is written.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError
-from onnxtool.training.checkpoints.contents import Checkpoint, Property
+from onnxtool.training.checkpoints import Array, Checkpoint, Property
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    import flatbuffers
+
+# A method of the flatbuffers builder that writes a value into a slot, and the value.
+Field: TypeAlias = "tuple[Callable[[int, Any, Any], None], Any]"
 
 IDENTIFIER = b"ODTC"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2)  # the last one is written
 MAX_NAME_BYTES = 4096
 MAX_RANK = 64
 _MAX_ELEMENTS = 2**48
+_MAX_BYTES = 2**31 - 2**20  # offsets of a flatbuffer are signed 32-bit numbers
 
 
 class _DamageError(Exception):
@@ -131,19 +138,17 @@ def _read(data: bytes, path: Path) -> Checkpoint:
     if (module := root.table(1)) is not None:
         checkpoint.is_nominal = bool(module.integer(2, "<B", 0))
         outside = _data_file(path) if module.integer(3, "<B", 0) else None
-        checkpoint.trainable = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(0))
-        checkpoint.frozen = dict(_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(1))
+        checkpoint.trainable = dict(_read_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(0))
+        checkpoint.frozen = dict(_read_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(1))
     for group in root.tables(2):
         _read_group(group, checkpoint)
     if (bag := root.table(3)) is not None:
-        checkpoint.properties = _properties(bag)
+        checkpoint.properties = _read_properties(bag)
     return checkpoint
 
 
 def _data_file(path: Path) -> NDArray[np.uint8]:
     """Return the bytes of the data file of a checkpoint, mapped into memory."""
-    import numpy as np
-
     data = path.with_name(f"{path.name}.data")
     try:
         size = data.stat().st_size
@@ -162,26 +167,23 @@ def _read_group(group: _Table, checkpoint: Checkpoint) -> None:
     for state in group.tables(3):
         parameter = state.text(0)
         for table in state.tables(1):
-            name, array = _tensor(table, nominal=False)
+            name, array = _read_tensor(table, nominal=False)
             checkpoint.moments.setdefault(name, {})[parameter] = array
 
 
-def _properties(bag: _Table) -> dict[str, Property]:
+def _read_properties(bag: _Table) -> dict[str, Property]:
     found: dict[str, Property] = {table.text(0): table.integer(1, "<q", 0) for table in bag.tables(0)}
     found |= {table.text(0): float(table.number(1, "<f", 0.0)) for table in bag.tables(1)}
     return found | {table.text(0): table.text(1) for table in bag.tables(2)}
 
 
-def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = None) -> tuple[str, NDArray[np.generic]]:
+def _read_tensor(
+    table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = None
+) -> tuple[str, NDArray[np.generic]]:
     """Return name and read-only array; for a nominal checkpoint zeros that take no memory.
 
-    Args:
-        table: the table of the tensor.
-        nominal: whether the checkpoint is nominal.
-        outside: the bytes of the data file, if there is one.
+    `outside` are the bytes of the data file, if there is one.
     """
-    import numpy as np
-
     name = table.text(0)
     dims = np.frombuffer(table.content(2, 8), "<i8").tolist()
     number = table.integer(3, "<i", 0)
@@ -204,8 +206,6 @@ def _tensor(table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = No
 
 
 def _dtype(number: int, name: str) -> np.dtype[np.generic]:
-    import onnx_ir as ir
-
     # ODTC numbers dtypes as ONNX does.
     try:
         kind = ir.DataType(number)
@@ -214,3 +214,107 @@ def _dtype(number: int, name: str) -> np.dtype[np.generic]:
         return kind.numpy()
     except (ValueError, TypeError) as error:
         raise _DamageError(f"{name} has the unknown dtype {number}") from error
+
+
+def to_odtc(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of a checkpoint; the format has no aliases.
+
+    Raises:
+        CheckpointError: it has more than 2 GB.
+    """
+    import flatbuffers
+
+    arrays = [*checkpoint.trainable.values(), *checkpoint.frozen.values()]
+    arrays += [array for moment in checkpoint.moments.values() for array in moment.values()]
+    size = 0 if checkpoint.is_nominal else sum(array.nbytes for array in arrays)
+    if size > _MAX_BYTES:
+        raise CheckpointError(f"{size / 1e9:.1f} GB do not fit into an ODTC checkpoint", "save it as safetensors")
+    build = flatbuffers.Builder(size + 4096)
+    module = _add_module(build, checkpoint)
+    groups = _add_tables(build, [_add_group(build, checkpoint)] if checkpoint.moments or checkpoint.step else [])
+    properties = _add_properties(build, checkpoint) if checkpoint.properties else 0
+    offset = build.PrependUOffsetTRelativeSlot
+    fields = ((build.PrependInt32Slot, VERSIONS[-1]), (offset, module), (offset, groups), (offset, properties))
+    build.Finish(_add_table(build, 4, dict(enumerate(fields))), IDENTIFIER)
+    return bytes(build.Output())
+
+
+def _add_module(build: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
+    nominal = checkpoint.is_nominal
+    trainable = _add_tables(
+        build, [_add_tensor(build, *item, nominal) for item in sorted(checkpoint.trainable.items())]
+    )
+    frozen = _add_tables(build, [_add_tensor(build, *item, nominal) for item in sorted(checkpoint.frozen.items())])
+    offset = build.PrependUOffsetTRelativeSlot
+    return _add_table(build, 4, {0: (offset, trainable), 1: (offset, frozen), 2: (build.PrependBoolSlot, nominal)})
+
+
+def _add_group(build: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
+    parameters = dict.fromkeys(name for moment in checkpoint.moments.values() for name in moment)
+    offset = build.PrependUOffsetTRelativeSlot
+    states = []
+    for parameter in sorted(parameters):
+        moments = [
+            _add_tensor(build, name, arrays[parameter], nominal=False)
+            for name, arrays in sorted(checkpoint.moments.items())
+            if parameter in arrays
+        ]
+        vector, name = _add_tables(build, moments), build.CreateString(parameter)
+        states.append(_add_table(build, 2, {0: (offset, name), 1: (offset, vector)}))
+    vector, group = _add_tables(build, states), build.CreateString("group0")
+    fields = {
+        0: (offset, group),
+        1: (build.PrependInt64Slot, checkpoint.step),
+        2: (build.PrependFloat32Slot, checkpoint.learning_rate),
+        3: (offset, vector),
+    }
+    return _add_table(build, 4, fields)
+
+
+def _add_properties(build: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
+    offset = build.PrependUOffsetTRelativeSlot
+    numbers: list[int] = []
+    floats: list[int] = []
+    texts: list[int] = []
+    for name, value in sorted(checkpoint.properties.items()):
+        if isinstance(value, str):
+            texts.append(_add_property(build, name, (offset, build.CreateString(value))))
+        elif isinstance(value, float):
+            floats.append(_add_property(build, name, (build.PrependFloat32Slot, value)))
+        else:
+            numbers.append(_add_property(build, name, (build.PrependInt64Slot, int(value))))
+    vectors = [(offset, _add_tables(build, tables)) for tables in (numbers, floats, texts)]
+    return _add_table(build, 3, dict(enumerate(vectors)))
+
+
+def _add_property(build: flatbuffers.Builder, name: str, value: Field) -> int:
+    return _add_table(build, 2, {0: (build.PrependUOffsetTRelativeSlot, build.CreateString(name)), 1: value})
+
+
+def _add_tensor(build: flatbuffers.Builder, name: str, array: Array, nominal: bool) -> int:
+    """Add a tensor; a nominal checkpoint has only its name, as in onnxruntime-training."""
+    content = None if nominal else build.CreateNumpyVector(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    dims = None if nominal else build.CreateNumpyVector(np.array(array.shape, np.int64)) if array.ndim else None
+    offset = build.PrependUOffsetTRelativeSlot
+    fields: dict[int, Field] = {0: (offset, build.CreateString(name))}
+    if dims is not None:
+        fields[2] = (offset, dims)
+    if content is not None:
+        fields |= {3: (build.PrependInt32Slot, int(ir.DataType.from_numpy(array.dtype))), 4: (offset, content)}
+    return _add_table(build, 7, fields)
+
+
+def _add_table(build: flatbuffers.Builder, num_slots: int, fields: Mapping[int, Field]) -> int:
+    """Add a table with these fields by their slots."""
+    build.StartObject(num_slots)
+    for slot, (put, value) in fields.items():
+        put(slot, value, 0)
+    return int(build.EndObject())
+
+
+def _add_tables(build: flatbuffers.Builder, tables: Sequence[int]) -> int:
+    """Add a vector of tables."""
+    build.StartVector(4, len(tables), 4)
+    for table in reversed(tables):
+        build.PrependUOffsetTRelative(table)
+    return int(build.EndVector())

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.flow import reads
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, gradient_name
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # Inputs and attributes of a Gemm.
 _Gemm: TypeAlias = "tuple[list[ir.Value | None], dict[str, int | float]]"
@@ -28,8 +27,6 @@ def accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
         graph: the training graph, with the parameters among its inputs.
         gradients: the gradient of each trained parameter.
     """
-    import onnx_ir as ir
-
     parameters = [value for value in graph.inputs if value.name in gradients]
     reset = ir.val(LAZY_RESET, ir.DataType.BOOL, [1])
     counts = Counter(gradients.values())
@@ -64,8 +61,6 @@ def order_accumulations(graph: ir.Graph) -> None:
 
 def _accumulation(reset: ir.Value, buffer: ir.Value, gradient: ir.Value | _Gemm, name: str) -> ir.Node:
     """Return the node that computes the new content of a buffer."""
-    import onnx_ir as ir
-
     if isinstance(gradient, ir.Value):
         replaced, added = ir.node("Identity", [gradient]), ir.node("Add", [buffer, gradient])
     else:
@@ -100,8 +95,6 @@ def _is_read_once(value: ir.Value) -> bool:
 
 def _branch(kind: str, node: ir.Node, buffer: ir.Value, name: str) -> ir.Graph:
     """Return a graph of one node, with an output of the buffer's type and shape."""
-    import onnx_ir as ir
-
     result = node.outputs[0]
     node.name = result.name = f"{gradient_name(name)}/{kind}"
     result.shape, result.type = buffer.shape, buffer.type

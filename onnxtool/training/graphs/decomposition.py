@@ -6,13 +6,12 @@ Letters: N samples, C classes, D* further axes of a sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.graph.edit import attribute
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def decompose_losses(graph: ir.Graph) -> None:
@@ -24,8 +23,6 @@ def decompose_losses(graph: ir.Graph) -> None:
 
 def _cross_entropy(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor]:
     """Return the loss and the logarithms of the probabilities, [N, C, D*]."""
-    import onnx_ir as ir
-
     x, labels, *weights = (build.tensor(value) for value in node.inputs if value is not None)
     ignored, reduction = attribute(node, "ignore_index"), attribute(node, "reduction", "mean")
     log_probability = build.op("LogSoftmax", x, axis=1)
@@ -84,8 +81,6 @@ def batch_axes(node: ir.Node) -> list[int]:
 
 def decompose_training_operators(model: ir.Model) -> None:
     """Replace FakeQuant and ScaledSum, which only training builds of onnxruntime have."""
-    import onnx_ir.passes.common as common
-
     build = Builder(model.graph)
     replaced = {
         node: _DECOMPOSITIONS[node.op_type](build, node)

@@ -9,12 +9,10 @@ Letters: R rows, the product of all axes but the last; H the last axis.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # transformers and PyTorch ignore labels of this value.
 IGNORE_INDEX = -100
@@ -66,8 +64,6 @@ def _prune_rows(graph: ir.Graph, loss: ir.Node) -> bool:
 
 def _gather_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region) -> None:
     """Let the nodes of the region read the labeled rows of `value`, [R, H], instead of `value`."""
-    import onnx_ir as ir
-
     tensor = build.tensor(value)
     width = _width(value)
     if region.rank != 2:
@@ -81,8 +77,6 @@ def _gather_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region)
 
 def _flatten(region: _Region) -> None:
     """Update attributes and shapes of the region: its values now have two axes."""
-    import onnx_ir as ir
-
     for node in region.nodes:
         if node.op_type == "LayerNormalization":
             node.attributes["axis"] = ir.AttrInt64("axis", -1)

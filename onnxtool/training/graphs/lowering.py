@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnx import defs
 
+from onnxtool.autodiff.preparation import opset_of
 from onnxtool.errors import ArtifactError
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from onnxtool.training.graphs.decomposition import decompose_training_operators
 
 IR_VERSION = 9
 HIGHEST_OPSET = 20
@@ -20,11 +21,6 @@ def lower(model: ir.Model) -> None:
     Raises:
         ArtifactError: an operator is newer.
     """
-    import onnx_ir.passes.common as common
-
-    from onnxtool.autodiff.preparation import opset_of
-    from onnxtool.training.graphs.decomposition import decompose_training_operators
-
     common.ClearMetadataAndDocStringPass()(model)  # IR 9 has no metadata of nodes and values
     made = (value for node in model.graph.all_nodes() for value in node.outputs)
     for value in (*model.graph.inputs, *model.graph.initializers.values(), *made):
@@ -48,8 +44,6 @@ def lower(model: ir.Model) -> None:
 
 def _is_unchanged(node: ir.Node, opset: int) -> bool:
     """Return whether an operator takes the same inputs and attributes in the highest supported opset."""
-    from onnx import defs
-
     if node.op_type in _REDEFINED:
         return False
     if node.domain not in ("", "ai.onnx"):

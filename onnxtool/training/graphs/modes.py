@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder
 from onnxtool.graph.edit import attribute
 from onnxtool.training.graphs.decomposition import batch_axes, moments
-
-if TYPE_CHECKING:
-    import onnx
-    import onnx_ir as ir
 
 
 def separate_statistics(model: onnx.ModelProto) -> None:
@@ -27,9 +25,7 @@ def separate_statistics(model: onnx.ModelProto) -> None:
     for node in [node for node in graph.node if node.op_type == "BatchNormalization" and not node.domain]:
         for place, kind in ((3, "running_mean"), (4, "running_var")):
             name = source = node.input[place]
-            if (
-                name in copies and copies[name].input[0] in tensors
-            ):  # it kept its name, but is a copy of another initializer
+            if name in copies and copies[name].input[0] in tensors:  # its name stayed; it copies another initializer
                 source = copies[name].input[0]
                 graph.node.remove(copies.pop(name))
             elif name in tensors and readers[name] > 1:
@@ -59,8 +55,6 @@ def set_training_mode(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
     Returns:
         The trained batch normalizations; nothing reads their running statistics.
     """
-    import onnx_ir as ir
-
     normalizations = []
     for node in graph:
         if node.op_type == "Dropout" and node.domain == "":
@@ -108,8 +102,6 @@ def update_statistics(graph: ir.Graph, normalizations: Sequence[ir.Node]) -> dic
 
 def _remove_dropout(graph: ir.Graph, node: ir.Node) -> None:
     """Replace a dropout by its input, and its mask by one that is all true."""
-    import onnx_ir as ir
-
     x = node.inputs[0]
     if x is None:
         return
@@ -128,8 +120,6 @@ def _remove_dropout(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _enable_dropout(graph: ir.Graph, node: ir.Node) -> None:
-    import onnx_ir as ir
-
     build = Builder(graph)
     training = build.constant(True, ir.DataType.BOOL)
     build.finish()
@@ -140,8 +130,6 @@ def _enable_dropout(graph: ir.Graph, node: ir.Node) -> None:
 
 def _read_running_statistics(node: ir.Node) -> None:
     """Keep only the first output of a batch normalization; readers of the others read its running statistics."""
-    import onnx_ir as ir
-
     for output, running in zip(node.outputs[1:], node.inputs[3:5], strict=False):
         if running is not None:
             ir.convenience.replace_all_uses_with(output, running, replace_graph_outputs=True)

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+
+import onnx
+from onnx import TensorProto
 
 from onnxtool.errors import ArtifactError
 
-if TYPE_CHECKING:
-    import onnx
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,13 @@ def select_parameters(
         )
     ]
     matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
-    to_train, to_freeze = (
-        _Resolved(entries, names, matched, verb) for entries, verb in ((trained, "train"), (frozen, "freeze"))
-    )
-    kept = to_freeze.exact | (to_freeze.by_pattern - to_train.exact)
+    to_train, optional = _resolved(trained, names, matched, "train")
+    to_freeze, also_frozen = _resolved(frozen, names, matched, "freeze")
+    kept = to_freeze | (also_frozen - to_train)
     return Selection(
-        tuple(name for name in names if name in to_train.exact | (to_train.by_pattern - kept)),
+        tuple(name for name in names if name in to_train | (optional - kept)),
         tuple(name for name in names if name in kept),
-        frozenset(to_train.by_pattern - to_train.exact),
+        frozenset(optional),
     )
 
 
@@ -84,8 +84,6 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
     Raises:
         ArtifactError: with the closest names.
     """
-    from onnx import TensorProto
-
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in (*trained, *frozen):
         if name not in tensors:
@@ -99,27 +97,24 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
             )
 
 
-class _Resolved:
-    """The parameters that a list names exactly, and those that its patterns match; `matched` maps all names to them."""
-
-    def __init__(self, entries: Sequence[str], names: Sequence[str], matched: Mapping[str, str], verb: str) -> None:
-        known = set(names)
-        self.exact = {entry for entry in entries if entry in known}
-        self.by_pattern: set[str] = set()
-        for entry in entries:
-            if entry in known:
-                continue
-            if not any(sign in entry for sign in "*?["):
-                raise _unknown(entry, list(dict.fromkeys((*names, *matched))))
-            found = {name for alias, name in matched.items() if fnmatchcase(alias, entry)}
-            if not found:
-                known_names = list(matched)
-                raise ArtifactError(
-                    f"the pattern {entry!r} of parameters to {verb} matches none of the {len(matched)} of the model",
-                    f"they are called {', '.join(known_names[:5])}{', …' if len(matched) > 5 else ''}",
-                )
-            self.by_pattern |= found
-        self.by_pattern -= self.exact
+def _resolved(
+    entries: Sequence[str], names: Sequence[str], matched: Mapping[str, str], verb: str
+) -> tuple[set[str], set[str]]:
+    """Return the parameters that a list names, and those that only its patterns match; `matched` maps names to them."""
+    exact = {entry for entry in entries if entry in names}
+    by_pattern: set[str] = set()
+    for pattern in [entry for entry in entries if entry not in exact]:
+        if not any(sign in pattern for sign in "*?["):
+            raise _unknown(pattern, list(dict.fromkeys((*names, *matched))))
+        found = {name for alias, name in matched.items() if fnmatchcase(alias, pattern)}
+        if not found:
+            known = ", ".join(list(matched)[:5])
+            raise ArtifactError(
+                f"the pattern {pattern!r} of parameters to {verb} matches none of the {len(matched)} of the model",
+                f"they are called {known}{', …' if len(matched) > 5 else ''}",
+            )
+        by_pattern |= found
+    return exact, by_pattern - exact
 
 
 def _statistics(node: onnx.NodeProto) -> Sequence[str]:
@@ -137,15 +132,7 @@ def _listed(entries: Sequence[str] | None) -> Sequence[str]:
 
 def _is_trainable(tensor: onnx.TensorProto) -> bool:
     """Return whether a tensor has several floats; a single one is mostly a constant of a formula."""
-    from onnx import TensorProto
-
-    several = any(size > 1 for size in tensor.dims)
-    return several and tensor.data_type in (
-        TensorProto.FLOAT,
-        TensorProto.FLOAT16,
-        TensorProto.BFLOAT16,
-        TensorProto.DOUBLE,
-    )
+    return tensor.data_type in FLOATS and any(size > 1 for size in tensor.dims)
 
 
 def _unknown(name: str, names: Sequence[str]) -> ArtifactError:

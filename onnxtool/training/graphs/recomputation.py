@@ -14,14 +14,12 @@ gradient is computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.autodiff.engine import gradient_of
 from onnxtool.autodiff.flow import reads
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _ELEMENTWISE = frozenset(
     (
@@ -149,8 +147,6 @@ class _Copies:
 
     def _zero(self, gradient: ir.Value) -> Tensor:
         """Return a zero, int64 [1], that depends on the gradient."""
-        import onnx_ir as ir
-
         first = self._build.tensor(gradient).reshape([-1]).slice(0, 1).cast(ir.DataType.FLOAT)
         zero = self._build.op("ArgMax", first, axis=0, keepdims=1)
         zero.value.dtype = ir.DataType.INT64
@@ -167,8 +163,6 @@ class _Copies:
         return tensor.reshape(tensor.size() + zero) if value in self._plan.kept else tensor
 
     def _compute(self, value: ir.Value, zero: Tensor) -> Tensor:
-        import onnx_ir as ir
-
         node = value.producer()
         if node is None:
             raise ValueError(f"{value.name} is an input and needs no copy")

@@ -10,13 +10,11 @@ Letters: R rows, C columns of the wide gradient, H columns of a narrow value.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.graph.edit import attribute, constant
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def take_out_row_factors(graph: ir.Graph) -> dict[ir.Value, ir.Value]:

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnx import TensorProto
 
 from onnxtool.autodiff import differentiate
 from onnxtool.errors import ArtifactError
@@ -27,13 +31,9 @@ from onnxtool.training.graphs.modes import (
     update_statistics,
 )
 from onnxtool.training.graphs.names import updated_name
-from onnxtool.training.graphs.parameters import Selection, check_disjoint, check_names
+from onnxtool.training.graphs.parameters import FLOATS, Selection, check_disjoint, check_names
 from onnxtool.training.graphs.recomputation import recompute_activations
 from onnxtool.training.graphs.row_factors import take_out_row_factors
-
-if TYPE_CHECKING:
-    import onnx
-    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,6 @@ def build_graphs(
         ArtifactError: a parameter is not in the model, nothing is trained, or `loss` is not a loss.
         GradientError: operators between parameters and loss have no gradient.
     """
-    import onnx_ir as ir
-
     separate_statistics(model)
     _check_selection(model, selection)
     _check_loss(model, loss)
@@ -82,9 +80,6 @@ def build_graphs(
 
 
 def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
-    import onnx_ir as ir
-    import onnx_ir.passes.common as common
-
     read: ir.Model = ir.from_proto(model)
     if path is not None:
         ir.external_data.set_base_dir(read.graph, path.parent)
@@ -97,8 +92,6 @@ def _train(
     model: ir.Model, selection: Selection, loss: str, *, recompute: bool
 ) -> tuple[Mapping[str, ir.Value], list[str]]:
     """Turn `model` into a training graph; return the new running statistics and the trained parameters."""
-    import onnx_ir.passes.common as common
-
     graph = model.graph
     normalizations = set_training_mode(graph, selection.trained)
     _promote(graph, {*selection.trained, *selection.frozen, *running_statistics(normalizations)})
@@ -136,8 +129,6 @@ def _evaluate(model: ir.Model, promoted: set[str]) -> None:
 
 def _promote(graph: ir.Graph, names: set[str]) -> None:
     """Turn initializers into inputs, in their order; their values go to the checkpoint."""
-    import onnx_ir as ir
-
     inputs = {value.name for value in graph.inputs}
     for name in [name for name in graph.initializers if name in names]:
         value = graph.initializers.pop(name)
@@ -162,8 +153,6 @@ def _with_gradient(selection: Selection, gradients: Mapping[str, ir.Value]) -> l
 
 
 def _tidy(model: ir.Model) -> None:
-    import onnx_ir.passes.common as common
-
     model.graph.sort()
     common.DeduplicateInitializersPass(size_limit=1024)(model)  # several builders may have made equal constants
     common.CommonSubexpressionEliminationPass()(model)
@@ -184,14 +173,11 @@ def _check_selection(model: onnx.ModelProto, selection: Selection) -> None:
 
 def _check_loss(model: onnx.ModelProto, loss: str) -> None:
     """Refuse an output that is not a float of one element."""
-    from onnx import TensorProto
-
     value = next((value for value in model.graph.output if value.name == loss), None)
     if value is None:
         raise ArtifactError(f"the loss {loss!r} is no output of the model", "return its name from build")
     kind = value.type.tensor_type
-    floats = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    if kind.elem_type and kind.elem_type not in floats:
+    if kind.elem_type and kind.elem_type not in FLOATS:
         raise ArtifactError(
             f"the loss {loss!r} is {TensorProto.DataType.Name(kind.elem_type).lower()}, and only floats have gradients",
             "take another output of the model, or a loss on top of it",

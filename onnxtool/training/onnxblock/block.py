@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import onnx
+from onnx import ModelProto
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.onnxblock.context import ModelAccessor, current
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 T = TypeVar("T")
 
@@ -54,8 +54,6 @@ class ForwardBlock(Block):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Add the block, and make what it returns the outputs of the model."""
-        import onnx
-
         output = self.build(*args, **kwargs)
         declare_outputs(self, output_names(output))
         onnx.checker.check_model(self.base, full_check=False)

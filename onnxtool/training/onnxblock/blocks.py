@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ValueInfoProto, helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.onnxblock.block import Block
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class _Binary(Block):
@@ -92,8 +91,6 @@ class Pow(Block):
 
     def build(self, name: str) -> str:
         """Raise each element to the exponent."""
-        import numpy as np
-
         exponent = self.accessor.add_constant(np.array([self._exponent], np.float32), "exponent")
         return self.accessor.add_node("Pow", [name, exponent])
 
@@ -106,8 +103,6 @@ class Constant(Block):
 
     def build(self) -> str:
         """Add the initializer."""
-        import numpy as np
-
         value = self._value
         array = value if isinstance(value, np.ndarray) else np.atleast_1d(np.array(value, np.float32))
         return self.accessor.add_constant(array)
@@ -126,8 +121,6 @@ class ReduceAllL2(Block):
 
     def build(self, *names: str) -> str:
         """Take the square root of the sum of all squares."""
-        import numpy as np
-
         squares = [self.accessor.add_node("ReduceSumSquare", [name], keepdims=0) for name in names]
         total = squares[0] if len(squares) == 1 else self.accessor.add_node("Sum", squares)
         one = self.accessor.add_constant(np.array([1], np.int64))
@@ -142,8 +135,6 @@ class Clip(Block):
 
     def build(self, name: str) -> str:
         """Clip each element."""
-        import numpy as np
-
         # The specification requires scalars here.
         bounds = [
             "" if bound is None else self.accessor.add_constant(np.array(bound, np.float32)) for bound in self._bounds
@@ -167,8 +158,6 @@ class InputLike(Block):
 
     def build(self, input_name: str | None = None) -> str:
         """Add the input, with this name or a generated one."""
-        from onnx import ValueInfoProto
-
         value = ValueInfoProto()
         value.CopyFrom(self.accessor.value_info(self._like))
         value.name = input_name or self.accessor.new_name("input")
@@ -223,16 +212,9 @@ class LabelEncoder(Block):
 
     def build(self, name: str) -> str:
         """Look up each element."""
-        from onnx import helper
-
-        model, output = self.base, self.accessor.new_name("LabelEncoder")
-        if all(opset.domain != "ai.onnx.ml" for opset in model.opset_import):
-            model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
-        node_name = self.accessor.new_name("LabelEncoder")
-        model.graph.node.append(
-            helper.make_node("LabelEncoder", [name], [output], name=node_name, domain="ai.onnx.ml", **self._attributes)
-        )
-        return output
+        if all(opset.domain != "ai.onnx.ml" for opset in self.base.opset_import):
+            self.base.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
+        return self.accessor.add_node("LabelEncoder", [name], domain="ai.onnx.ml", **self._attributes)
 
 
 class Cast(Block):
@@ -267,8 +249,6 @@ class Linear(Block):
 
     def build(self, name: str) -> str:
         """Apply the layer to float32 [N, in_features]."""
-        import numpy as np
-
         generator = np.random.default_rng(self._seed)
         bound = self._shape[1] ** -0.5
         weight = generator.uniform(-bound, bound, self._shape).astype(np.float32)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+from onnx import numpy_helper
 
 from onnxtool.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import onnx
-
-    from onnxtool.training.checkpoints.checkpoint import Checkpoint
+from onnxtool.training.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from onnxtool.training.checkpoints.checkpoint import save_checkpoint as save
 
 
 def save_checkpoint(
@@ -25,8 +25,6 @@ def save_checkpoint(
         CheckpointError: a parameter is in both lists.
         OutputWriteError: it cannot be written.
     """
-    from onnxtool.training.checkpoints.checkpoint import save_checkpoint as save
-
     save(checkpoint_of(*parameters, nominal=nominal_checkpoint), Path(path_to_checkpoint))
 
 
@@ -36,10 +34,6 @@ def load_checkpoint_to_model(path_to_checkpoint: str | Path, model: onnx.ModelPr
     Raises:
         CheckpointError: it cannot be read, has no values, or a shape differs from that of the model.
     """
-    from onnx import numpy_helper
-
-    from onnxtool.training.checkpoints.checkpoint import load_checkpoint
-
     checkpoint = load_checkpoint(Path(path_to_checkpoint))
     if checkpoint.is_nominal:
         raise CheckpointError(f"{path_to_checkpoint} is nominal and has no values", "load the complete checkpoint")
@@ -70,10 +64,6 @@ def checkpoint_of(
         nominal: whether to leave out the values.
         folder: the folder of the model, if the tensors are in its external data.
     """
-    import onnx_ir as ir
-
-    from onnxtool.training.checkpoints.checkpoint import Checkpoint
-
     both = sorted({tensor.name for tensor in trainable} & {tensor.name for tensor in frozen})
     if both:
         raise CheckpointError(f"{', '.join(both)} cannot be trained and frozen at once", "name them in one list only")

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, NoReturn
 
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
+
+from onnxtool.autodiff import LOWEST_OPSET, prepare
+from onnxtool.autodiff.preparation import opset_of
 from onnxtool.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-    import numpy as np
-    from numpy.typing import NDArray
-    from onnx import ModelProto, ValueInfoProto
-
-Attribute: TypeAlias = "int | float | str | Sequence[int]"
+from onnxtool.graph.shapes import infer_values
+from onnxtool.runtime.quiet import quiet
 
 # The newest IR version that onnxruntime 1.17 reads, and the opset of a new model.
 IR_VERSION = 9
@@ -28,21 +28,17 @@ class ModelAccessor:
     """The model that blocks change, with methods that add nodes, constants and inputs to it.
 
     Attributes:
+        model: the model as the blocks have made it so far.
         path: the file of the model, with its external data in the same folder; None for a model in memory.
         eval_model: the model without gradients; None before a TrainingBlock was built.
     """
 
     def __init__(self, model: ModelProto, path: Path | None = None) -> None:
-        self._model = model
+        self.model = model
         self.path = path
         self.eval_model: ModelProto | None = None
         self._taken = {name for name in self._names() if name}
         self._count = 0
-
-    @property
-    def model(self) -> ModelProto:
-        """The model as the blocks have made it so far."""
-        return self._model
 
     def new_name(self, kind: str) -> str:
         """Return a name that nothing in the model has yet."""
@@ -51,26 +47,26 @@ class ModelAccessor:
         self._taken.add(name)
         return name
 
-    def add_node(self, op_type: str, inputs: Sequence[str], **attributes: Attribute) -> str:
-        """Apply a standard operator, and return the name of its first output; an empty input is one left out."""
-        from onnx import helper
+    def add_node(self, op_type: str, inputs: Sequence[str], *, domain: str | None = None, **attributes: Any) -> str:
+        """Apply an operator, and return the name of its first output; an empty input is one left out.
 
+        Attributes are numbers, strings or lists of them. Without a domain it is a standard operator.
+        """
         output = self.new_name(op_type)
-        node = helper.make_node(op_type, list(inputs), [output], name=self.new_name(op_type), **attributes)
-        self._model.graph.node.append(node)
+        node_name = self.new_name(op_type)
+        node = helper.make_node(op_type, list(inputs), [output], name=node_name, domain=domain, **attributes)
+        self.model.graph.node.append(node)
         return output
 
     def add_constant(self, array: NDArray[np.generic], kind: str = "constant") -> str:
         """Add an initializer, and return its name."""
-        from onnx import numpy_helper
-
         name = self.new_name(kind)
-        self._model.graph.initializer.append(numpy_helper.from_array(array, name))
+        self.model.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
 
     def has_value(self, name: str) -> bool:
         """Return whether a graph input, an initializer or the output of a node has this name."""
-        graph = self._model.graph
+        graph = self.model.graph
         named = (*graph.input, *graph.initializer)
         return any(one.name == name for one in named) or any(name in node.output for node in graph.node)
 
@@ -80,7 +76,7 @@ class ModelAccessor:
         Raises:
             ArtifactError: the model has no such value, or its dtype cannot be inferred.
         """
-        graph = self._model.graph
+        graph = self.model.graph
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name == name and value.type.tensor_type.elem_type and value.type.tensor_type.HasField("shape"):
                 return value
@@ -92,11 +88,7 @@ class ModelAccessor:
         return self._inferred(name)
 
     def _inferred(self, name: str) -> ValueInfoProto:
-        from onnx import helper
-
-        from onnxtool.graph.shapes import infer_values
-
-        found = infer_values(self._model)
+        found = infer_values(self.model)
         value = found.values.get(name)
         if value is not None and value.dtype:
             return helper.make_tensor_value_info(name, value.dtype, value.shape)
@@ -105,7 +97,7 @@ class ModelAccessor:
         raise ArtifactError(f"dtype and shape of {name!r} cannot be inferred", "declare them as an output of the model")
 
     def _names(self) -> Iterator[str]:
-        graph = self._model.graph
+        graph = self.model.graph
         for one in (*graph.input, *graph.initializer):
             yield one.name
         for node in graph.node:
@@ -153,8 +145,6 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     Raises:
         ArtifactError: blocks are already being added to another model.
     """
-    from onnx import helper
-
     opsets = [helper.make_opsetid("", opset_version or OPSET)]
     graph = helper.make_graph([], "graph", [], [])
     model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="onnxtool")
@@ -188,12 +178,6 @@ def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     """Return a copy that gradients can be built on."""
-    import onnx_ir as ir
-
-    from onnxtool.autodiff import LOWEST_OPSET, prepare
-    from onnxtool.autodiff.preparation import opset_of
-    from onnxtool.runtime.quiet import quiet
-
     prepared = ir.from_proto(model)
     if path is not None:
         ir.external_data.set_base_dir(prepared.graph, path.parent)

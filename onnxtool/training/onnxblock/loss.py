@@ -5,15 +5,16 @@ Letters: N samples, C classes, D* further axes of a sample.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.onnxblock import blocks
 from onnxtool.training.onnxblock.block import Block
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _REDUCTIONS = {
     "mean": lambda: blocks.ReduceMean(keepdims=False),
@@ -38,12 +39,12 @@ class _Elementwise(Block):
         """Add the loss; the target becomes an input of the model unless it already is one."""
         if not self.accessor.has_value(target_name):
             blocks.InputLike(loss_input_name)(target_name)
-        reduced: str = self._reduce(self.elementwise(loss_input_name, target_name))
+        reduced: str = self._reduce(self._elementwise(loss_input_name, target_name))
         return reduced
 
-    def elementwise(self, name: str, target: str) -> str:
+    @abstractmethod
+    def _elementwise(self, name: str, target: str) -> str:
         """Return the loss of each element."""
-        raise NotImplementedError
 
 
 class MSELoss(_Elementwise):
@@ -53,8 +54,7 @@ class MSELoss(_Elementwise):
         reduction: mean, sum or none.
     """
 
-    def elementwise(self, name: str, target: str) -> str:
-        """Return the loss of each element."""
+    def _elementwise(self, name: str, target: str) -> str:
         difference = blocks.Sub()(name, target)
         squared: str = blocks.Mul()(difference, difference)
         return squared
@@ -67,8 +67,7 @@ class L1Loss(_Elementwise):
         reduction: mean, sum or none.
     """
 
-    def elementwise(self, name: str, target: str) -> str:
-        """Return the loss of each element."""
+    def _elementwise(self, name: str, target: str) -> str:
         absolute: str = blocks.Abs()(blocks.Sub()(name, target))
         return absolute
 
@@ -94,8 +93,7 @@ class BCEWithLogitsLoss(_Elementwise):
         self._weight = weight
         self._pos_weight = pos_weight
 
-    def elementwise(self, name: str, target: str) -> str:
-        """Return the loss of each element."""
+    def _elementwise(self, name: str, target: str) -> str:
         add, mul, one = blocks.Add(), blocks.Mul(), blocks.Constant(1.0)()
         softened = self.accessor.add_node("Softplus", [blocks.Neg()(name)])
         if self._pos_weight is not None:
@@ -143,10 +141,9 @@ class CrossEntropyLoss(Block):
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Add the loss; the labels become an input of the model unless they already are one."""
-        import numpy as np
-
         scores, labels = scores_input_name, labels_name
-        shape = [_size(dim) for dim in self.accessor.value_info(scores).type.tensor_type.shape.dim]
+        dims = self.accessor.value_info(scores).type.tensor_type.shape.dim
+        shape = [getattr(dim, dim.WhichOneof("value") or "", None) for dim in dims]
         if len(shape) < 2:
             raise ArtifactError(
                 f"the logits {scores!r} have {len(shape)} axes, and a cross entropy needs an axis of classes",
@@ -157,9 +154,7 @@ class CrossEntropyLoss(Block):
                 f"the logits {scores!r} are of one class, {shape}, and their cross entropy is zero whatever they are",
                 "take MSELoss for a number, or BCEWithLogitsLoss for yes or no",
             )
-        if not self.accessor.has_value(labels):
-            self._add_labels(labels, shape)
-        self._check_labels(labels)
+        self._require_labels(labels, shape)
         if self._shift:
             labels = self._shifted(labels, shape)
         if self._axis == -1 and len(shape) > 2:
@@ -170,7 +165,7 @@ class CrossEntropyLoss(Block):
         inputs = [scores, labels]
         if self._weight is not None:
             inputs.append(self.accessor.add_constant(_float32(self._weight), "class_weight"))
-        ignored = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
+        ignored: dict[str, Any] = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
         # The operator divides by the sum of the weights, which may be zero.
         divided = self._reduction == "mean" and len(inputs) + len(ignored) > 2
         reduction = "sum" if divided else self._reduction
@@ -179,8 +174,6 @@ class CrossEntropyLoss(Block):
 
     def _shifted(self, labels: str, scores: list[int | str | None]) -> str:
         """Return for each token the label of the next one, and an ignored label for the last."""
-        import numpy as np
-
         if len(scores) != 3:
             raise ArtifactError(
                 f"labels are shifted along the tokens, and the logits have {len(scores)} axes",
@@ -193,9 +186,6 @@ class CrossEntropyLoss(Block):
 
     def _count(self, labels: str, weight: str | None = None) -> str:
         """Return the sum of the weights of the labels that are not ignored, or 1 if it is zero."""
-        import numpy as np
-        from onnx import TensorProto
-
         op, constant = self.accessor.add_node, self.accessor.add_constant
         is_valid = None
         if self._ignore_index is not None:
@@ -209,28 +199,21 @@ class CrossEntropyLoss(Block):
         is_zero = op("Equal", [count, constant(np.array(0, np.float32))])
         return op("Where", [is_zero, constant(np.array(1, np.float32)), count])
 
-    def _check_labels(self, name: str) -> None:
-        from onnx import TensorProto
-
+    def _require_labels(self, name: str, scores: list[int | str | None]) -> None:
+        """Add the labels to the inputs of the model, or refuse an input that holds none."""
+        if not self.accessor.has_value(name):
+            sizes = list(scores)
+            del sizes[self._axis]
+            self.base.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, sizes))
         kinds = [value.type.tensor_type.elem_type for value in self.base.graph.input if value.name == name]
-        kind = kinds[0] if kinds else TensorProto.INT64
-        if kind not in (TensorProto.INT32, TensorProto.INT64):
+        if kinds and kinds[0] not in (TensorProto.INT32, TensorProto.INT64):
             raise ArtifactError(
-                f"{name} of the model is {TensorProto.DataType.Name(kind).lower()}, and labels are int64 or int32",
+                f"{name} of the model is {TensorProto.DataType.Name(kinds[0]).lower()}, and labels are int64 or int32",
                 "pass labels_name to a loss of your own, or rename the input of the model",
             )
 
-    def _add_labels(self, name: str, scores: list[int | str | None]) -> None:
-        from onnx import TensorProto, helper
-
-        sizes = list(scores)
-        del sizes[self._axis]
-        self.base.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, sizes))
-
     def _last_size(self, scores: str, shape: list[int | str | None]) -> str:
         """Return the shape [-1, C]."""
-        import numpy as np
-
         if isinstance(shape[-1], int):
             return self.accessor.add_constant(np.array([-1, shape[-1]], np.int64))
         last = self.accessor.add_node("Shape", [scores], start=-1)
@@ -238,13 +221,5 @@ class CrossEntropyLoss(Block):
         return self.accessor.add_node("Concat", [rows, last], axis=0)
 
 
-def _size(dim: object) -> int | str | None:
-    """Return the size of an axis of a TypeProto, its name, or None."""
-    kind = dim.WhichOneof("value")  # type: ignore[attr-defined]
-    return getattr(dim, kind) if kind else None
-
-
 def _float32(array: NDArray[np.generic]) -> NDArray[np.float32]:
-    import numpy as np
-
     return np.asarray(array, np.float32)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.graphs.names import (
@@ -23,9 +25,7 @@ from onnxtool.training.graphs.names import (
     updated_name,
 )
 from onnxtool.training.onnxblock.block import Block, ForwardBlock
-
-if TYPE_CHECKING:
-    from onnx import NodeProto, TensorProto
+from onnxtool.training.onnxblock.blocks import Add, Clip, Constant, Div, ReduceAllL2
 
 Parameters = tuple["Sequence[TensorProto]", "Sequence[TensorProto]"]
 
@@ -49,8 +49,6 @@ class ClipGradNorm(Block):
 
     def scale(self, *gradient_names: str) -> str:
         """Return the factor of the gradients, float32 [1], at most 1; the formula is PyTorch's."""
-        from onnxtool.training.onnxblock.blocks import Add, Clip, Constant, Div, ReduceAllL2
-
         norm = Add()(ReduceAllL2()(*gradient_names), Constant(1e-6)())
         scale: str = Clip(clip_max=1.0)(Div()(Constant(self._max_norm)(), norm))
         return scale
@@ -64,8 +62,6 @@ class ScanBody:
 
     def op(self, op_type: str, *inputs: str, to: str = "") -> str:
         """Apply an operator, and return the name of its output."""
-        from onnx import helper
-
         output = to or f"block/{op_type}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=f"block/node_{len(self.nodes)}"))
         return output
@@ -92,51 +88,30 @@ class Optimizer(ForwardBlock):
 
     def build(self, parameters: Parameters) -> list[str]:
         """Add the optimizer step for these (trained, frozen) parameters, and return the names of the outputs."""
-        from onnx import TensorProto, helper
-
         trained = parameters[0]
         if not trained:
             raise ArtifactError("there is no parameter to optimize", "train at least one")
         other = [tensor.name for tensor in trained if tensor.data_type != TensorProto.FLOAT]
         if other:
             raise ArtifactError(f"the parameters {', '.join(other[:5])} are not float32", "freeze or convert them")
-        graph = self.base.graph
-        graph.input.extend(
-            [
-                helper.make_tensor_value_info(LEARNING_RATE, TensorProto.FLOAT, [1]),
-                helper.make_tensor_value_info(STEP, TensorProto.INT64, [1]),
-                *(
-                    helper.make_tensor_value_info(name, TensorProto.FLOAT, ["blocks", "size"])
-                    for name in (PARAMETERS, GRADIENTS, *self.moments)
-                ),
-            ]
-        )
-        return self._scan()
-
-    def _scan(self) -> list[str]:
-        from onnx import TensorProto, helper
-
         scanned = [PARAMETERS, GRADIENTS, *self.moments]
+        graph, info = self.base.graph, helper.make_tensor_value_info
+        graph.input.extend([info(LEARNING_RATE, TensorProto.FLOAT, [1]), info(STEP, TensorProto.INT64, [1])])
+        graph.input.extend(info(name, TensorProto.FLOAT, ["blocks", "size"]) for name in scanned)
         updated = [updated_name(name) for name in (PARAMETERS, *self.moments)]
         inside = [f"block/{name}" for name in scanned]
         body = ScanBody()
         self.update(body, inside[0], inside[1], inside[2:])
         results = [f"block/{name}" for name in updated]
-        graph = helper.make_graph(
-            body.nodes,
-            "block",
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["size"]) for name in inside],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["size"]) for name in results],
-        )
-        self.base.graph.node.append(
-            helper.make_node("Scan", scanned, updated, name="step", body=graph, num_scan_inputs=len(scanned))
+        before, after = ([info(name, TensorProto.FLOAT, ["size"]) for name in names] for names in (inside, results))
+        step = helper.make_graph(body.nodes, "block", before, after)
+        graph.node.append(
+            helper.make_node("Scan", scanned, updated, name="step", body=step, num_scan_inputs=len(scanned))
         )
         return updated
 
     def number(self, value: float) -> str:
         """Add a number as an initializer, float32 [1]."""
-        from onnxtool.training.onnxblock.blocks import Constant
-
         name: str = Constant(value)()
         return name
 
@@ -212,8 +187,6 @@ class AdamW(Optimizer):
 
     def _correction(self, beta: float) -> str:
         """Return `1 - beta ** step`."""
-        from onnx import TensorProto
-
         op = self.accessor.add_node
         # In double precision: 1 - 0.999 ** 1 loses four digits in float32.
         step = op("Cast", [STEP], to=TensorProto.DOUBLE)
@@ -221,8 +194,6 @@ class AdamW(Optimizer):
         return op("Cast", [op("Sub", [self._double(1.0), power])], to=TensorProto.FLOAT)
 
     def _double(self, value: float) -> str:
-        import numpy as np
-
         return self.accessor.add_constant(np.array([value], np.float64))
 
 

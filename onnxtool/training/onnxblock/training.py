@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from onnx import ModelProto, TensorProto
+
+from onnxtool.training.graphs.parameters import Selection
+from onnxtool.training.graphs.training_graph import Graphs, build_graphs
 from onnxtool.training.onnxblock.block import Block, declare_outputs, output_names, require_built
-
-if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
-
-    from onnxtool.training.graphs.parameters import Selection
-    from onnxtool.training.graphs.training_graph import Graphs
 
 
 class TrainingBlock(Block):
@@ -42,8 +40,6 @@ class TrainingBlock(Block):
             ArtifactError: a parameter is not in the model, or the output is not a loss.
             GradientError: operators between parameters and loss have no gradient.
         """
-        from onnxtool.training.graphs.training_graph import build_graphs
-
         output = self.build(*args, **kwargs)
         names = output_names(output)
         declare_outputs(self, names)
@@ -74,8 +70,6 @@ class TrainingBlock(Block):
     @property
     def selection(self) -> Selection:
         """Which parameters are trained and which are frozen."""
-        from onnxtool.training.graphs.parameters import Selection
-
         selected = self._selected()
         trained = tuple(name for name, value in selected.items() if value)
         return Selection(trained, tuple(name for name, value in selected.items() if not value), self._optional)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from transformers import Trainer, TrainingArguments
 
 from onnxtool.errors import TrainingError
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import Trainer, TrainingArguments
+from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
 _TORCHRUN = "start the script with torchrun for DistributedDataParallel, or use transformers' Trainer"
 
@@ -23,8 +21,6 @@ def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> Non
     Raises:
         TrainingError: one of them is not supported.
     """
-    from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
-
     if args.torch_compile:
         raise TrainingError(
             f"torch_compile asks for the compiler {args.torch_compile_backend!r}",

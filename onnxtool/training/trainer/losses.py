@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,17 +17,12 @@ Loss: TypeAlias = torch.Tensor | tuple[torch.Tensor, Any]
 """The loss, float [], and with `return_outputs` the outputs of the model."""
 
 
-class ComputeLoss(Protocol):
-    """The signature of `transformers.Trainer.compute_loss`, version 5.23."""
+ComputeLoss: TypeAlias = Callable[[torch.nn.Module, Batch, bool, torch.Tensor | None], Loss]
+"""Returns the loss of a model for a batch, and the outputs if asked for.
 
-    def __call__(
-        self,
-        model: torch.nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
-    ) -> Loss:
-        """Return the loss of `model` for `inputs`, and its outputs if asked for."""
+The arguments are those of `transformers.Trainer.compute_loss`, version 5.23: model, inputs, `return_outputs` and
+`num_items_in_batch`.
+"""
 
 
 class ModelLoss:

@@ -110,7 +110,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         """Return the loss of the model for `inputs`, float [], and the model's outputs if asked for.
 
         Args:
-            inputs: what the model is called with by name, `labels` among it; `(inputs, targets)` for a criterion.
+            inputs: the model's arguments by name, with `labels`; `(inputs, targets)` for a criterion.
             return_outputs: whether to return `(loss, outputs)`. All rows then go through the output head.
             num_items_in_batch: the number of labels that are not ignored in all batches of one optimizer step, if the
                 loss shall be a sum divided by it.

@@ -14,7 +14,7 @@ from onnxtool.errors import PassError, ProviderError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.presets import PRECISIONS
+from onnxtool.optimize.options import PRECISIONS
 from onnxtool.optimize.quantization import candidates, conversion
 from onnxtool.optimize.quantization.candidates import CANDIDATES, timing_feeds
 from onnxtool.optimize.report import Candidate, OptimizeReport

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 
 from onnxtool.errors import PassError
 from onnxtool.optimize import report
-from onnxtool.optimize.quantization.fallback_layers import MARGIN, Trials, find_fallback_layers
+from onnxtool.optimize.quantization.fallback_layers import MARGIN, find_fallback_layers
 
 # What each layer adds to the error at each level; float32 adds nothing.
 ERRORS = {"a": (0.08, 0.008), "b": (0.02, 0.002), "c": (0.4, 0.04), "d": (0.01, 0.001)}
@@ -18,29 +17,26 @@ SIZES = {"a": 100, "b": 100, "c": 1000, "d": 100}
 
 
 class Model:
-    """A model whose layers add up their errors."""
+    """A model whose layers add up their errors, on inputs which show so much of them."""
 
-    def __init__(self, num_levels: int, precisions: tuple[str, ...] = ("int4", "int8")) -> None:
+    def __init__(self, num_levels: int, precisions: tuple[str, ...], *feeds: float) -> None:
         self.num_weights = SIZES
         self.precisions = precisions[-num_levels:]
-        self.num_runs = 0
+        self.feeds = feeds
 
-    def errors(self, levels: Mapping[str, int], feeds: Any, expected: Any) -> Any:
+    def error(self, levels: Mapping[str, int], place: int) -> float:
         """Return the sum, times what the input is worth."""
-        self.num_runs += 1
         first = len(ERRORS["a"]) - len(self.precisions)
-        return np.array([0.0, feeds["x"] * sum(ERRORS[name][first + level] for name, level in levels.items())])
+        return self.feeds[place] * sum(ERRORS[name][first + level] for name, level in levels.items())
 
 
-def trials(num_levels: int) -> Trials:
+def switchable(num_levels: int) -> Any:
     """Return the model with two inputs, of which the second shows twice as much."""
-    model: Any = Model(num_levels)
-    feeds: Any = ({"x": 0.5}, {"x": 1.0})
-    return Trials(model, feeds, ({}, {}))
+    return Model(num_levels, ("int4", "int8"), 0.5, 1.0)
 
 
 def find(max_error: float, num_levels: int = 2) -> dict[str, str]:
-    layers = find_fallback_layers(trials(num_levels), max_error, lambda _stage: None)
+    layers = find_fallback_layers(switchable(num_levels), max_error, lambda _stage: None)
     return {layer.name: layer.precision for layer in layers}
 
 
@@ -64,9 +60,8 @@ def test_all_layers_rise_once_before_one_rises_twice(total: float, expected: dic
 def test_of_levels_of_one_precision_the_last_tells_what_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer whose error the exact way of writing it takes away is not kept for what it cost before."""
     monkeypatch.setitem(ERRORS, "a", (0.08, 0.0001))
-    model: Any = Model(2, ("int8", "int8"))
-    feeds: Any = ({"x": 1.0},)
-    layers = find_fallback_layers(Trials(model, feeds, ({},)), 0.042 / MARGIN, lambda _stage: None)
+    model: Any = Model(2, ("int8", "int8"), 1.0)
+    layers = find_fallback_layers(model, 0.042 / MARGIN, lambda _stage: None)
     assert {layer.name: layer.precision for layer in layers if layer.precision != "int8"} == {"c": "float32"}
     assert {layer.error for layer in layers if layer.name == "c"} == {0.04}
 
@@ -85,7 +80,7 @@ def test_a_bound_that_only_float32_holds_is_an_error() -> None:
 
 def test_the_error_of_a_layer_is_that_at_the_lowest_level() -> None:
     """On the worst input, alone."""
-    layers = find_fallback_layers(trials(2), 0.07 / MARGIN, lambda _stage: None)
+    layers = find_fallback_layers(switchable(2), 0.07 / MARGIN, lambda _stage: None)
     assert {layer.name: layer.error for layer in layers} == {"a": 0.08, "c": 0.4, "b": 0.02}
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtool.graph.edit import MICROSOFT, attribute, tensor_of
+from onnxtool.graph.edit import attribute, tensor_of
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.quantization.blocks import find_grid
 from onnxtool.optimize.quantization.error import row_errors

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtool.graph.edit import MICROSOFT, tensor_of
+from onnxtool.graph.edit import tensor_of
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.quantization.arithmetic import (
     ActivationGrid,

@@ -24,7 +24,7 @@ def model() -> nn.Sequential:
 def test_both_converters_give_eagers_results_and_gradients(converter: str, dynamic: bool) -> None:
     """Nothing stays in PyTorch with either, and both are right."""
     backend = require_same(model(), torch.rand(5, 6), options=OrtBackendOptions(converter=converter), dynamic=dynamic)
-    assert all(graph.pieces and not _operators(graph.eager) for graph in backend.explain().graphs)
+    assert all(graph.partitions and not _operators(graph.eager) for graph in backend.explain().graphs)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -177,6 +177,10 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
         lambda x: (x.amax(), x.amin(0), x.amax(-1, keepdim=True), x.mean(0), (x > 0).any(0), x.all(-1)),
         (rows(),),
     ),
+    "indices of one value": (
+        lambda x: (x.argmax(), x.argmin(0), x.argmax(-1, keepdim=True), (x * NAN).argmin()),
+        (rows(),),
+    ),
     "extremes of all values": (lambda x: (x.amax(), x.amin(keepdim=True)), (rows(2, 3),)),
     "changes of shape": (lambda x, y: (x.t(), y.t(), x.repeat(2, 3), x.repeat(()), y.repeat(2)), (rows(), rows(3))),
     "squeeze": (lambda x: x.squeeze((0,)), (rows(),)),

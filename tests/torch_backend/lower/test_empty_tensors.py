@@ -51,7 +51,7 @@ def test_a_size_that_data_decides_may_be_zero() -> None:
         expected = (x.mean(0), x.mean(), x.exp().sum(-1))
         torch.testing.assert_close(compiled(x), expected, equal_nan=True, atol=1e-6, rtol=1e-6)
     assert len(backend.graphs) == 1
-    assert backend.graphs[0].report.pieces
+    assert backend.graphs[0].report.partitions
 
 
 @pytest.mark.parametrize("dim", [0, -1, (0, -1)])
@@ -82,4 +82,4 @@ def test_an_empty_result_inside_of_a_graph_does_not_cut_it() -> None:
 
     backend = require_same(function, torch.rand(3, 4))
     report = backend.explain().graphs[0]
-    assert (len(report.pieces), report.eager) == (1, ())
+    assert (len(report.partitions), report.eager) == (1, ())

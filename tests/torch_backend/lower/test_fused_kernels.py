@@ -44,7 +44,7 @@ def test_small_gradients_become_onnx() -> None:
     """One row less than is large."""
     backend = require_same(perceptron(), torch.rand(ROWS - 1, 8, requires_grad=True))
     assert left_to_kernels(backend) == set()
-    assert all(len(graph.pieces) == 1 and not graph.eager for graph in backend.explain().graphs)
+    assert all(len(graph.partitions) == 1 and not graph.eager for graph in backend.explain().graphs)
 
 
 def test_sizes_that_are_not_known_count_as_small() -> None:
@@ -72,7 +72,7 @@ def test_large_pictures_become_onnx_where_nothing_is_trained() -> None:
     """Nobody asks a pool where its maxima were, and normalization is a factor and a summand."""
     backend = require_same(pictures().eval().requires_grad_(False), torch.rand(2, 3, 64, 64))
     (graph,) = backend.explain().graphs
-    assert len(graph.pieces) == 1
+    assert len(graph.partitions) == 1
     assert not graph.eager
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from onnxtool.torch_backend.lower.decomposition_table import decompositions
 from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
+from onnxtool.torch_backend.lower.torch_onnx import decompositions
 from tests.torch_backend.oracle import require_same
 
 aten = torch.ops.aten

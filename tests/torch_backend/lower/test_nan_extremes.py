@@ -36,4 +36,4 @@ def test_a_nan_is_the_extreme_of_its_row(name: str) -> None:
 def test_whole_numbers_are_reduced_as_they_are() -> None:
     """They are never NaN, and no operator is spent on it."""
     (graph,) = require_same(lambda x: x.amax(-1), torch.tensor([[3, 7, 1]])).explain().graphs
-    assert graph.pieces[0].num_nodes == 1
+    assert graph.partitions[0].num_nodes == 1

@@ -51,7 +51,7 @@ def test_a_report_counts_the_nodes_after_the_transforms() -> None:
 
     x = torch.rand(3)
     counts = [
-        explain(torch.cos, x, options=OrtBackendOptions(pre_ort_model_transforms=transforms)).graphs[0].pieces[0]
+        explain(torch.cos, x, options=OrtBackendOptions(pre_ort_model_transforms=transforms)).graphs[0].partitions[0]
         for transforms in ([], [lengthen])
     ]
     assert counts[1].num_onnx_nodes == counts[0].num_onnx_nodes + 2

@@ -36,7 +36,7 @@ def test_outputs_that_are_views_of_one_tensor(views: Callable[..., tuple[torch.T
         assert [result.stride() for result in ours] == [result.stride() for result in theirs]
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
     assert {node.reason for graph in backend.graphs for node in graph.report.eager} <= {SIZE}
-    assert all(graph.report.pieces for graph in backend.graphs)
+    assert all(graph.report.partitions for graph in backend.graphs)
 
 
 def test_outputs_with_gradients_that_are_views_of_one_tensor() -> None:
@@ -47,7 +47,7 @@ def test_outputs_with_gradients_that_are_views_of_one_tensor() -> None:
 def test_a_view_that_another_operator_takes_stays_in_the_session() -> None:
     """Only the output is made by PyTorch: the graph is not cut there."""
     backend = require_same(lambda x: ((y := x.exp().t()), y.sin()), torch.rand(3, 4))
-    assert [len(graph.pieces) for graph in backend.explain().graphs] == [1]
+    assert [len(graph.partitions) for graph in backend.explain().graphs] == [1]
 
 
 CHANGES: dict[str, Callable[..., object]] = {

@@ -75,7 +75,7 @@ def test_an_operator_without_translation_stays_between_two_partitions() -> None:
     """A matrix inverse is not in ONNX."""
     backend = require_same(lambda x: torch.linalg.inv(x.exp() + 3 * torch.eye(3)).sin(), torch.rand(3, 3))
     (graph,) = backend.explain().graphs
-    assert len(graph.pieces) == 2
+    assert len(graph.partitions) == 2
     assert {node.reason for node in graph.eager} == {"no translation to ONNX"}
 
 
@@ -121,8 +121,8 @@ def test_a_dynamic_network_of_convolutions_is_cut_at_its_gradients_only(training
     ).train(training)
     backend = require_same(model, torch.rand(5, 3, 12, 13), dynamic=True, atol=3e-4)  # biases before BatchNorm: noise
     forward, backward = backend.explain().graphs
-    assert len(forward.pieces) == 1
-    assert len(backward.pieces) == 2
+    assert len(forward.partitions) == 1
+    assert len(backward.partitions) == 2
     assert {node.operator for node in forward.eager} <= {"aten.scalar_tensor.default"}
     assert {node.operator for node in backward.eager} <= {
         *("aten.scalar_tensor.default", "aten.convolution_backward.default", "aten.avg_pool2d_backward.default")
@@ -137,4 +137,4 @@ def test_numbers_of_sizes_keep_the_precision_of_the_tensor() -> None:
         return y.sum(0) / (y.shape[0] * 1.1) + y.numel() / 3 - (y.shape[0] + 1) // 2
 
     backend = require_same(mean, torch.rand(5, 4, dtype=torch.float64), dynamic=True, atol=1e-14)
-    assert len(backend.explain().graphs[0].pieces) == 1
+    assert len(backend.explain().graphs[0].partitions) == 1

@@ -19,7 +19,7 @@ from torch import nn
 from onnxtool.errors import OutputWriteError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, translator
 from onnxtool.torch_backend.lower import torch_onnx
-from onnxtool.torch_backend.lower.decomposition_table import decompositions
+from onnxtool.torch_backend.lower.torch_onnx import decompositions
 from onnxtool.torch_backend.nodes import called
 from onnxtool.torch_backend.run.cache import Cache
 from tests.torch_backend.oracle import require_same

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ArtifactError, GradientError, OutputWriteError
 from onnxtool.training import artifacts, onnxblock
-from onnxtool.training.artifacts import files as artifact_files
+from onnxtool.training.artifacts import generation
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from tests.training.small_models import batch, load, make, parameters_of, perceptron
 
@@ -282,7 +282,7 @@ def test_a_failure_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*_arguments: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifact_files, "write_checkpoint", fail)
+    monkeypatch.setattr(generation, "write_checkpoint", fail)
     with pytest.raises(OutputWriteError):
         make(tmp_path, perceptron(), requires_grad=["fc2.*"])
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -58,7 +58,7 @@ def test_model_loss_and_backward_are_two_graphs_wholly_in_onnxruntime() -> None:
     model = ModuleWithLoss(classifier(), compute_loss=CriterionLoss(torch.nn.CrossEntropyLoss()), options=options)
     for batch in batches():
         model(batch).backward()
-    graphs = [(graph.kind, len(graph.pieces), graph.eager) for graph in model.explain().graphs]
+    graphs = [(graph.kind, len(graph.partitions), graph.eager) for graph in model.explain().graphs]
     assert graphs == [("forward", 1, ()), ("backward", 1, ())]
     assert nodes[0] & {"LogSoftmax", "Log"}
     assert model.backend.execution_count == 2 * len(batches())
@@ -70,7 +70,7 @@ def test_only_random_numbers_and_sums_of_embeddings_stay_in_pytorch() -> None:
     for share in (0.15, 0.3):
         model(batch_of(share)).backward()  # the number of rows is dynamic all the same
     forward, backward = model.explain().graphs
-    assert len(forward.pieces) == 1
+    assert len(forward.partitions) == 1
     assert {node.operator.split(".")[1] for node in forward.eager} == {"empty", "bernoulli", "div"}  # drawn and scaled
     assert {node.operator.split(".")[1] for node in backward.eager} <= {"embedding_dense_backward"}
 

@@ -89,11 +89,15 @@ def adaptive_average_pool_backward(gradient: torch.Tensor, x: torch.Tensor, *, r
     return gradient
 
 
-def _adaptive_means(x: torch.Tensor, dim: int, o: int) -> torch.Tensor:
-    n = x.shape[dim]
-    windows = torch.arange(o, device=x.device)
+def adaptive_windows(n: int, o: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the start and the end of each of o windows over n values, and the size of the widest one."""
+    windows = torch.arange(o, device=device)
     starts, ends = windows * n // o, -(-(windows + 1) * n // o)
-    widest = 1 + (n - 1) // o + (1 if n % o else 0)
+    return starts, ends, 1 + (n - 1) // o + (1 if n % o else 0)
+
+
+def _adaptive_means(x: torch.Tensor, dim: int, o: int) -> torch.Tensor:
+    starts, ends, widest = adaptive_windows(x.shape[dim], o, x.device)
     return _sum_of_ranges(x, dim, starts, ends - starts, widest) / _along(ends - starts, dim).to(x.dtype)
 
 
@@ -101,9 +105,7 @@ def _adaptive_shares(gradient: torch.Tensor, dim: int, n: int) -> torch.Tensor:
     o = gradient.shape[dim]
     windows = torch.arange(o, device=gradient.device)
     sizes = -(-(windows + 1) * n // o) - windows * n // o
-    values = torch.arange(n, device=gradient.device)
-    first, last = values * o // n, -(-(values + 1) * o // n)
-    widest = 1 + (o - 1) // n + (1 if o % n else 0)
+    first, last, widest = adaptive_windows(o, n, gradient.device)  # the windows that each value belongs to
     return _sum_of_ranges(gradient / _along(sizes, dim).to(gradient.dtype), dim, first, last - first, widest)
 
 

@@ -7,37 +7,14 @@ from collections.abc import Callable
 import torch
 
 
-def running_maximum(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maxima of all values up to each one along `dim`, and the index of the last of equal ones."""
-    return _running(x, dim, torch.ge)
-
-
-def running_minimum(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the minima of all values up to each one along `dim`, and the index of the last of equal ones."""
-    return _running(x, dim, torch.le)
-
-
-def running_product(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the products of all values up to each one along `dim`."""
-    if dtype is None:
-        dtype = x.dtype if x.dtype.is_floating_point else torch.int64
-    x = x.to(dtype, copy=True)
-    if not x.dim():
-        return x
-    size, step = x.shape[dim], 1
-    if not isinstance(size, int):
-        return NotImplemented
-    while step < size:
-        products = x.narrow(dim, step, size - step) * x.narrow(dim, 0, size - step)
-        x = torch.cat([x.narrow(dim, 0, step), products], dim)
-        step *= 2
-    return x
-
-
-def _running(
-    x: torch.Tensor, dim: int, replaces: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+def running_extreme(
+    x: torch.Tensor, dim: int, *, replaces: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and indices, where a later value that `replaces` an earlier one, or is NaN, takes its place."""
+    """Return the maxima or minima of all values up to each one along `dim`, and the index of the last of equal ones.
+
+    A later value takes the place of an earlier one that it `replaces`: greater or equal for maxima, less or equal for
+    minima. NaN replaces everything.
+    """
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     dim, size, step = dim % x.dim(), x.shape[dim], 1
@@ -55,3 +32,20 @@ def _running(
         places = torch.cat([places.narrow(dim, 0, step), torch.where(stays, place, place_before)], dim)
         step *= 2
     return values, places
+
+
+def running_product(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the products of all values up to each one along `dim`."""
+    if dtype is None:
+        dtype = x.dtype if x.dtype.is_floating_point else torch.int64
+    x = x.to(dtype, copy=True)
+    if not x.dim():
+        return x
+    size, step = x.shape[dim], 1
+    if not isinstance(size, int):
+        return NotImplemented
+    while step < size:
+        products = x.narrow(dim, step, size - step) * x.narrow(dim, 0, size - step)
+        x = torch.cat([x.narrow(dim, 0, step), products], dim)
+        step *= 2
+    return x

@@ -25,14 +25,14 @@ def at_most(x: torch.Tensor, most: float) -> torch.Tensor:
     return torch.ops.aten.clamp.default(x, None, most)
 
 
-def larger_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the larger one, and the other one for a NaN."""
-    return _number(x, y, torch.maximum)
-
-
-def smaller_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the smaller one, and the other one for a NaN."""
-    return _number(x, y, torch.minimum)
+def number_of_two(
+    x: torch.Tensor, y: torch.Tensor, *, select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return the one that `select` takes, maximum or minimum, and the other one for a NaN."""
+    x, y = torch.broadcast_tensors(x, y)
+    if not x.dtype.is_floating_point:
+        return select(x, y)
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, select(x, y)))
 
 
 def hypotenuse(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -55,12 +55,3 @@ def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
         series = series * square + (-1) ** term / math.factorial(2 * term + 1)
     result = torch.where(x.abs() < 0.5, series, torch.sin(x) / x)
     return torch.where(x.isinf(), torch.zeros_like(x), result)
-
-
-def _number(
-    x: torch.Tensor, y: torch.Tensor, select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    x, y = torch.broadcast_tensors(x, y)
-    if not x.dtype.is_floating_point:
-        return select(x, y)
-    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, select(x, y)))

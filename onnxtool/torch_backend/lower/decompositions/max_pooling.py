@@ -7,20 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
+from onnxtool.torch_backend.lower.decompositions.average_pooling import adaptive_windows
+
 aten = torch.ops.aten
 
 
 def max_pool_backward(gradient: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, *, rank: int) -> torch.Tensor:
     """Add each gradient at the position of its maximum, an index into the last `rank` dimensions, flattened."""
     lead = list(x.shape[:-rank])
-    size = 1
-    for length in x.shape[-rank:]:
-        size = size * length
-    zeros = torch.zeros([*lead, size], dtype=gradient.dtype, device=x.device)
-    num = 1
-    for length in indices.shape[-rank:]:
-        num = num * length
-    added = aten.scatter_add.default(zeros, -1, indices.reshape([*lead, num]), gradient.reshape([*lead, num]))
+    zeros = torch.zeros([*lead, math.prod(x.shape[-rank:])], dtype=gradient.dtype, device=x.device)
+    rows = [*lead, math.prod(indices.shape[-rank:])]
+    added = aten.scatter_add.default(zeros, -1, indices.reshape(rows), gradient.reshape(rows))
     return added.reshape(x.shape)
 
 
@@ -71,8 +68,6 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torc
 
 def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return as many positions for each window as the widest one has, and which of them are inside."""
-    windows = torch.arange(num_windows, device=device)
-    starts, ends = windows * size // num_windows, -(-(windows + 1) * size // num_windows)
-    widest = 1 + (size - 1) // num_windows + (1 if size % num_windows else 0)
+    starts, ends, widest = adaptive_windows(size, num_windows, device)
     places = starts[:, None] + torch.arange(widest, device=device)
     return places.clamp(max=size - 1), places < ends[:, None]

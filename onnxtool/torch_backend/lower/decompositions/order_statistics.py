@@ -17,9 +17,8 @@ def kth_value(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> 
     if not x.dim():
         return _of_scalar(x)
     ordered, is_nan = _sorted(x, dim)
-    values = ordered.narrow(dim, k - 1, 1)
     num_numbers = (~is_nan).sum(dim, keepdim=True)
-    return _placed(x, torch.where(num_numbers < k, _nan(values), values) if _floats(x) else values, dim, keepdim)
+    return _placed(x, ordered.narrow(dim, k - 1, 1), num_numbers < k, dim, keepdim)
 
 
 def median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,10 +26,7 @@ def median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch
     if not x.dim():
         return _of_scalar(x)
     ordered, is_nan = _sorted(x, dim)
-    values = ordered.narrow(dim, (x.shape[dim] - 1) // 2, 1)
-    return _placed(
-        x, torch.where(is_nan.any(dim, keepdim=True), _nan(values), values) if _floats(x) else values, dim, keepdim
-    )
+    return _placed(x, ordered.narrow(dim, (x.shape[dim] - 1) // 2, 1), is_nan.any(dim, keepdim=True), dim, keepdim)
 
 
 def nan_median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +36,7 @@ def nan_median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[t
     ordered, is_nan = _sorted(x, dim)
     num_numbers = (~is_nan).sum(dim, keepdim=True)
     values = ordered.gather(dim, ((num_numbers - 1) // 2).clamp(min=0))
-    return _placed(x, torch.where(num_numbers == 0, _nan(values), values) if _floats(x) else values, dim, keepdim)
+    return _placed(x, values, num_numbers == 0, dim, keepdim)
 
 
 def median_of_all(x: torch.Tensor) -> torch.Tensor:
@@ -99,12 +95,16 @@ def bucketize(
 def _sorted(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the values along `dim` in order with infinity for NaN, and where NaN was."""
     is_nan = _nans(x)
-    numbers = torch.where(is_nan, torch.full_like(x, math.inf), x) if _floats(x) else x
+    numbers = torch.where(is_nan, torch.full_like(x, math.inf), x) if x.dtype.is_floating_point else x
     return numbers.sort(dim)[0], is_nan
 
 
-def _placed(x: torch.Tensor, values: torch.Tensor, dim: int, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `values`, which has one value along `dim`, and where in `x` the first like it is."""
+def _placed(
+    x: torch.Tensor, values: torch.Tensor, is_nan: torch.Tensor, dim: int, keepdim: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `values`, which has one value along `dim`, or NaN, and where in `x` the first like it is."""
+    if x.dtype.is_floating_point:
+        values = torch.where(is_nan, torch.full_like(values, math.nan), values)
     equal = (x == values) | (_nans(x) & _nans(values))
     places = equal.to(torch.int32).argmax(dim, keepdim=True)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
@@ -114,13 +114,5 @@ def _of_scalar(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.clone(), torch.zeros_like(x, dtype=torch.int64)
 
 
-def _nan(like: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(like, math.nan)
-
-
-def _floats(x: torch.Tensor) -> bool:
-    return bool(x.dtype.is_floating_point)
-
-
 def _nans(x: torch.Tensor) -> torch.Tensor:
-    return x.isnan() if _floats(x) else torch.zeros_like(x, dtype=torch.bool)
+    return x.isnan() if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)

@@ -5,6 +5,7 @@ Letters of shapes: N positions that indices can name, M indices, R values at eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -35,7 +36,7 @@ def index_put(
     linear = _linear([index.long() for index in given], [x.shape[dim] for dim in places]).reshape(-1, 1)
     order = [*places, *rest]
     ordered = x.permute(order)
-    num_places, num_values = _product([x.shape[dim] for dim in places]), _product(shape)
+    num_places, num_values = math.prod([x.shape[dim] for dim in places]), math.prod(shape)
     rows = ordered.reshape(num_places, num_values)  # [N, R]
     added = values.reshape(linear.shape[0], num_values)  # [M, R]
     result = aten.scatter_add.default(rows, 0, linear.expand(linear.shape[0], num_values), added)
@@ -131,7 +132,7 @@ def as_strided_scatter(
 def masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Return the gradients under the mask side by side, followed by zeros."""
     mask = mask.expand(gradient.shape).reshape(-1)
-    num_values = _product(sizes)
+    num_values = math.prod(sizes)
     # What the mask leaves out goes to one more position at the end.
     places = torch.where(mask, mask.cumsum(0) - 1, num_values)
     zeros = torch.zeros(num_values + 1, dtype=gradient.dtype, device=gradient.device)
@@ -154,10 +155,3 @@ def _linear(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tens
     for index, size in zip(indices, sizes, strict=True):
         linear = linear * size + torch.where(index < 0, index + size, index)
     return linear
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product = product * size
-    return product

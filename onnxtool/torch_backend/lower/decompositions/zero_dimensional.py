@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,9 +23,11 @@ def over_extremes(
     return result
 
 
-def any_or_all(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
-    """Return a single value as a boolean; the translation reduces a dimension that is not there."""
-    return NotImplemented if x.dim() else x != 0
+def single_value(
+    x: torch.Tensor, *_dims: object, result: Callable[[torch.Tensor], torch.Tensor], **_options: object
+) -> torch.Tensor:
+    """Return `result` of a single value; the translation reduces a dimension that is not there."""
+    return NotImplemented if x.dim() else result(x)
 
 
 def mean(x: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What single model types need beyond the general rules of shrinking: a row a type, with its reason.
 
-A quirk is a function of a reader of the default values and of what has been decided so far, and returns what to set.
+An override is a function of a reader of the default values and of what is decided so far, and returns what to set.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Quirk = Callable[[Callable[[str], Any], Mapping[str, Any]], dict[str, Any]]
+Override = Callable[[Callable[[str], Any], Mapping[str, Any]], dict[str, Any]]
 
 
-def _fixed(**values: Any) -> Quirk:
+def _fixed(**values: Any) -> Override:
     return lambda _get, _values: values
 
 
@@ -21,7 +21,7 @@ def _last_layer(get: Callable[[str], Any], values: Mapping[str, Any]) -> dict[st
 
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
-QUIRKS: dict[str, Quirk] = {
+OVERRIDES: dict[str, Override] = {
     "bailing_hybrid": _fixed(layer_group_size=2),
     "bamba": _fixed(attn_layer_indices=[1]),  # by default none of its layers attends, and its cache wants one
     "cohere_compass_text": _fixed(

@@ -1,0 +1,62 @@
+"""Chroma: its ONNX embedding function pools by mean, and is subclassed for models other than its own MiniLM.
+
+From the source of chromadb 1.5, onnx_mini_lm_l6_v2.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
+from onnxtool.errors import TargetError
+from onnxtool.export.sidecar_files import wordpiece_vocabulary
+from onnxtool.export.target import DENSE, HIDDEN_STATES, TEXT_INPUTS, TOKENIZER_FILES, Target, TargetModel, Use
+
+_VOCABULARY = "vocab.txt"
+_NUM_TOKENS = 256  # of every text that it feeds: longer ones are cut, shorter ones padded
+
+
+class Chroma(Target):
+    """Feeds texts of 256 tokens with padding, takes the mean of the first output, and scales it to length 1."""
+
+    name = "chroma"
+    title = "Chroma"
+    uses = (Use(DENSE, (HIDDEN_STATES,), after=(Pooling(("mean",)), Normalize()), declares=TEXT_INPUTS),)
+    graph = "model.onnx"
+    files = ("config.json", *TOKENIZER_FILES, "special_tokens_map.json", _VOCABULARY)
+    max_ir = 8  # it admits onnxruntime 1.14
+    max_opset = 18
+
+    def write_files(
+        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
+    ) -> None:
+        """Write a vocabulary, without which it would download its own model; it reads tokenizer.json alone.
+
+        Raises:
+            TargetError: the checkpoint takes shorter texts than it feeds.
+        """
+        if max_length is not None and max_length < _NUM_TOKENS:
+            raise TargetError(
+                f"Chroma feeds {_NUM_TOKENS} tokens of every text, and this checkpoint takes {max_length}",
+                "raise max_seq_length in sentence_bert_config.json if the model has as many positions; else pass "
+                "--target plain, and call the graph from an embedding function of your own",
+            )
+        if not (folder / _VOCABULARY).is_file():
+            (folder / _VOCABULARY).write_text(wordpiece_vocabulary(tokenizer), encoding="utf-8")
+
+    def instruction(self, model: TargetModel) -> str:
+        """Say how to make it read the folder, and where its vectors are others than the checkpoint's."""
+        how = (
+            "subclass chromadb's ONNXMiniLM_L6_V2 with DOWNLOAD_PATH = FOLDER, EXTRACTED_FOLDER_NAME = '', and a "
+            "name() and build_from_config() of its own"
+        )
+        notes = [how]
+        if model.max_tokens is None or model.max_tokens > _NUM_TOKENS:
+            notes.append(f"it cuts texts to {_NUM_TOKENS} tokens")
+        if not model.is_normalized_outside:
+            notes.append("it scales vectors to length 1, which this checkpoint does not")
+        return "; ".join(notes)
+
+
+TARGET = Chroma()

@@ -1,0 +1,235 @@
+"""Optimize a file: run the passes, convert, verify against the input, stamp."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxtool.errors import FusionError, PassError
+from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
+from onnxtool.model_file.metadata import stamp_step
+from onnxtool.model_file.weights import load_model
+from onnxtool.optimize.attention.scores import match_roots
+from onnxtool.optimize.options import DYNAMIC, OptimizeOptions
+from onnxtool.optimize.pipeline import Context, run_passes
+from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
+from onnxtool.optimize.quantization.candidates import choose
+from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult
+from onnxtool.optimize.verification import Verifier, verification_feeds
+from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.opsets import runtime_version
+from onnxtool.runtime.timing import Stopwatch
+from onnxtool.summary import summarize_file, summarize_model
+from onnxtool.summary.figures import Stats
+from onnxtool.summary.kinds import FUSED_OPERATORS
+
+_RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
+
+
+def optimize_model(
+    options: OptimizeOptions, *, on_progress: Callable[[str], None] = lambda _stage: None
+) -> OptimizeReport:
+    """Optimize an ONNX file for a provider and a precision, verified against the file itself.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+        PassError: a pass failed, or the options contradict the model.
+        FusionError: `require_fusion` is set and an attention is not fused.
+        VerificationError: the outputs differ from those of the input file; no file is left.
+        OutputExistsError: the output is there and `force` is not set.
+        OutputWriteError: the output cannot be written.
+    """
+    stopwatch = Stopwatch()
+    source = ModelFile.open(options.model_path)
+    output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
+    if output.exists() and output.samefile(options.model_path):
+        raise PassError(f"{output} is the input itself", "pass another --output")
+    _check_precision(options)
+    check_model_output(output, force=options.force)
+    context = _context(source, options)
+    before = summarize_file(source)
+    passes = passes_for(options.provider, options.precision)
+    model = load_model(options.model_path)
+    attentions = _expected_attentions(model)
+    stopwatch.lap("load")
+    with staged(output, force=options.force) as staging:
+        model, results = run_passes(model, passes, context, on_progress)
+        stopwatch.lap("passes")
+        converted, candidates = _convert(
+            model, options, _conversion(options, source, context, staging.folder, on_progress)
+        )
+        passes, results = (*passes, *converted.steps), (*results, *converted.results)
+        if converted.precision != "fp32" or candidates:
+            stopwatch.lap("precision")
+        on_progress(f"writing {output}")
+        path = save_model(converted.model, staging)
+        precision, quantization = converted.precision, converted.quantization
+        del model, converted
+        gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
+        stopwatch.lap("write")
+        staged_stats = summarize_model(path)
+        _require_same_signature(before, staged_stats)
+        fusions = _count_fusions(staged_stats, attentions)
+        if options.require_fusion:
+            _require_attention(fusions, results)
+        verification = None
+        if options.verify:
+            on_progress("verifying against the input")
+            verification = Verifier(source, passes, context, _tolerance(options, precision, before)).verify(path)
+            stopwatch.lap("verify")
+        stamp_step(
+            path,
+            "optimize",
+            verification,
+            previous=source.steps,
+            provider=options.provider,
+            precision=precision,
+            versions=_versions(),
+            passes={result.name: result.num_changes for result in results},
+        )
+    return OptimizeReport(
+        output=str(output),
+        provider=options.provider,
+        precision=precision,
+        before=before,
+        after=summarize_model(output),
+        passes=results,
+        fusions=fusions,
+        quantization=quantization,
+        candidates=candidates,
+        verification=verification,
+        duration_ms=stopwatch.laps_ms,
+    )
+
+
+def _check_precision(options: OptimizeOptions) -> None:
+    """Refuse options that have no effect with the precision."""
+    precision = options.precision
+    if options.max_error is not None and not options.verify and precision not in (*QUANTIZED, "auto"):
+        raise PassError(
+            f"--max_error of {precision} is checked by the comparison with the input, which --no_verify leaves out",
+            "leave one of them out",
+        )
+    if options.calibration is not None and precision not in (*QUANTIZED, "auto"):
+        raise PassError(
+            f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"
+        )
+    if options.activations is not None and precision != "int8":
+        hint = "leave it out: auto tries both" if precision == "auto" else "pass --precision int8"
+        raise PassError(f"--activations is for int8, and the precision is {precision}", hint)
+
+
+def _conversion(
+    options: OptimizeOptions, source: ModelFile, context: Context, folder: Path, on_progress: Callable[[str], None]
+) -> Conversion:
+    return Conversion(
+        source=source,
+        feeds=verification_feeds(source) if options.precision != "fp32" else (),
+        folder=folder,
+        context=context,
+        finishing=FINISHING[options.provider],
+        disabled_optimizers=DISABLED_OPTIMIZERS[options.provider],
+        max_error=options.max_error,
+        texts_path=options.calibration,
+        on_progress=on_progress,
+    )
+
+
+def _convert(
+    model: ir.Model, options: OptimizeOptions, conversion: Conversion
+) -> tuple[Converted, tuple[Candidate, ...]]:
+    """Convert the fused model; for `--precision auto`, return the candidates as well."""
+    if options.precision == "auto":
+        return choose(conversion, model)
+    return conversion.convert(model, options.precision, options.activations or DYNAMIC), ()
+
+
+def _require_same_signature(before: Stats, after: Stats) -> None:
+    """Check that the inputs and outputs of the model are unchanged.
+
+    Raises:
+        PassError: an input or an output is missing, new, in another place, or of another type.
+    """
+    for kind, old, new in (("inputs", before.inputs, after.inputs), ("outputs", before.outputs, after.outputs)):
+        if [(info.name, info.dtype) for info in old] != [(info.name, info.dtype) for info in new]:
+            names = [", ".join(f"{info.name} {info.dtype}" for info in side) for side in (old, new)]
+            raise PassError(
+                f"the passes changed the {kind} from {names[0]} to {names[1]}",
+                "an input that no node reads may be dropped: export the model without it",
+            )
+
+
+def _tolerance(options: OptimizeOptions, precision: str, before: Stats) -> Tolerance:
+    tolerance = TOLERANCES["fp16" if _is_half(before) else precision]
+    if options.max_error is None:
+        return tolerance
+    if precision in QUANTIZED:  # the error was measured on texts; that of random ids may be larger
+        if options.max_error <= MAX_ERROR:
+            return tolerance
+        # With such an error, a small element may have another sign.
+        return replace(tolerance, cosine=min(tolerance.cosine, 1.0 - _RANDOM_IDS * options.max_error), rtol=2.0)
+    return replace(tolerance, cosine=1.0 - options.max_error)
+
+
+def _is_half(stats: Stats) -> bool:
+    """Whether most of the weights, and so all outputs, have half precision already."""
+    return 2 * stats.initializer_bytes.get("float16", 0) > sum(stats.initializer_bytes.values())
+
+
+def _versions() -> str:
+    names = ", ".join(f"{name} {version(name)}" for name in ("onnxtool", "onnxoptimizer"))
+    return f"{names}, onnxruntime {runtime_version()}"
+
+
+def _context(source: ModelFile, options: OptimizeOptions) -> Context:
+    """Merge the options with the metadata of the model; options take precedence."""
+    heads = options.num_heads or source.metadata_number("num_heads") or 0
+    hidden = options.hidden_size or source.metadata_number("hidden_size") or 0
+    if heads and hidden and hidden % heads:
+        raise PassError(
+            f"hidden_size {hidden} is no multiple of num_heads {heads}", "check --num_heads and --hidden_size"
+        )
+    return Context(options.model_type or source.metadata.get("model_type", ""), heads, hidden, options.provider)
+
+
+def _expected_attentions(model: ir.Model) -> int:
+    """Count the attentions of a graph: those that are an operator of onnxruntime, and those that are none yet."""
+    operators = FUSED_OPERATORS["attention"]
+    fused = sum(f"{node.domain}::{node.op_type}" in operators for node in model.graph)
+    return fused + sum(1 for _ in match_roots(model.graph))
+
+
+def _count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:
+    """Count the fused operators of a model that has `attentions` in all."""
+    expected = {"attention": attentions}
+    return tuple(
+        FusionCount(kind, expected.get(kind), sum(stats.ops.get(operator, 0) for operator in operators))
+        for kind, operators in FUSED_OPERATORS.items()
+    )
+
+
+def _require_attention(fusions: Sequence[FusionCount], passes: Sequence[PassResult]) -> None:
+    """Insist on at least one attention, and on every one being fused.
+
+    Raises:
+        FusionError: there are fewer; it says why the attention pass left them alone.
+    """
+    attention = next(count for count in fusions if count.kind == "attention")
+    if not attention.expected:
+        raise FusionError(
+            "no attention was found in the graph, and --require_fusion asks for them",
+            "leave --require_fusion out for a model without attention",
+        )
+    if attention.found < attention.expected:
+        reason = next((result.note for result in passes if result.name == "attention" and result.note), "")
+        raise FusionError(
+            f"{attention.found} of {attention.expected} attentions are fused, and --require_fusion asks for all"
+            + (f": {reason}" if reason else ""),
+            "export the model another way (--exporter), or leave --require_fusion out",
+        )

@@ -1,0 +1,129 @@
+"""The options of `onnxtool artifacts`: the model, what is trained, the loss, the optimizer, and the files to write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.export.options import AllowMissingWeights, AllowPickle, Revision, Task, TrustRemoteCode
+from onnxtool.options import Force, Option
+
+
+class LossType(Enum):
+    """The losses that need no arguments."""
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+
+
+class OptimType(Enum):
+    """The optimizers with their defaults."""
+
+    AdamW = 1
+    SGD = 2
+
+
+NONE = "none"
+LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
+OPTIMIZER_NAMES = (*(kind.name for kind in OptimType), NONE)
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """The checkpoint to export, with options of `onnxtool export`."""
+
+    model_name: Annotated[
+        str, Option("In place of --model_path: an id on the hub, or a folder, which is exported.", metavar="ID_OR_DIR")
+    ]
+    task: Task = "auto"
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+    allow_missing_weights: AllowMissingWeights = False
+    allow_pickle: AllowPickle = False
+
+
+@dataclass(frozen=True)
+class PreparationOptions:
+    """The options of `onnxtool artifacts`.
+
+    Attributes:
+        model_path: an ONNX file; this or `forward` is given.
+        forward: a checkpoint to export.
+        loss: one of LOSS_NAMES.
+        class_axis: the class axis of a cross entropy; None for 1 with a file, and for the last with a checkpoint.
+        ignore_index: of a cross entropy; None for none with a file, and for -100 with a checkpoint.
+        shift_labels: None to shift the labels of causal language models.
+        optimizer: one of OPTIMIZER_NAMES.
+        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
+    """
+
+    model_path: Annotated[Path | None, Option("A forward model, an ONNX file.")] = None
+    forward: ForwardOptions | None = None
+    train: Annotated[
+        tuple[str, ...],
+        Option(
+            "Parameters to train, by name or pattern such as *.bias; may be given several times.",
+            metavar="PATTERN",
+            default="all that the loss depends on",
+        ),
+    ] = ("*",)
+    freeze: Annotated[
+        tuple[str, ...], Option("Parameters to freeze; may be given several times.", metavar="PATTERN")
+    ] = ()
+    loss: Annotated[
+        str, Option("What is added to the model; none takes its first output as the loss.", choices=LOSS_NAMES)
+    ] = "CrossEntropyLoss"
+    loss_inputs: Annotated[
+        tuple[str, ...],
+        Option(
+            "The value that the loss is computed from.",
+            name="loss_input",
+            metavar="NAME",
+            default="the logits of a checkpoint, or the only output of a file",
+        ),
+    ] = ()
+    class_axis: Annotated[
+        int | None,
+        Option(
+            "The axis of the classes, 1 or -1.",
+            minimum=-1,
+            maximum=1,
+            default="1 of a file, the last of a checkpoint",
+        ),
+    ] = None
+    ignore_index: Annotated[
+        int | None, Option("Labels of this value are ignored.", default="none of a file, -100 of a checkpoint")
+    ] = None
+    shift_labels: Annotated[
+        bool | None,
+        Option(
+            "Whether the logits at a token are for the label of the next one.",
+            default="yes for checkpoints of causal language models, as in transformers",
+        ),
+    ] = None
+    verify: Annotated[bool, Option("Compare loss and gradients of a checkpoint's artifacts with PyTorch.")] = True
+    optimizer: Annotated[str, Option("The optimizer to write a model of.", choices=OPTIMIZER_NAMES)] = "AdamW"
+    weight_decay: Annotated[float, Option("Of the optimizer.", minimum=0)] = 0.0
+    max_grad_norm: Annotated[
+        float | None,
+        Option("Scale all gradients together down to this norm.", metavar="X", minimum=0, is_open=True),
+    ] = None
+    additional_outputs: Annotated[
+        tuple[str, ...],
+        Option(
+            "A value to output besides the loss; may be given several times.", name="additional_output", metavar="NAME"
+        ),
+    ] = ()
+    output: Annotated[
+        Path | None,
+        Option("The folder.", default="NAME-training beside the file, or models/NAME-training"),
+    ] = None
+    prefix: Annotated[str, Option("Put before the name of each file.")] = ""
+    nominal_checkpoint: Annotated[bool, Option("Write a checkpoint without values as well.")] = False
+    ort_format: Annotated[bool, Option("Write .ort files as well.")] = False
+    recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
+    force: Force = False
