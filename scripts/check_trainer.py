@@ -158,7 +158,8 @@ def two_processes(case: Case, steps: int) -> float:
     """Return the largest relative difference of a loss where both Trainers train in two processes."""
     with tempfile.TemporaryDirectory() as name:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-        options = ["--cases", case.name, "--steps", str(steps), "--process_of", name]
+        options = ["--cases", case.name, "--steps", str(steps), "--layers", str(SIZES["num_hidden_layers"])]
+        options += ["--process_of", name]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*command, *options], env=environment, capture_output=True, encoding="utf-8", check=False)
         if done.returncode:
@@ -187,8 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES])
+    parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])
     parser.add_argument("--process_of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    SIZES["num_hidden_layers"] = options.layers
     cases = [case for case in CASES if not options.cases or case.name in options.cases]
     if options.process_of:
         run_as_process(cases[0], options.steps, options.process_of)

@@ -144,3 +144,16 @@ def test_an_operator_that_nobody_knows_is_refused_though_nothing_is_known_behind
     assert caught.value.message == "no gradient for Box (node black)"
     with pytest.raises(GradientError, match=r"Einsum \(node b\): the dtype of b cannot be inferred"):
         differentiate(ir.from_onnx_text(text), "l", ["x"])
+
+
+def test_a_factor_that_nobody_knows_does_not_stop_the_gradient_of_the_other() -> None:
+    """Both factors of a product have one dtype, so that the product has it, too."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 20, "custom" : 1]>
+        g (float[3] w, float[3] x) => (float l) {
+            a = custom.Box(w)
+            b = Mul(a, x)
+            l = ReduceSum<keepdims=0>(b)
+        }""")
+    (gradient,) = differentiate(model, "l", ["x"]).values()
+    assert gradient.dtype == ir.DataType.FLOAT
+    assert gradient.shape == (3,)

@@ -1,10 +1,12 @@
 """Rewrite rules of onnxscript that take for 0 and 1 what is 0 and 1, in place of what is near.
 
-The only module that touches the private names of onnxscript. Tested with 0.7.
+A rule looks at the nodes of its own operator alone, which is faster. The only module that touches the private names of
+onnxscript. Tested with 0.7.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +29,26 @@ def exact_optimizer() -> Iterator[None]:
     finally:
         rewriter._DEFAULT_REWRITE_RULES = original
         for rule in _exact_rules():
-            state = vars(rule._matcher)
+            state = vars(rule._matcher.matcher)
             state["_current_node"] = None
             state.pop("_match", None)
             state.pop("_graph", None)
+
+
+class _OperatorFirst:
+    """Compare a node's operator with the last one of a pattern before `matcher` compares the node with the pattern.
+
+    onnxscript prepares a match for each rule and node, and lists all nodes of the graph where a pattern has two
+    outputs: at every node, whatever its operator is.
+    """
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+        self._op_type = matcher.pattern.output_nodes[0].op_type
+
+    def match(self, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+        """Return a match, or what counts as none."""
+        return self.matcher.match(model, graph, node, **options) if node.op_type == self._op_type else None
 
 
 @functools.cache
@@ -42,7 +60,10 @@ def _exact_rules() -> tuple[Any, ...]:
     tolerant = {id(rule) for rule in _no_op.rules}
     others = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if id(rule) not in tolerant]
     dropouts = [_no_op.dropout_zero_rule, _no_op.dropout_inference_rule]
-    return (*_neutral_elements(), *dropouts, *others)
+    rules = [copy.copy(rule) for rule in (*_neutral_elements(), *dropouts, *others)]
+    for rule in rules:
+        rule._matcher = _OperatorFirst(rule._matcher)
+    return tuple(rules)
 
 
 def _neutral_elements() -> list[Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import pickle
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +25,8 @@ from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from onnxtool.training.options import ForwardOptions, PreparationOptions
 from tests.autodiff.gradients import run_onnxruntime
 from tests.training.small_models import load
-from tests.workshop import Workshop
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("preparation")]  # one process makes the exports
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
@@ -78,20 +76,22 @@ def save_checkpoint(folder: Path, architecture: str, config: Mapping[str, Any]) 
 
 
 class Exports:
-    """Forward models of the checkpoints, each exported once for all tests."""
+    """Forward models of the checkpoints, each exported once for all tests of this module."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Forward] = {}
 
-    def folder(self, name: str) -> Path:
-        """Return the folder of a checkpoint, its forward model and the model in PyTorch."""
-        return self._workshop.made(f"training/{name}", functools.partial(_export, name))
+    def source(self, name: str) -> Path:
+        """Return the folder of a checkpoint."""
+        return self._folder / name / "source"
 
     def forward(self, name: str) -> Forward:
         """Return a forward model with a reference that no other test changes."""
-        folder = self.folder(name)
-        forward: Forward = pickle.loads((folder / "forward.pickle").read_bytes())  # noqa: S301 - our own bytes
-        return replace(forward, path=folder / forward.path.name)
+        if name not in self._made:
+            source = save_checkpoint(self.source(name), *CHECKPOINTS[name])
+            self._made[name] = export_forward(ForwardOptions(str(source)), source.parent)
+        return copy.deepcopy(self._made[name])
 
     def prepare(self, name: str, output: Path, **options: Any) -> ArtifactReport:
         """Make the artifacts of a checkpoint."""
@@ -104,14 +104,9 @@ def artifacts_of(forward: Forward, output: Path, **options: Any) -> ArtifactRepo
     return make_checkpoint_artifacts(chosen, forward)
 
 
-def _export(name: str, folder: Path) -> None:
-    source = save_checkpoint(folder / "source", *CHECKPOINTS[name])
-    (folder / "forward.pickle").write_bytes(pickle.dumps(export_forward(ForwardOptions(str(source)), folder)))
-
-
-@pytest.fixture
-def exports(workshop: Workshop) -> Exports:
-    return Exports(workshop)
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    return Exports(tmp_path_factory.mktemp("exports"))
 
 
 # The checkpoint, the type of its labels for transformers, and options.
@@ -157,7 +152,7 @@ def test_the_exported_model_is_the_checkpoint(exports: Exports) -> None:
     import transformers
 
     model = exports.forward("tokens").reference.model
-    loaded = transformers.BertForTokenClassification.from_pretrained(exports.folder("tokens") / "source")
+    loaded = transformers.BertForTokenClassification.from_pretrained(exports.source("tokens"))
     torch.testing.assert_close(model.state_dict(), loaded.state_dict(), rtol=0, atol=0)
 
 

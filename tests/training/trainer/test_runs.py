@@ -22,6 +22,12 @@ STEPS = 14  # more than two epochs of six, with a smaller last batch each; the s
 (CASE,) = (case for case in CASES if case.name == "bert, masked tokens")
 
 
+@pytest.fixture(autouse=True)
+def one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script trains two; a second one only takes longer to compile."""
+    monkeypatch.setitem(check_trainer.SIZES, "num_hidden_layers", 1)
+
+
 @pytest.mark.slow
 def test_steps_have_the_same_losses_with_a_stop_and_without(tmp_path: Path) -> None:
     """With dropout, smoothing, accumulation and pruned rows; the stop is in the middle, and a new Trainer goes on."""

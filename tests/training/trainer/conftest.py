@@ -1,0 +1,17 @@
+"""What the tests of trainers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from onnxtool.torch_backend import translator
+
+
+@pytest.fixture(scope="package", autouse=True)
+def shared_sessions() -> Iterator[None]:
+    """Keep the sessions of all tests alive, so that a graph that several of them compile is translated once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translator, "_SESSIONS", {})
+        yield
