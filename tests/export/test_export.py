@@ -360,7 +360,7 @@ def test_a_sidecar_file_in_the_way_is_found_before_anything_is_traced(
 def test_an_opset_that_was_not_written_is_an_error(workshop: Workshop, tmp_path: Path) -> None:
     """Dynamo answers opset 14 with opset 18."""
     options = ExportOptions(
-        str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx", exporter="dynamo", opset=14
+        str(workshop.checkpoint("tiny-tagger")), tmp_path / "m.onnx", exporter="dynamo", opset=14, require_dynamic=True
     )
     with pytest.raises(ExportError, match="opset 18, not 14"):
         export_model(options)
@@ -370,8 +370,9 @@ def test_an_opset_that_was_not_written_is_an_error(workshop: Workshop, tmp_path:
 def test_an_impossible_tolerance_fails_and_leaves_nothing(workshop: Workshop, tmp_path: Path) -> None:
     """The error carries the figures of every case."""
     options = ExportOptions(
-        str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", exporter="torchscript", atol=0, rtol=0
-    )
+        str(workshop.checkpoint("tiny-encoder")), tmp_path / "m.onnx", exporter="torchscript", atol=0, rtol=0,
+        require_dynamic=True,
+    )  # fmt: skip
     with pytest.raises(VerificationError, match="max_abs_error") as error:
         export_model(options)
     assert len(error.value.verification.cases) >= 6
