@@ -106,6 +106,8 @@ def _vectors(case: Case, folder: Path, model: Any) -> Iterator[str]:
     texts = [text for text in TEXTS if text or not case.needs_text]
     settings = {"keep_special": True} if is_sparse else {}
     if case.tasks:
+        # Padding overwrites the term [PAD] of a query that is looked up there, so that its weight depends on the batch.
+        texts = [text for text in texts if "[PAD]" not in text]
         for task in ("query", "document"):
             expected = getattr(theirs, f"encode_{task}")(texts)
             yield _compare(model.encode(texts, task=task, **settings), expected, task, is_sparse=is_sparse)

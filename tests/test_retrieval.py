@@ -27,7 +27,8 @@ def case(name: str) -> Case:
         ("SPLADE, max_active_dims", "equal"),
         ("three labels, Softmax", "equal"),
         ("decoder with chat template", "refused"),
-        ("inference-free SPLADE", "refused"),
+        ("inference-free SPLADE", "equal"),
+        ("Router of two encoders", "refused"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of other libraries; what is compared is files that one of them writes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules, as_object, positive
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, as_object, positive
 from onnxtool.reports import Json
 
 _FEATURES, _MASKED, _CLASSES = "feature-extraction", "fill-mask", "sequence-classification"
@@ -30,9 +30,6 @@ _TASKS: Mapping[Json, _Task] = {
     _MASKED: _Task("logits", "token_embeddings"),
     _CLASSES: _Task("logits", "scores"),
 }
-# Modules that are a transformer, and the task of each where its settings name none.
-TRANSFORMERS: Mapping[str, str] = {"Transformer": _FEATURES, "MLMTransformer": _MASKED}
-
 # The classes of encoders that give a vector for each token: of sentence-transformers, and of PyLate.
 _LATE_INTERACTION = ("MultiVectorEncoder", "ColBERT")
 # Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
@@ -115,8 +112,6 @@ def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> 
 def _unknown_settings(modules: SentenceModules) -> Iterator[str]:
     first = modules.modules[0]
     if first.kind in TRANSFORMERS:
-        if first.folder:
-            yield f"its transformer lies in the folder {first.folder}"
         yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind])
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, Builder, Floats, Value, activation_name
-from onnxtool.checkpoint.module_settings import TRANSFORMERS, require_known_settings
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules, StoredModule, positive
+from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, StoredModule, positive
 from onnxtool.reports import Json
 
 Mask = NDArray[np.bool_]

@@ -15,6 +15,10 @@ from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.reports import Json
 
 MODULES_NAME = "modules.json"
+ROUTER_NAME = "router_config.json"
+_ROUTER, _STATIC = "Router", "SparseStaticEmbedding"
+# Modules that are a transformer, and the task of each where its settings name none.
+TRANSFORMERS: Mapping[str, str] = {"Transformer": "feature-extraction", "MLMTransformer": "fill-mask"}
 # Whose classes sentence-transformers loads without trust_remote_code.
 _PACKAGES = ("sentence_transformers", "pylate")
 ENCODER_NAME = "config_sentence_transformers.json"
@@ -56,12 +60,15 @@ class SentenceModules:
         encoder: the settings of the class that loads the checkpoint: config_sentence_transformers.json.
         transformer: the settings of the transformer module.
         transformer_file: the file that holds them; empty where there is none.
+        query: the module that encodes queries without a model, by weights of their tokens; None where queries are
+            encoded as other texts are. `modules` are those for documents then.
     """
 
     modules: tuple[StoredModule, ...] = ()
     encoder: Mapping[str, Json] = field(default_factory=dict)
     transformer: Mapping[str, Json] = field(default_factory=dict)
     transformer_file: str = ""
+    query: StoredModule | None = None
 
     @classmethod
     def of(cls, files: CheckpointFiles) -> SentenceModules:
@@ -71,10 +78,13 @@ class SentenceModules:
             OnnxtoolError: modules.json is not a list of modules, one has no type or a path outside the checkpoint, or
                 a file of settings is not a JSON object.
         """
-        # As in 6.2, the first file that says anything decides.
-        transformer_file = next((name for name in TRANSFORMER_NAMES if files.read(name)), "")
+        modules, query = _read_routes(files)
+        folder = _transformer_folder(modules)
+        # As in 6.2, the first file that says anything decides. An exported model has them at its top.
+        names = [*(f"{folder}/{name}" for name in TRANSFORMER_NAMES if folder), *TRANSFORMER_NAMES]
+        transformer_file = next((name for name in names if files.read(name)), "")
         settings = files.read(transformer_file) if transformer_file else {}
-        return cls(_read_modules(files), files.read(ENCODER_NAME), settings, transformer_file)
+        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query)
 
     @property
     def encoder_class(self) -> str:
@@ -116,23 +126,63 @@ def positive(value: Json) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
+def transformer_folder(files: CheckpointFiles) -> str:
+    """Return the folder of the checkpoint in which its transformer lies; empty for its top."""
+    return _transformer_folder(_read_routes(files)[0])
+
+
+def _transformer_folder(modules: tuple[StoredModule, ...]) -> str:
+    return modules[0].folder if modules and modules[0].kind in TRANSFORMERS else ""
+
+
+def _read_routes(files: CheckpointFiles) -> tuple[tuple[StoredModule, ...], StoredModule | None]:
+    """Read the modules for documents, and the one that encodes queries without a model.
+
+    A Router of other routes than these two stays a Router, which nothing here computes.
+    """
+    modules = _read_modules(files)
+    if not modules or modules[0].kind != _ROUTER:
+        return modules, None
+    router, *behind = modules
+    name = router.file(ROUTER_NAME)
+    settings = files.read(name)
+    types, routes = as_object(settings.get("types")), as_object(settings.get("structure"))
+    parameters = as_object(settings.get("parameters"))
+    query, document = (
+        tuple(_stored(files, types.get(str(folder)), router.file(str(folder)) if folder else router.folder, name)
+              for folder in _as_list(routes.get(route)))
+        for route in ("query", "document")
+    )  # fmt: skip
+    is_lookup = [module.kind for module in query] == [_STATIC] and document and document[0].kind in TRANSFORMERS
+    is_usual = parameters.get("default_route") == "document" and not parameters.get("route_mappings")
+    if not is_lookup or not is_usual or routes.keys() != {"query", "document"}:
+        return modules, None
+    return (*document, *behind), query[0]
+
+
 def _read_modules(files: CheckpointFiles) -> tuple[StoredModule, ...]:
     content = files.read_json(MODULES_NAME)
     if content is None:
         return ()
     if not isinstance(content, list):
         raise files.malformed(MODULES_NAME, "not a list of modules")
-    modules = []
-    for entry in content:
-        kind, folder = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(kind, str) or not isinstance(folder, str) or not stays_inside(folder):
-            raise files.malformed(MODULES_NAME, f"a module without a type, or with a path outside the folder: {entry}")
-        # The transformer's own folder is the checkpoint's, whose config.json is the model's.
-        settings = files.read(f"{folder}/config.json") if folder else {}
-        package, _, name = kind.rpartition(".")
-        is_known = package.partition(".")[0] in _PACKAGES
-        modules.append(StoredModule(name if is_known else kind, folder, settings, files))
-    return tuple(modules)
+    entries = [entry if isinstance(entry, dict) else {} for entry in content]
+    return tuple(_stored(files, entry.get("type"), entry.get("path"), MODULES_NAME) for entry in entries)
+
+
+def _stored(files: CheckpointFiles, kind: Json, folder: Json, name: str) -> StoredModule:
+    if not isinstance(kind, str) or not isinstance(folder, str) or not stays_inside(folder):
+        found = {"type": kind, "path": folder}
+        raise files.malformed(name, f"a module without a type, or with a path outside the folder: {found}")
+    package, _, class_name = kind.rpartition(".")
+    is_known = package.partition(".")[0] in _PACKAGES
+    # The transformer's own folder is often the checkpoint's, whose config.json is the model's.
+    settings = files.read(f"{folder}/config.json") if folder else {}
+    return StoredModule(class_name if is_known else kind, folder, settings, files)
+
+
+def _as_list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
 
 
 def stays_inside(path: str) -> bool:

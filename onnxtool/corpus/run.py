@@ -69,6 +69,7 @@ def encode_corpus(
     provider = resolve_provider(options.provider)
     threads = options.threads or 1
     model = load(model_path, model_name=options.model_name, provider=provider, threads=threads)
+    model.require_documents(options.prompt)
     shard_format = _shard_format(model, options)
     plan = _plan(model, options)
     folder = OutputFolder(Path(output))

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MODULES_NAME, TRANSFORMER_NAMES
+from onnxtool.checkpoint.sentence_modules import (
+    ENCODER_NAME,
+    MODULES_NAME,
+    ROUTER_NAME,
+    TRANSFORMER_NAMES,
+    TRANSFORMERS,
+)
+from onnxtool.checkpoint.static_embeddings import TOKENIZER_CONFIG
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files
 
@@ -27,6 +34,7 @@ SIDECAR_FILES = (
     "processor_config.json",
     "generation_config.json",
     MODULES_NAME,
+    ROUTER_NAME,
     ENCODER_NAME,
     *TRANSFORMER_NAMES,
 )
@@ -82,12 +90,19 @@ def _tokenizer_files(source: Source, tokenizer: Any) -> tuple[str, ...]:
 def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
     """Return the configurations of the modules in folders of their own, e.g. `1_Pooling`, and their weights.
 
+    Those of a module that encodes queries without a model are always among them: `infer` needs its table.
+
     Raises:
         CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
     """
-    folders = [module for module in source.sentence_modules.modules if module.folder]
+    modules = source.sentence_modules
+    folders = [module for module in modules.modules if module.folder and module.kind not in TRANSFORMERS]
     names = ("config.json", MODULE_WEIGHTS) if weights else ("config.json",)
-    return tuple(module.file(name) for module in folders for name in names)
+    lookup = () if modules.query is None else ("config.json", MODULE_WEIGHTS, TOKENIZER_CONFIG)
+    return (
+        *(module.file(name) for module in folders for name in names),
+        *(modules.query.file(name) for name in lookup if modules.query is not None),
+    )
 
 
 def _is_same_file(first: Path, second: Path) -> bool:

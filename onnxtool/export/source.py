@@ -15,9 +15,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.module_settings import TRANSFORMERS
-from onnxtool.checkpoint.sentence_modules import SentenceModules, stays_inside
+from onnxtool.checkpoint.sentence_modules import (
+    ENCODER_NAME,
+    MODULES_NAME,
+    ROUTER_NAME,
+    TRANSFORMERS,
+    SentenceModules,
+    stays_inside,
+    transformer_folder,
+)
 from onnxtool.errors import CheckpointError
+
+# What describes the checkpoint as a whole.
+_AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, "README.md")
 
 
 @dataclass(frozen=True)
@@ -77,15 +87,10 @@ class Source(CheckpointFiles):
                 f"{self.model_name} consists of {kinds}, which onnxtool does not compute (its modules.json)",
                 "use sentence-transformers for this checkpoint",
             )
-        if modules and modules[0].folder:
-            raise CheckpointError(
-                f"the transformer of {self.model_name} lies in its folder {modules[0].folder}, "
-                "and onnxtool reads it from the top of the checkpoint",
-                "save the checkpoint again with sentence-transformers 3 or later, which writes it there",
-            )
         if self.is_local and self.locate("config.json") is None:
+            folder = Path(self.model_name) / self.transformer_folder
             raise CheckpointError(
-                f"the folder {self.model_name} has no config.json",
+                f"the folder {folder} has no config.json",
                 "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
             )
 
@@ -104,11 +109,17 @@ class Source(CheckpointFiles):
     @property
     def arguments(self) -> dict[str, Any]:
         """What every from_pretrained of transformers is to be told."""
-        return {
+        arguments = {
             "revision": self.revision or "main",
             "trust_remote_code": self.trust_remote_code,
             "local_files_only": self.local_only,
         }
+        return {**arguments, "subfolder": self.transformer_folder} if self.transformer_folder else arguments
+
+    @cached_property
+    def transformer_folder(self) -> str:
+        """The folder of the checkpoint with the model of transformers; empty for its top, where most have it."""
+        return transformer_folder(self)
 
     @property
     def label(self) -> str:
@@ -141,7 +152,17 @@ class Source(CheckpointFiles):
         return tuple(str(tag) for tag in tags) if isinstance(tags, list) else ()
 
     def locate(self, name: str) -> Path | None:
-        """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none."""
+        """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none.
+
+        A file of the transformer, such as config.json, is looked for in the transformer's folder first.
+        """
+        if "/" not in name and name not in _AT_THE_TOP and self.transformer_folder:
+            found = self._find(f"{self.transformer_folder}/{name}")
+            if found is not None:
+                return found
+        return self._find(name)
+
+    def _find(self, name: str) -> Path | None:
         from transformers.utils import cached_file
 
         if name in self._located:

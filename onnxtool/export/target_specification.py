@@ -257,6 +257,11 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
     kind, inputs, outputs = KINDS.get(checkpoint.task, OTHER), tuple(signature.inputs), signature.outputs
     trained = None if target.computes_all(kind) else _trained_head(source, kind)
     modules = () if trained is None else trained.modules
+    if source.sentence_modules.query is not None:
+        raise TargetError(
+            f"{source.model_name} encodes queries without a model, and {target.title} would run this one on them",
+            "pass --target plain",
+        )
     use = target.use_for(checkpoint.task, modules, pads_left=getattr(tokenizer, "padding_side", "right") == "left")
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:

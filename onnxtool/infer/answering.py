@@ -13,7 +13,9 @@ from onnxtool.checkpoint.truncation import EncodedText, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
 from onnxtool.infer.long_texts import LongTexts
+from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
+from onnxtool.infer.static_queries import StaticQueries
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.text_model import TextModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, cosine_similarities
@@ -97,6 +99,44 @@ def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str]
         similarities=_similarities(read),
         rankings=_rankings(read.answers) if model.head.kind == "scores" else (),
         notes=tuple(dict.fromkeys([*_notes(model, request, read), *read.notes])),
+    )
+
+
+def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: InferOptions) -> InferReport:
+    """Answer with the terms of queries that are looked up, in their order.
+
+    Raises:
+        InputError: there are no texts, one cannot be read, or an option is for a model that runs.
+    """
+    if not texts:
+        raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
+    if options.query is not None or any(text.query is not None for text in texts):
+        raise InputError("queries are looked up by themselves, and a pair was passed", "pass texts alone")
+    if options.long is not None:
+        raise InputError(
+            f"--long {options.long} was passed, and queries are looked up, of any length", "leave --long out"
+        )
+    contents = [text.contents for text in texts]
+    vectors = queries.encode(contents, prompt=options.prompt)
+    return InferReport(
+        model=str(options.model_path),
+        provider="none",
+        task="sparse-encoding",
+        kind="terms",
+        answers=tuple(
+            TextAnswer(
+                text=text.contents,
+                num_tokens=len(ids),
+                truncated=queries.table.max_tokens is not None and len(ids) > queries.table.max_tokens,
+                candidates=tuple(Scored(*term) for term in row.items()),
+                outputs={},
+                id=text.id,
+            )
+            for text, ids, row in zip(
+                texts, queries.read(contents, prompt=options.prompt), vectors.terms(options.top_k or _TOP_TERMS), strict=True
+            )
+        ),
+        notes=("queries are looked up in the checkpoint's table; the model did not run",),
     )
 
 

@@ -14,6 +14,7 @@ from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
+from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.infer.text_model import TextModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
@@ -109,12 +110,17 @@ def encode(
     model_name: str | None = None,
     provider: str = "auto",
     prompt: str | None = None,
+    task: str | None = None,
     long: LongTexts | str = CUT,
 ) -> DenseVectors | SparseVectors:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
 
+    For queries that are looked up, no session is opened.
+
     Raises:
         OnnxtoolError: the model cannot be loaded, gives no vectors, or a text cannot be read.
     """
+    if task == QUERY and (queries := load_queries(model_path, model_name=model_name)) is not None:
+        return queries.encode(texts, prompt=prompt)
     model = load(model_path, model_name=model_name, provider=provider)
-    return model.encode(texts, prompt=prompt, long=long)
+    return model.encode(texts, prompt=prompt, task=task, long=long)

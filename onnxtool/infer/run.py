@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onnxtool.checkpoint.text_files import TextInput, read_texts
+from onnxtool.infer.answering import answer_queries
 from onnxtool.infer.loading import load
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import InferReport
+from onnxtool.infer.static_queries import QUERY, load_queries
 
 
 def given_texts(options: InferOptions) -> list[TextInput]:
@@ -24,10 +26,16 @@ def given_texts(options: InferOptions) -> list[TextInput]:
 def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda _stage: None) -> InferReport:
     """Load a model with its tokenizer, and answer each text by what the model is for.
 
+    Queries of an inference-free sparse encoder (`prompt` is `query`) are looked up, and no model is loaded.
+
     Raises:
         OnnxtoolError: of `load`, or of `LoadedModel.answer`.
     """
     texts = given_texts(options)
+    if options.prompt == QUERY:
+        queries = load_queries(options.model_path, model_name=options.model_name)
+        if queries is not None:
+            return answer_queries(queries, texts, options)
     model = load(
         options.model_path,
         model_name=options.model_name,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,13 @@ from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
+
+# The names of prompts for each task, as sentence-transformers looks for them.
+_PROMPTS = {QUERY: (QUERY,), "document": ("document", "passage", "corpus")}
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class TextModel:
         Raises:
             InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
         """
+        self.require_documents(prompt)
         before = self.prompts.find(prompt)
         options = ReadOptions(
             with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
@@ -160,6 +166,7 @@ class TextModel:
         texts: Sequence[str],
         *,
         prompt: str | None = None,
+        task: str | None = None,
         long: LongTexts | str = CUT,
         keep_special: bool = False,
     ) -> DenseVectors | SparseVectors:
@@ -168,6 +175,9 @@ class TextModel:
         Args:
             texts: N texts.
             prompt: as in `tokenize`.
+            task: `query` or `document`, as encode_query and encode_document of sentence-transformers: the prompt of
+                that name, where `prompt` is None and there is one. Queries of an inference-free sparse encoder are
+                looked up, without a run of the model. None for neither.
             long: as in `windows`.
             keep_special: whether tokens that frame a text, such as [CLS], may be terms.
 
@@ -178,6 +188,9 @@ class TextModel:
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
         self._vector_head()
+        if task == QUERY and self.queries is not None:
+            return self.queries.encode(texts, prompt=prompt, keep_special=keep_special)
+        prompt = self._prompt_of(task) if prompt is None else prompt
         return self.encode_windows(self.windows(texts, prompt=prompt, long=long), keep_special=keep_special)
 
     def encode_windows(
@@ -201,6 +214,35 @@ class TextModel:
             head.require_windows()
             pooled = head.join(pooled, windows)
         return self._finished(head.finish(pooled), keep_special=keep_special)
+
+    @cached_property
+    def queries(self) -> StaticQueries | None:
+        """What looks queries up; None where the model runs on them as well.
+
+        Raises:
+            InputError: the table of a checkpoint that has one cannot be read.
+        """
+        return StaticQueries.of(self.folder, self.tokenizer)
+
+    def require_documents(self, prompt: str | None) -> None:
+        """Refuse the prompt of queries where the model is for documents alone.
+
+        Raises:
+            InputError: queries of this checkpoint are looked up.
+        """
+        if prompt == QUERY and self.folder.sentence_modules.query is not None:
+            raise InputError(
+                "this checkpoint encodes queries without its model, which is for documents",
+                'encode queries with `onnxtool infer --prompt query`, or with encode(texts, task="query")',
+            )
+
+    def _prompt_of(self, task: str | None) -> str | None:
+        """Return the name of the prompt for a task, the first that the checkpoint has; None for its default."""
+        if task is None:
+            return None
+        if task not in _PROMPTS:
+            raise InputError(f"no task called {task!r}", f"pass one of {', '.join(_PROMPTS)}, or none")
+        return next((name for name in _PROMPTS[task] if name in self.prompts.by_name), None)
 
     def _vector_head(self) -> VectorHead[Any]:
         if isinstance(self.head, VectorHead):

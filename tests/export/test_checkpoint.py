@@ -81,7 +81,7 @@ def test_without_a_network_a_hub_id_tells_how_to_pass_a_folder(monkeypatch: pyte
         (None, ["StaticEmbedding"], "consists of StaticEmbedding, which onnxtool does not compute"),
         (None, ["Router", "Normalize"], "consists of Router, Normalize, which"),
         ({"frozen": True}, ["SparseStaticEmbedding"], "consists of SparseStaticEmbedding, which"),
-        (None, ["Transformer", "Pooling"], "lies in its folder 0_Transformer"),
+        (None, ["Transformer", "Pooling"], "the folder .*0_Transformer has no config.json"),
     ],
 )
 def test_a_checkpoint_without_a_transformer_says_what_it_is(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.module_settings import TRANSFORMERS, require_known_settings, require_no_late_interaction
+from onnxtool.checkpoint.module_settings import require_known_settings, require_no_late_interaction
 from onnxtool.checkpoint.pooling_modules import (
     Pooling,
     PoolingModule,
@@ -18,7 +18,8 @@ from onnxtool.checkpoint.pooling_modules import (
     read_pooling_modules,
     truncated,
 )
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS
+from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.checkpoint.tasks import SPARSE_TAGS
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
@@ -188,6 +189,9 @@ def read_head(name: str, source: Source) -> Head | None:
     if kind is None:
         return None
     modules = read_pooling_modules(source.sentence_modules, kind.pooling)
+    if (query := source.sentence_modules.query) is not None:
+        require_same_tokens(query, source)
+        SparseStaticEmbedding.read(query)  # an export whose queries `infer` would refuse is none
     if not modules and kind.pooling is not SpladePooling:
         raise source.refuse(
             f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",

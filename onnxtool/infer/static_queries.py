@@ -1,0 +1,86 @@
+"""Queries of an inference-free sparse encoder, looked up: no session, no graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
+from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding
+from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.errors import InputError
+from onnxtool.infer.vectors import SparseVectors
+from onnxtool.model_file import ModelFile
+
+QUERY = "query"  # the name of the prompt, and of the task, of queries
+
+
+@dataclass(frozen=True)
+class StaticQueries:
+    """The weights of queries' tokens. Nothing of it changes after loading: threads may share it."""
+
+    tokenizer: TextTokenizer
+    table: SparseStaticEmbedding
+    prompts: Prompts
+
+    @classmethod
+    def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer) -> StaticQueries | None:
+        """Read the table; None for a checkpoint that runs its model on queries as well.
+
+        Raises:
+            InputError: the table is missing, or of another vocabulary.
+        """
+        stored = folder.sentence_modules.query
+        if stored is None:
+            return None
+        table = SparseStaticEmbedding.read(stored)
+        if len(table.weights) < tokenizer.vocabulary_size:
+            raise InputError(
+                f"{folder.path} has {len(table.weights)} weights for the {tokenizer.vocabulary_size} tokens of queries",
+                "the folder mixes two models; take both from one",
+            )
+        return cls(tokenizer, table, Prompts.of(folder))
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None, keep_special: bool = False) -> SparseVectors:
+        """Return the terms of N queries, in their order.
+
+        Args:
+            texts: N queries.
+            prompt: as in `LoadedModel.encode`; None for the prompt called `query`, else the checkpoint's default.
+            keep_special: whether tokens that frame texts may be terms, where a query spells them out.
+
+        Raises:
+            InputError: there are no texts, one is no Unicode text, or there is no such prompt.
+        """
+        if not texts:
+            raise InputError("no texts to encode", "pass at least one")
+        rows = [self.table.apply(ids) for ids in self.read(texts, prompt=prompt)]
+        vectors = SparseVectors(
+            np.cumsum([0, *(len(terms) for terms, _ in rows)], dtype=np.int64),
+            np.concatenate([terms for terms, _ in rows]),
+            np.concatenate([weights for _, weights in rows]),
+            self.tokenizer.vocabulary,
+        )
+        return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
+
+
+def load_queries(model_path: Path | str, *, model_name: str | None = None) -> StaticQueries | None:
+    """Load what encodes queries without a model, from the files beside the model at `model_path`.
+
+    Args:
+        model_path: the ONNX file, whose graph is not loaded.
+        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+
+    Returns:
+        None for a checkpoint that runs its model on queries as well.
+
+    Raises:
+        InputError: there is no tokenizer, or the table cannot be read.
+        ModelFileError: the file cannot be used.
+    """
+    folder = find_checkpoint_folder(ModelFile.open(Path(model_path)), model_name)
+    return None if folder.sentence_modules.query is None else StaticQueries.of(folder, TextTokenizer(folder))
