@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml examples/review/review.yml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test_lowest fuzz lint docs dist bench review coverage consumers audit clean
+.PHONY: help setup demo test test_lowest fuzz lint docs dist bench review coverage retrieval consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,6 +61,9 @@ review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in m
 
 coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, and write docs/coverage.md; takes hours.
 	$(BIN)/python scripts/coverage.py --peers --resume
+
+retrieval: $(READY) ## Compare checkpoints of every module of sentence-transformers with it, and write docs/retrieval.md.
+	$(BIN)/python scripts/check_retrieval.py --output docs/retrieval.md
 
 consumers: $(READY) ## Load exports for every target in their real consumers, and compare the answers with PyTorch's.
 	$(BIN)/python scripts/check_consumers.py --work_dir models/consumers

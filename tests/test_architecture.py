@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "onnxtool"
 SCRIPTS = PACKAGE.parent / "scripts"
 
-# A room may import the rooms below its own, and itself; those of one row never import each other.
+# A package may import the packages below its own, and itself; those of one row never import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
@@ -33,9 +33,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("renamed", "version"),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
-# Where a library may appear at all: in a room, or in one module of it.
+# Where a library may appear at all: in a package, or in one module of it.
 ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
@@ -82,14 +82,14 @@ STANDARD_LIBRARY_ONLY = (
 )
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def places_of(path: Path) -> set[str]:
     """Return the module and all folders it lies in, relative to the package."""
     inside = path.relative_to(PACKAGE)
-    return {room_of(path), inside.as_posix(), *(folder.as_posix() for folder in inside.parents)}
+    return {package_of(path), inside.as_posix(), *(folder.as_posix() for folder in inside.parents)}
 
 
 def modules() -> list[Path]:
@@ -119,17 +119,17 @@ def imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
+def test_a_package_imports_only_packages_below_it(path: Path) -> None:
     """Data flows one way."""
-    room = room_of(path)
+    package = package_of(path)
     for name, _, _ in imports(path):
         parts = name.split(".")
-        if parts[0] == "onnxtool" and len(parts) > 1 and parts[1] != room:
-            assert LEVEL[parts[1]] > LEVEL[room], f"{room} imports {name}"
+        if parts[0] == "onnxtool" and len(parts) > 1 and parts[1] != package:
+            assert LEVEL[parts[1]] > LEVEL[package], f"{package} imports {name}"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_library_appears_only_in_its_rooms(path: Path) -> None:
+def test_a_library_appears_only_in_its_packages(path: Path) -> None:
     """Hints for type checkers load nothing and are free."""
     for name, at_import, for_types in imports(path):
         library = name.split(".")[0]
@@ -179,7 +179,7 @@ def test_options_of_artifacts_load_no_heavy_library() -> None:
 
 
 def test_training_loads_pytorch_when_that_is_asked_for() -> None:
-    """Artifacts are made and trained with without it; the names of the room are imported on first use."""
+    """Artifacts are made and trained with without it; the names of the package are imported on first use."""
     code = (
         "import sys, onnxtool.training\n"
         f"before = sorted({{*{HEAVY!r}}} & set(sys.modules))\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -359,9 +360,9 @@ def test_the_script_tries_exports_and_judges(tmp_path: Path) -> None:
     assert "fill-mask/bert: onnxtool right" in first.stderr
     page = (tmp_path / "coverage.md").read_text("utf-8")
     assert "| bert | right | torchscript" in page
-    start = time.perf_counter()
+    shutil.rmtree(tmp_path / "work")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    assert time.perf_counter() - start < 60
+    assert not (tmp_path / "work").exists()
     assert (tmp_path / "coverage.md").read_text("utf-8") == page
 
 

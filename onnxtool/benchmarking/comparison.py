@@ -17,7 +17,13 @@ from onnxtool.benchmarking.runners import SessionRunner, require_same_inputs
 from onnxtool.benchmarking.samples import Block, interval_of_median, latencies, own_latencies
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modules import Pooling, SpladePooling, apply_all, read_pooling_modules
+from onnxtool.checkpoint.pooling_modules import (
+    Pooling,
+    SpladePooling,
+    apply_all,
+    read_pooling_modules,
+    truncated,
+)
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import measure
@@ -129,9 +135,13 @@ def _with_heads(
     if _EMBEDDING in own and _STATES in others and folder is not None:
         modules = read_pooling_modules(folder.sentence_modules, Pooling) or (Pooling(),)
         vectors = apply_all(modules, others[_STATES], mask)
+        width = own[_EMBEDDING].shape[1]
+        if width < vectors.shape[1]:  # exported with --dimensions
+            vectors = apply_all(truncated(modules, width), others[_STATES], mask)
         return [(_EMBEDDING, f"{_STATES}, pooled", vectors)]
     if _TERMS in own and _LOGITS in others:
-        return [(_TERMS, f"{_LOGITS}, pooled", SpladePooling().apply(others[_LOGITS], mask))]
+        terms = () if folder is None else read_pooling_modules(folder.sentence_modules, SpladePooling)
+        return [(_TERMS, f"{_LOGITS}, pooled", apply_all(terms or (SpladePooling(),), others[_LOGITS], mask))]
     return []
 
 

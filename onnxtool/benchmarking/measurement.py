@@ -20,7 +20,14 @@ from onnxtool.benchmarking.description import describe_environment, identify_mod
 from onnxtool.benchmarking.gates import Gates, shape_names
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.reliability import MachineWatch, shape_warnings
-from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, ComparedShape, Comparison, GateOutcome
+from onnxtool.benchmarking.report import (
+    BenchmarkReport,
+    BenchmarkResult,
+    ComparedShape,
+    Comparison,
+    GateOutcome,
+    StageTimes,
+)
 from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
 from onnxtool.benchmarking.runners import SessionRunner
 from onnxtool.benchmarking.samples import Block, TimedShape, drift, latencies, median_interval, robust_spread
@@ -173,34 +180,32 @@ class _ShapeTimer:
         runs.warm_up(self.options.warmup)
         has_own_peak = self.other is None and reset_peak_rss()
         runs.take(Limits(*self.options.stop_after))
-        self.gate_outcomes += self._decide(workload, runs)
-        self.results.append(
-            replace(
-                self._result(workload, runs.blocks[0]),
-                peak_rss_bytes=peak_rss_bytes() if has_own_peak else None,
-                stages_ms=self.reader.time_stages(workload) if self.reader else None,
-                transfer_ms=self.runner.time_transfers(workload.batches[0]),
-            )
-        )
+        peak_bytes = peak_rss_bytes() if has_own_peak else None
+        stages = self.reader.time_stages(workload) if self.reader else None
+        transfers = self.runner.time_transfers(workload.batches[0])
+        self.gate_outcomes += self._decide(workload, runs, stages)
+        result = self._result(workload, runs.blocks[0])
+        self.results.append(replace(result, peak_rss_bytes=peak_bytes, stages_ms=stages, transfer_ms=transfers))
         if self.other is not None:
             pairs = list(zip(*runs.blocks, strict=True))
             self.compared.append(compared_shape(workload, pairs, self.differences[-1], threads=self._host_threads))
 
-    def _decide(self, workload: Workload, runs: InterleavedRuns) -> list[GateOutcome]:
+    def _decide(self, workload: Workload, runs: InterleavedRuns, stages: StageTimes | None) -> list[GateOutcome]:
         """Check the gates, and take more runs for a while where one of them is not decided."""
         end = time.perf_counter() + _MAX_UNDECIDED_S
         while True:
-            outcomes = self._outcomes(workload, runs)
+            outcomes = self._outcomes(workload, runs, stages)
             undecided = [outcome.expression for outcome in outcomes if not outcome.decided]
             if not undecided or time.perf_counter() >= end:
                 return outcomes
             self.on_progress(f"timing {workload.description} longer, as {', '.join(undecided)} is not decided")
             runs.take(_MORE_RUNS)
 
-    def _outcomes(self, workload: Workload, runs: InterleavedRuns) -> list[GateOutcome]:
+    def _outcomes(self, workload: Workload, runs: InterleavedRuns, stages: StageTimes | None) -> list[GateOutcome]:
         if not self.gates.gates:
             return []
         results = [self._result(workload, blocks) for blocks in runs.blocks]
+        results[0] = replace(results[0], stages_ms=stages)
         shapes = [
             TimedShape(to_json(result), tuple(blocks), result.waited_share)
             for result, blocks in zip(results, runs.blocks, strict=True)

@@ -21,6 +21,8 @@ _PADDED_POSITIONS = frozenset(
         *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     )
 )
+# What a checkpoint of sentence-transformers is for. Its limit is how it is used for these, not what its model takes.
+_SENTENCE_TASKS = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification")
 _DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
 # Tokenizers without a limit say 1e30 (transformers' VERY_LARGE_INTEGER).
 _UNLIMITED = 10**9
@@ -48,7 +50,7 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
     """
     stamped = _stamped_limit(model)
     limits = _deduced_limits(model, folder) if stamped is None else (stamped, *_shape_limit(model))
-    return min((*limits, *_embedding_limit(folder, task)), default=None)
+    return min((*limits, *_sentence_limit(folder, task)), default=None)
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
@@ -79,9 +81,9 @@ def _stamped_limit(model: ModelFile) -> Limit | None:
     return None if stamped is None else Limit(stamped, f"{MAX_LENGTH_KEY} of the model's metadata")
 
 
-def _embedding_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
+def _sentence_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
     modules = folder.sentence_modules
-    if modules.max_sequence_length is not None and task == "sentence-similarity":
+    if modules.max_sequence_length is not None and task in _SENTENCE_TASKS:
         yield Limit(modules.max_sequence_length, f"max_seq_length of {modules.transformer_file}")
 
 

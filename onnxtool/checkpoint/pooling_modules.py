@@ -11,7 +11,6 @@ Letters of shapes: B batch, S sequence, H hidden, V vocabulary, W width of a vec
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,20 +19,19 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules, StoredModule
+from onnxtool.checkpoint.activations import ACTIVATIONS, Builder, Floats, Value, activation_name
+from onnxtool.checkpoint.module_settings import TRANSFORMERS, require_known_settings
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules, StoredModule, positive
 from onnxtool.reports import Json
 
-Floats = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
-# What `build` is called with: a Builder of the graph and values of onnx_ir, whose packages are siblings of this one.
-Builder = Any
-Value = Any
 
 _SMALLEST_SUM = 1e-9  # what sums of weights are divided by at least
 _SMALLEST_NORM = 1e-12  # the same for the lengths of vectors: torch.nn.functional.normalize's default
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
 _DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
 _VECTOR = "sentence_embedding"
+_NAMES = ("module_input_name", "module_output_name")  # of what a module reads and makes
 
 
 class PoolingModule(ABC):
@@ -41,9 +39,12 @@ class PoolingModule(ABC):
 
     Attributes:
         pools_tokens: whether it takes [B, S, N] and gives one vector for each text; others take and give vectors.
+        keys: those of its config.json that are followed, or change nothing; None where sentence-transformers passes
+            over others.
     """
 
     pools_tokens: ClassVar[bool] = False
+    keys: ClassVar[frozenset[str] | None] = None
 
     @classmethod
     @abstractmethod
@@ -102,6 +103,7 @@ class Pooling(PoolingModule):
     """Make one vector of the states of real tokens: float [B, S, H] to [B, M * H] for M modes."""
 
     pools_tokens = True
+    keys = frozenset(("embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt"))
 
     modes: tuple[str, ...] = ("mean",)
     includes_prompt: bool = True
@@ -156,6 +158,7 @@ class SpladePooling(PoolingModule):
     """
 
     pools_tokens = True
+    keys = frozenset(("embedding_dimension", "word_embedding_dimension", "pooling_strategy", "activation_function"))
 
     strategy: str = "max"
     activation: str = "relu"
@@ -232,6 +235,8 @@ class Dense(PoolingModule):
         residual: float32 [W', W], what the input is multiplied with to be added to the result; None for no such sum.
     """
 
+    keys = frozenset(("in_features", "out_features", "bias", "activation_function", "use_residual", *_NAMES))
+
     name: str
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None
@@ -293,7 +298,7 @@ class Dense(PoolingModule):
 
         bias = None if self.bias is None else tensor(self.bias)
         linear = torch.nn.functional.linear(value, tensor(self.weight), bias)
-        result = getattr(torch.nn, self.activation)()(linear)
+        result = getattr(torch.nn, self.activation)().eval()(linear)
         return result if self.residual is None else result + value @ tensor(self.residual).T
 
     def width(self, before: int) -> int:
@@ -310,6 +315,8 @@ class LayerNorm(PoolingModule):
         weight: float32 [W].
         bias: float32 [W].
     """
+
+    keys = frozenset(("dimension",))
 
     name: str
     weight: NDArray[np.float32]
@@ -374,6 +381,82 @@ class Normalize(PoolingModule):
         return torch.nn.functional.normalize(value, p=2, dim=-1, eps=_SMALLEST_NORM)
 
 
+@dataclass(frozen=True)
+class Truncate(PoolingModule):
+    """Keep the first numbers of a vector: float [B, W] to [B, min(W, D)], as `truncate_dim` of a checkpoint says.
+
+    For models that were trained so (Kusupati et al., 2022, arXiv:2205.13147). The length is what is left of it.
+    """
+
+    dimensions: int
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> Truncate:
+        """Read it from the settings of the encoder."""
+        return cls(_count(stored, "truncate_dim"))
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, min(W, D)]."""
+        return values[:, : self.dimensions]
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        return build.op("Slice", value, *(build.integers(number) for number in (0, self.dimensions, 1)))
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Take a part of the tensor."""
+        return value[:, : self.dimensions]
+
+    def width(self, before: int) -> int:
+        """Return the smaller one."""
+        return min(before, self.dimensions)
+
+    @property
+    def description(self) -> str:
+        """Say how many."""
+        return f"the first {self.dimensions} dimensions"
+
+
+@dataclass(frozen=True)
+class LargestTerms(PoolingModule):
+    """Keep the terms of largest weight, and set the others to 0: float [B, V], as `max_active_dims` says.
+
+    Of equal weights the one of the smaller index stays.
+    """
+
+    count: int
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> LargestTerms:
+        """Read it from the settings of the encoder."""
+        return cls(_count(stored, "max_active_dims"))
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, V]."""
+        places = np.argsort(-np.abs(values), axis=1, kind="stable")[:, : self.count]
+        kept = np.zeros_like(values)
+        np.put_along_axis(kept, places, np.take_along_axis(values, places, axis=1), axis=1)
+        return kept
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it; a vocabulary smaller than the count is kept whole."""
+        size = build.op("Gather", build.op("Shape", value), build.integers(1), axis=0)
+        count = build.op("Min", build.integers(self.count), size)
+        _, places = build.ops("TopK", build.op("Abs", value), count, outputs=2, axis=1)
+        kept = build.op("GatherElements", value, places, axis=1)
+        return build.op("ScatterElements", build.op("Sub", value, value), places, kept, axis=1)
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Sort in PyTorch."""
+        places = torch.sort(value.abs(), dim=1, descending=True, stable=True).indices[:, : self.count]
+        return torch.zeros_like(value).scatter(1, places, value.gather(1, places))
+
+    @property
+    def description(self) -> str:
+        """Say how many."""
+        return f"the {self.count} largest terms"
+
+
 @dataclass(frozen=True, eq=False)
 class SparseAutoEncoder(PoolingModule):
     """Encode sparsely: float [B, W] to latents [B, L], of which the `k` largest stay, where they are above 0.
@@ -388,6 +471,8 @@ class SparseAutoEncoder(PoolingModule):
         k: the most latents of a vector that are not 0.
         standardizes: whether vectors get mean 0 and deviation 1 first.
     """
+
+    keys = frozenset(("input_dim", "hidden_dim", "k", "k_aux", "normalize", "dead_threshold"))
 
     name: str
     weight: NDArray[np.float32]
@@ -476,7 +561,12 @@ POOLING_MODULES: tuple[type[PoolingModule], ...] = (
 )
 _CLASSES = {cls.__name__: cls for cls in POOLING_MODULES}
 # Modules that come before any pooling, and one that only training computes.
-_NOT_COMPUTED = ("Transformer", "MLMTransformer", "Dropout")
+_NOT_COMPUTED = (*TRANSFORMERS, "Dropout")
+# The setting of the encoder that is a module behind all others, by the module that pools.
+_ENCODER_MODULES: dict[type[PoolingModule], tuple[str, type[PoolingModule]]] = {
+    Pooling: ("truncate_dim", Truncate),
+    SpladePooling: ("max_active_dims", LargestTerms),
+}
 
 
 def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -> tuple[PoolingModule, ...]:
@@ -491,14 +581,21 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
             once.
     """
     stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
+    if not modules.modules:
+        return ()
+    files = modules.modules[0].files
+    require_known_settings(modules, files)
     if not stored:
         return ()
-    files = stored[0].files
     unknown = sorted({module.kind for module in stored} - set(_CLASSES))
     if unknown:
         raise files.refuse(
             f"{files.label} has the modules {', '.join(unknown)}, which onnxtool does not compute; it computes "
             f"{', '.join(_CLASSES)}"
+        )
+    if stored[0].kind != first.__name__ and first.__name__ in modules.kinds:
+        raise files.refuse(
+            f"{files.label} computes {stored[0].kind} on tokens, before its {first.__name__}; onnxtool pools first"
         )
     if stored[0].kind != first.__name__:
         raise files.refuse(
@@ -507,7 +604,30 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         )
     if sum(_CLASSES[module.kind].pools_tokens for module in stored) > 1:
         raise files.refuse(f"{files.label} pools twice, and tokens can be pooled once")
-    return tuple(_CLASSES[module.kind].read(module) for module in stored)
+    for module in stored:
+        _require_known_keys(module, _CLASSES[module.kind].keys)
+    read = tuple(_CLASSES[module.kind].read(module) for module in stored)
+    key, last = _ENCODER_MODULES[first]
+    if modules.encoder.get(key) is None:
+        return read
+    return (*read, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
+
+
+def _require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> None:
+    unknown = [] if known is None else sorted(set(stored.settings) - known)
+    # Flags of unknown modes that are off change nothing; those that are on are named as unknown modes.
+    unknown = [key for key in unknown if not key.startswith("pooling_mode_")]
+    if unknown:
+        raise stored.files.refuse(
+            f"{stored.file('config.json')} of {stored.files.label} has the settings {', '.join(unknown)}, "
+            "which onnxtool does not know"
+        )
+
+
+def truncated(modules: tuple[PoolingModule, ...], dimensions: int) -> tuple[PoolingModule, ...]:
+    """Return `modules` and what keeps the first numbers of a vector, scaled to length 1 again where they scale it."""
+    again = (Normalize(),) if any(isinstance(module, Normalize) for module in modules) else ()
+    return (*modules, Truncate(dimensions), *again)
 
 
 def apply_all(modules: Iterable[PoolingModule], values: Floats, mask: Mask | None = None) -> NDArray[np.float32]:
@@ -531,12 +651,20 @@ def _stated_modes(settings: Mapping[str, Json]) -> tuple[str, ...]:
 
 def _require_vectors(stored: StoredModule) -> None:
     """Refuse a module of a multi-vector encoder, which works on tokens."""
-    names = {stored.settings.get(f"module_{way}_name") or _VECTOR for way in ("input", "output")}
+    names = {stored.settings.get(name) or _VECTOR for name in _NAMES}
     if names != {_VECTOR}:
         raise stored.files.refuse(
             f"{stored.kind} of {stored.files.label} works on {', '.join(map(str, sorted(names, key=str)))}, "
             "and onnxtool computes one vector for each text"
         )
+
+
+def _count(stored: StoredModule, key: str) -> int:
+    value = stored.settings.get(key)
+    count = positive(value)
+    if count is None:
+        raise stored.files.malformed(ENCODER_NAME, f"{key} is {value!r}, which is no number above zero")
+    return count
 
 
 def _tensor(
@@ -563,48 +691,6 @@ def _projected_width(name: str, weight: NDArray[np.float32], before: int) -> int
 def normalize(vectors: Floats) -> Floats:
     """Scale each vector, float [B, W], to length 1; a vector of zeros stays."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SMALLEST_NORM))
-
-
-def sigmoid(logits: Floats) -> NDArray[np.float64]:
-    """Turn each logit into a probability of its own, in float64."""
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64))))
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An activation of torch.nn with its defaults, in NumPy and as operators."""
-
-    apply: Callable[[Floats], Floats]
-    build: Callable[[Builder, Value], Value]
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def _build_gelu(build: Builder, value: Value) -> Value:
-    """Append x / 2 * (1 + erf(x / sqrt(2))); the operator Gelu came with opset 20."""
-    erf = build.op("Erf", build.op("Mul", value, build.number(0.5**0.5)))
-    return build.op("Mul", build.op("Mul", value, build.number(0.5)), build.op("Add", erf, build.number(1.0)))
-
-
-# By their class in torch.nn.
-ACTIVATIONS: dict[str, Activation] = {
-    "Identity": Activation(lambda values: values, lambda _build, value: value),
-    "Tanh": Activation(np.tanh, lambda build, value: build.op("Tanh", value)),
-    "ReLU": Activation(lambda values: np.maximum(values, 0.0), lambda build, value: build.op("Relu", value)),
-    "GELU": Activation(lambda values: np.asarray(values * 0.5 * (1.0 + _erf(values / math.sqrt(2.0)))), _build_gelu),
-    "SiLU": Activation(
-        lambda values: np.asarray(values * sigmoid(values)),
-        lambda build, value: build.op("Mul", value, build.op("Sigmoid", value)),
-    ),
-    "Sigmoid": Activation(sigmoid, lambda build, value: build.op("Sigmoid", value)),
-}
-
-
-def activation_name(path: Json) -> str | None:
-    """Return the entry of ACTIVATIONS that a checkpoint names by its class in torch.nn; None where it is another."""
-    package, _, name = str(path).rpartition(".")
-    return name if name in ACTIVATIONS and (package == "torch.nn" or package.startswith("torch.nn.")) else None
 
 
 def _largest(values: Floats, mask: Mask) -> Floats:

@@ -15,6 +15,8 @@ from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.reports import Json
 
 MODULES_NAME = "modules.json"
+# Whose classes sentence-transformers loads without trust_remote_code.
+_PACKAGES = ("sentence_transformers", "pylate")
 ENCODER_NAME = "config_sentence_transformers.json"
 # The settings of the transformer module. Versions before 2 called the file after the architecture.
 TRANSFORMER_NAMES = tuple(
@@ -28,7 +30,8 @@ class StoredModule:
     """One module of a sentence-transformers checkpoint, as its files describe it.
 
     Attributes:
-        kind: the class without its package, which was moved more than once, e.g. `Pooling`.
+        kind: the class without its package, which was moved more than once, e.g. `Pooling`; a class of another library
+            keeps its package, e.g. `custom_st.Transformer`.
         folder: where its files are, relative to the checkpoint; empty for the checkpoint's own folder.
         settings: its config.json; empty where it has none.
         files: the checkpoint, for its weights.
@@ -50,13 +53,13 @@ class SentenceModules:
 
     Attributes:
         modules: in their order.
-        encoder_class: the class that loads the checkpoint, e.g. `SparseEncoder`; empty where no file says it.
+        encoder: the settings of the class that loads the checkpoint: config_sentence_transformers.json.
         transformer: the settings of the transformer module.
         transformer_file: the file that holds them; empty where there is none.
     """
 
     modules: tuple[StoredModule, ...] = ()
-    encoder_class: str = ""
+    encoder: Mapping[str, Json] = field(default_factory=dict)
     transformer: Mapping[str, Json] = field(default_factory=dict)
     transformer_file: str = ""
 
@@ -70,13 +73,14 @@ class SentenceModules:
         """
         # As in 6.2, the first file that says anything decides.
         transformer_file = next((name for name in TRANSFORMER_NAMES if files.read(name)), "")
-        encoder = files.read(ENCODER_NAME).get("model_type")
-        return cls(
-            _read_modules(files),
-            encoder if isinstance(encoder, str) else "",
-            files.read(transformer_file) if transformer_file else {},
-            transformer_file,
-        )
+        settings = files.read(transformer_file) if transformer_file else {}
+        return cls(_read_modules(files), files.read(ENCODER_NAME), settings, transformer_file)
+
+    @property
+    def encoder_class(self) -> str:
+        """The class that loads the checkpoint, e.g. `SparseEncoder`; empty where no file says it."""
+        stated = self.encoder.get("model_type")
+        return stated if isinstance(stated, str) else ""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -89,14 +93,27 @@ class SentenceModules:
 
     @property
     def max_sequence_length(self) -> int | None:
-        """How many tokens sentence-transformers cuts a text to; None where no file says it."""
-        tokens = self.transformer.get("max_seq_length")
-        return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 else None
+        """How many tokens sentence-transformers cuts a text to; None where no file says it.
+
+        `max_length` of the calls of the tokenizer comes before the tokenizer's own limit, as in version 6.2.
+        """
+        text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
+        return positive(text.get("max_length")) or positive(self.transformer.get("max_seq_length"))
 
     @property
     def lower_cases(self) -> bool:
         """Whether sentence-transformers lower-cases texts before all that the tokenizer does itself."""
         return self.transformer.get("do_lower_case") is True
+
+
+def as_object(value: Json) -> Mapping[str, Json]:
+    """Return a JSON object, or an empty one for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def positive(value: Json) -> int | None:
+    """Return a number above zero; None for any other value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _read_modules(files: CheckpointFiles) -> tuple[StoredModule, ...]:
@@ -112,7 +129,9 @@ def _read_modules(files: CheckpointFiles) -> tuple[StoredModule, ...]:
             raise files.malformed(MODULES_NAME, f"a module without a type, or with a path outside the folder: {entry}")
         # The transformer's own folder is the checkpoint's, whose config.json is the model's.
         settings = files.read(f"{folder}/config.json") if folder else {}
-        modules.append(StoredModule(kind.rpartition(".")[2], folder, settings, files))
+        package, _, name = kind.rpartition(".")
+        is_known = package.partition(".")[0] in _PACKAGES
+        modules.append(StoredModule(name if is_known else kind, folder, settings, files))
     return tuple(modules)
 
 

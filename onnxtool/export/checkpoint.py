@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.configuration import (
     architecture_for,
+    base_architecture,
     candidates,
     find_class,
     load_config,
@@ -66,8 +68,10 @@ class Checkpoint:
         With an explicit `task`, it is the class for that task where config.json names another one.
 
         Raises:
-            CheckpointError: the configuration cannot be read, or names no architecture that transformers has.
+            CheckpointError: the configuration is missing, cannot be read, or names no architecture that transformers
+                has.
         """
+        source.require_transformer()
         config = load_config(source)
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -83,9 +87,13 @@ class Checkpoint:
                 f"config.json of {source.model_name} names no architecture",
                 f'add one to it ("architectures": ["…"]), or pass --task: {candidates(config)}',
             )
-        general = task_of_architecture(config.model_type, named[0])
-        task = recognize_task(general, kinds=source.sentence_modules.kinds, tags=source.card_tags)
-        return cls(source, config, named[0], task, allow_pickle)
+        kinds, architecture = source.sentence_modules.kinds, named[0]
+        general = task_of_architecture(config.model_type, architecture)
+        if general != "feature-extraction" and Pooling.__name__ in kinds:
+            # sentence-transformers pools the states of the base model, whatever head the checkpoint was saved with.
+            architecture, general = base_architecture(config), "feature-extraction"
+        task = recognize_task(general, kinds=kinds, tags=source.card_tags)
+        return cls(source, config, architecture, task, allow_pickle)
 
     @property
     def revision(self) -> str:

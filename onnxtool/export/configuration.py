@@ -92,6 +92,19 @@ def architecture_for(config: Any, task: str) -> str:
     return names[0]
 
 
+def base_architecture(config: Any) -> str:
+    """Return the class of the model without a head; of an encoder-decoder, that of its encoder where there is one.
+
+    Raises:
+        CheckpointError: transformers has none.
+    """
+    named = architecture_for(config, "feature-extraction")
+    if not getattr(config, "is_encoder_decoder", False):
+        return named
+    names = architectures(find_task("feature-extraction"), config.model_type)
+    return next((name for name in names if name.endswith("EncoderModel")), named)
+
+
 def candidates(config: Any) -> str:
     """List the tasks that a configuration could be used for, with their classes."""
     found = [(task.name, architectures(task, config.model_type)) for task in TASKS]

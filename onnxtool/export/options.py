@@ -26,7 +26,7 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
 _STAMPED = (
-    *("target", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
+    *("target", "dimensions", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
     *("atol", "rtol", "min_cosine"),
 )
 
@@ -53,6 +53,7 @@ class ExportOptions:
     Attributes:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
         target: what will run the model, one of TARGET_NAMES.
+        dimensions: how many numbers of an embedding are kept, its first; None for all.
         keep_raw: keep the output that the head reads beside the head's own.
         text: what to trace a model of text on, beside a text of our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
@@ -77,6 +78,14 @@ class ExportOptions:
         str,
         Option("What will run the model: names, layout and files are as it expects them.", choices=TARGET_NAMES),
     ] = "plain"
+    dimensions: Annotated[
+        int | None,
+        Option(
+            "Keep the first numbers of an embedding, scaled to length 1 again where the checkpoint scales it.",
+            minimum=1,
+            default="all",
+        ),
+    ] = None
     keep_raw: Annotated[bool, Option("Keep the output that the head reads beside the head's own.")] = False
     exporter: Annotated[
         str, Option("How to trace; auto takes the first result that verifies.", choices=EXPORTER_NAMES)

@@ -73,6 +73,10 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
         raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
     if options.keep_raw and head is None:
         raise ExportError("--keep_raw keeps what a head reads, and there is no head", "leave --keep_raw out")
+    if options.dimensions is not None and (head is None or head.name != "embedding"):
+        raise ExportError(
+            "--dimensions keeps a part of an embedding, and this graph computes none", "leave --dimensions out"
+        )
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
 
@@ -156,10 +160,11 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     stopwatch = Stopwatch()
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     target = find_target(options.target)
-    if not target.takes_any_graph and (options.head != "auto" or options.keep_raw):
+    if not target.takes_any_graph and (options.head != "auto" or options.keep_raw or options.dimensions):
         raise TargetError(
-            f"the target {target.name} decides on the head of the graph, and --head or --keep_raw was passed as well",
-            "leave --head and --keep_raw out, or pass --target plain",
+            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw or --dimensions was "
+            "passed as well",
+            "leave these out, or pass --target plain",
         )
     paths = layout(target, options.output, source.name)
     check_model_output(paths.graph, force=options.force)
@@ -180,8 +185,10 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
-            choice = choose_head(options.head, checkpoint, signature)
+            choice = choose_head(options.head, checkpoint, signature, task=options.task)
             head_name, head, why = choice.name, choice.head, choice.why
+            if head is not None and options.dimensions is not None:
+                head = head.truncated(options.dimensions, signature)
         else:
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
         task = task if head is None else head.task

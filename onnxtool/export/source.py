@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.module_settings import TRANSFORMERS
 from onnxtool.checkpoint.sentence_modules import SentenceModules, stays_inside
 from onnxtool.errors import CheckpointError
 
@@ -40,7 +41,7 @@ class Source(CheckpointFiles):
         """Find the checkpoint.
 
         Raises:
-            CheckpointError: `model_name` is a folder without config.json, or a path at which there is nothing.
+            CheckpointError: `model_name` is a path at which there is nothing.
         """
         path = Path(model_name)
         if path.is_dir():
@@ -48,11 +49,6 @@ class Source(CheckpointFiles):
                 raise CheckpointError(
                     f"--revision {revision} means nothing for the folder {model_name}",
                     "leave it out, or pass the id of a model on the hub",
-                )
-            if not (path / "config.json").is_file():
-                raise CheckpointError(
-                    f"the folder {model_name} has no config.json",
-                    "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
                 )
             return cls(model_name, None, trust_remote_code, local_only=True)
         if (
@@ -65,6 +61,33 @@ class Source(CheckpointFiles):
                 f"{model_name} is neither a folder nor an id on the hub", "pass a folder, or an id such as org/name"
             )
         return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves())
+
+    def require_transformer(self) -> None:
+        """Refuse a checkpoint that is no model of transformers, or has it elsewhere.
+
+        Raises:
+            CheckpointError: there is no config.json with a model_type; modules.json may say what there is instead.
+        """
+        if self.trust_remote_code or "model_type" in self.read("config.json"):
+            return
+        modules = self.sentence_modules.modules
+        if modules and modules[0].kind not in TRANSFORMERS:
+            kinds = ", ".join(module.kind for module in modules)
+            raise CheckpointError(
+                f"{self.model_name} consists of {kinds}, which onnxtool does not compute (its modules.json)",
+                "use sentence-transformers for this checkpoint",
+            )
+        if modules and modules[0].folder:
+            raise CheckpointError(
+                f"the transformer of {self.model_name} lies in its folder {modules[0].folder}, "
+                "and onnxtool reads it from the top of the checkpoint",
+                "save the checkpoint again with sentence-transformers 3 or later, which writes it there",
+            )
+        if self.is_local and self.locate("config.json") is None:
+            raise CheckpointError(
+                f"the folder {self.model_name} has no config.json",
+                "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
+            )
 
     @property
     def is_local(self) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_modules import Floats, normalize
+from onnxtool.checkpoint.activations import Floats
+from onnxtool.checkpoint.pooling_modules import normalize
 
 # Dense vectors: float32 [N, H].
 DenseVectors = NDArray[np.float32]

@@ -82,6 +82,16 @@ def test_tokenizing_and_pooling_are_timed_apart(path: Path) -> None:
     assert result.stages_ms.pool.p50 > 0
 
 
+def test_a_gate_may_be_on_a_stage(path: Path) -> None:
+    """It names the figure as the report does."""
+    gates = ("stages_ms.total.p50>=0", "2xtexts.stages_ms.tokenize.p95<0")
+    outcomes = benchmark(path, replace(OPTIONS, fail_if=gates)).gates
+    assert [(outcome.figure, outcome.met) for outcome in outcomes] == [
+        ("stages_ms.total.p50", True),
+        ("stages_ms.tokenize.p95", False),
+    ]
+
+
 def test_a_model_that_is_not_for_vectors_pools_nothing(tmp_path: Path) -> None:
     """A classifier of tokens, for one."""
     path = write_model(tmp_path, model_for("token-classification", table(V, 3), "logits"))

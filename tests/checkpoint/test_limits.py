@@ -39,9 +39,12 @@ def test_the_stamp_of_the_export_comes_before_what_is_deduced(tmp_path: Path, co
     assert limit == Limit(50, "onnxtool.max_length of the model's metadata")
 
 
-@pytest.mark.parametrize(("task", "tokens"), [("sentence-similarity", 8), ("fill-mask", 50)])
+@pytest.mark.parametrize(
+    ("task", "tokens"),
+    [("sentence-similarity", 8), ("sparse-encoding", 8), ("text-classification", 8), ("fill-mask", 50)],
+)
 def test_the_limit_of_sentence_transformers_lowers_the_stamp(tmp_path: Path, task: str, tokens: int) -> None:
-    """It is how the checkpoint is used for embeddings, not what its model takes."""
+    """It is how the checkpoint is used for vectors and scores, not what its model takes."""
     limit = _limit(tmp_path, task, stamp="50", sentence_bert={"max_seq_length": 8})
     assert limit is not None
     assert limit.tokens == tokens

@@ -16,20 +16,20 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from onnxtool.checkpoint.activations import ACTIVATIONS, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import (
-    ACTIVATIONS,
     POOLING_MODES,
     Dense,
+    LargestTerms,
     LayerNorm,
     Normalize,
     Pooling,
     PoolingModule,
     SpladePooling,
-    activation_name,
+    Truncate,
     apply_all,
     read_pooling_modules,
-    sigmoid,
 )
 from onnxtool.errors import InputError
 from onnxtool.export.heads.choice import Head, append_head
@@ -168,6 +168,28 @@ def test_a_chain_of_modules_is_computed_in_order(values: NDArray[np.float32], ac
     assert np.abs(swapped - output).max() > 0.1  # order is meaning
 
 
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("count", [1, 3, 7, 50])
+def test_the_largest_terms_are_kept(values: NDArray[np.float32], count: int, opset: int) -> None:
+    """By their absolute value, and the rest is 0; a small vocabulary is kept whole."""
+    pooled = np.where(MASK[..., None] == 1, values, -np.inf).max(axis=1)
+    expected = np.zeros_like(pooled)
+    for row, weights in enumerate(pooled):
+        for term in sorted(range(len(weights)), key=lambda term: -abs(weights[term]))[:count]:
+            expected[row, term] = weights[term]
+    require_all_forms((Pooling(("max",)), LargestTerms(count)), values, expected, opset)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("dimensions", [1, 3, 7, 50])
+def test_the_first_dimensions_are_kept(values: NDArray[np.float32], dimensions: int, opset: int) -> None:
+    """As they are: a part of a vector of length 1 is shorter."""
+    unit = vectors(head_of(Pooling(), Normalize()), values, opset)
+    modules = (Pooling(), Normalize(), Truncate(dimensions))
+    require_all_forms(modules, values, unit[:, :dimensions], opset)
+    assert head_of(*modules).width(7) == min(dimensions, 7)
+
+
 def test_half_precision_is_pooled_in_single() -> None:
     """Sums over tokens overflow float16; the result is of the model's dtype all the same."""
     large = np.full((4, 5, 7), 30000, dtype=np.float16)
@@ -193,12 +215,12 @@ def test_probabilities_do_not_overflow() -> None:
 def test_activations_are_those_of_torch(name: str) -> None:
     """By their class, with its defaults."""
     values = np.linspace(-6, 6, 101, dtype=np.float32)
-    wanted = getattr(torch.nn, name)()(torch.from_numpy(values)).numpy()
+    wanted = getattr(torch.nn, name)().eval()(torch.from_numpy(values)).numpy()
     assert activation_name(f"torch.nn.modules.activation.{name}") == name
     np.testing.assert_allclose(ACTIVATIONS[name].apply(values), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("path", ["torch.nnx.Tanh", "torch.nn.Hardtanh", "mine.Tanh", "Tanh", None])
+@pytest.mark.parametrize("path", ["torch.nnx.Tanh", "torch.nn.Softmax", "mine.Tanh", "Tanh", None])
 def test_other_activations_are_none_of_ours(path: str | None) -> None:
     """A package whose name only begins like torch.nn is another one."""
     assert activation_name(path) is None
@@ -237,7 +259,7 @@ def test_pooling_of_any_age_is_read(tmp_path: Path, settings: dict[str, Any], mo
         ([("Pooling", {"pooling_mode": "attention"})], "unknown pooling mode; onnxtool knows cls"),
         ([("Pooling", {"pooling_mode_attention": True})], "pools with pooling_mode_attention"),
         ([("Pooling", {}), ("WordWeights", {}), ("LSTM", {})], "modules LSTM, WordWeights, which onnxtool does not"),
-        ([("Normalize", {}), ("Pooling", {})], "no modules.json with a Pooling before Normalize"),
+        ([("Normalize", {}), ("Pooling", {})], "computes Normalize on tokens, before its Pooling"),
         ([("Pooling", {}), ("Pooling", {})], "pools twice"),
         ([("SpladePooling", {})], "with a Pooling before SpladePooling"),
         ([("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})], "works on sentence_embedding, t"),

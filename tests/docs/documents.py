@@ -7,10 +7,12 @@ import io
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import unittest.mock
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,9 +72,19 @@ def run_console(document: Path, folder: Path, known: dict[str, str]) -> None:
 
 
 def run_command(command: str, folder: Path) -> str:
-    """Run one command in `folder` and return its stdout: onnxtool in this process, all others in a shell."""
-    if command.startswith("onnxtool ") and "|" not in command:
-        done = run_onnxtool(folder, *shlex.split(command)[1:])
+    """Run one command in `folder` and return its stdout.
+
+    onnxtool and Python scripts run in this process, which has imported PyTorch already; so does what `make` would run.
+    All others run in a shell.
+    """
+    words = shlex.split(command)
+    if words[0] == "python":
+        return _run_script(folder / words[1], words[2:], folder)
+    if words[0] == "make" and not {"--dry-run", "--question"} & set(words):
+        planned = run_command(shlex.join(["make", "--dry-run", *words[1:]]), folder).splitlines()
+        return "".join(run_command(line, folder) for line in planned)
+    if words[0] == "onnxtool" and "|" not in command:
+        done = run_onnxtool(folder, *words[1:])
     else:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         variables = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
@@ -88,6 +100,23 @@ def run_python(code: str, folder: Path) -> str:
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed), warnings.catch_warnings():
         warnings.simplefilter("default")
         exec(compile(code, "document", "exec"), {"__name__": "__main__"})  # noqa: S102  our own documents
+    return printed.getvalue()
+
+
+def _run_script(script: Path, arguments: list[str], folder: Path) -> str:
+    printed = io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(printed),
+        warnings.catch_warnings(),
+        unittest.mock.patch.object(sys, "argv", [str(script), *arguments]),
+    ):
+        warnings.simplefilter("default")
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
     return printed.getvalue()
 
 

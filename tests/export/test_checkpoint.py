@@ -74,6 +74,42 @@ def test_without_a_network_a_hub_id_tells_how_to_pass_a_folder(monkeypatch: pyte
     assert "--model_name path/to/checkpoint" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("config", "types", "reason"),
+    [
+        (None, [], "has no config.json"),
+        (None, ["StaticEmbedding"], "consists of StaticEmbedding, which onnxtool does not compute"),
+        (None, ["Router", "Normalize"], "consists of Router, Normalize, which"),
+        ({"frozen": True}, ["SparseStaticEmbedding"], "consists of SparseStaticEmbedding, which"),
+        (None, ["Transformer", "Pooling"], "lies in its folder 0_Transformer"),
+    ],
+)
+def test_a_checkpoint_without_a_transformer_says_what_it_is(
+    tmp_path: Path, config: dict[str, Any] | None, types: list[str], reason: str
+) -> None:
+    """modules.json says it: a missing config.json is not what is wrong with it."""
+    modules = [{"path": f"{i}_{name}", "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(types)]
+    if modules:
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=reason):
+        Checkpoint.open(Source.find(str(tmp_path)))
+
+
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_an_embedder_is_its_base_model_whatever_it_was_trained_as(tmp_path: Path, architecture: str) -> None:
+    """As sentence-transformers loads it; Qwen3-Embedding, too, names its causal language model."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert Checkpoint.open(Source.find(str(tmp_path))).architecture == architecture
+    modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    checkpoint = Checkpoint.open(Source.find(str(tmp_path)))
+    assert (checkpoint.architecture, checkpoint.task) == ("BertModel", "sentence-similarity")
+
+
 def test_an_unknown_model_type_suggests_near_ones(folder: Path) -> None:
     """`bertt` is close to something that exists."""
     change_config(folder, lambda config: config.update(model_type="bertt"))

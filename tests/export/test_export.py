@@ -17,6 +17,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export.run
@@ -26,6 +27,7 @@ from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.provenance import _figure
 from onnxtool.export.report import ExportReport
 from onnxtool.export.tracing import EXPORTERS
+from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.opsets import highest_opset
 from tests.workshop import Workshop
@@ -302,6 +304,22 @@ def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path:
     options = ExportOptions(str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", keep_raw=True)
     with pytest.raises(ExportError, match="--keep_raw.*no head"):
         export_model(options)
+    options = ExportOptions(str(workshop.checkpoint("tiny-splade")), output=tmp_path / "m.onnx", dimensions=3)
+    with pytest.raises(ExportError, match="--dimensions keeps a part of an embedding, and this graph computes none"):
+        export_model(options)
+
+
+def test_an_embedding_may_be_cut_to_its_first_dimensions(minilm: Path, tmp_path: Path) -> None:
+    """And has length 1 again, as an index expects it; equal to what sentence-transformers gives so."""
+    report = export_model(ExportOptions(str(minilm), output=tmp_path / "m.onnx", dimensions=64, exporter="torchscript"))
+    assert report.outputs[0].shape == ("batch_size", 64)
+    assert json.loads(report.metadata["onnxtool.options"]) == {"dimensions": 64}
+    texts = ["The weather is lovely today.", "Paris is the capital of France."]
+    theirs = SentenceTransformer(str(minilm), device="cpu", truncate_dim=64).encode(texts, normalize_embeddings=True)
+    ours = load(tmp_path / "m.onnx").encode(texts)
+    np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-5)
+    with pytest.raises(ExportError, match="--dimensions 384 was passed, and the vectors of this model have 384"):
+        export_model(ExportOptions(str(minilm), output=tmp_path / "n.onnx", dimensions=384))
 
 
 def test_what_was_chosen_is_in_the_metadata(workshop: Workshop, tmp_path: Path) -> None:
@@ -342,7 +360,7 @@ def test_a_sidecar_file_in_the_way_is_found_before_anything_is_traced(
 def test_an_opset_that_was_not_written_is_an_error(workshop: Workshop, tmp_path: Path) -> None:
     """Dynamo answers opset 14 with opset 18."""
     options = ExportOptions(
-        str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx", exporter="dynamo", opset=14
+        str(workshop.checkpoint("tiny-tagger")), tmp_path / "m.onnx", exporter="dynamo", opset=14, require_dynamic=True
     )
     with pytest.raises(ExportError, match="opset 18, not 14"):
         export_model(options)
@@ -352,8 +370,9 @@ def test_an_opset_that_was_not_written_is_an_error(workshop: Workshop, tmp_path:
 def test_an_impossible_tolerance_fails_and_leaves_nothing(workshop: Workshop, tmp_path: Path) -> None:
     """The error carries the figures of every case."""
     options = ExportOptions(
-        str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", exporter="torchscript", atol=0, rtol=0
-    )
+        str(workshop.checkpoint("tiny-encoder")), tmp_path / "m.onnx", exporter="torchscript", atol=0, rtol=0,
+        require_dynamic=True,
+    )  # fmt: skip
     with pytest.raises(VerificationError, match="max_abs_error") as error:
         export_model(options)
     assert len(error.value.verification.cases) >= 6

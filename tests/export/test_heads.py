@@ -85,7 +85,6 @@ def checkpoint(folder: Path, *modules: tuple[str, dict[str, Any]], tags: str = "
         ([], "sparse-encoder", "BertForMaskedLM", "splade"),
         ([], "splade", "BertModel", "none"),
         ([], "", "BertForMaskedLM", "none"),
-        ([("Pooling", {}), ("LSTM", {})], "", "BertModel", "none"),
     ],
 )
 def test_the_head_is_recognized(
@@ -96,6 +95,27 @@ def test_the_head_is_recognized(
     assert choice.name == head
     assert choice.why
     assert (choice.head is None) == (head == "none")
+
+
+@pytest.mark.parametrize(
+    ("modules", "reason"),
+    [
+        ([("Pooling", {}), ("WordWeights", {})], "modules WordWeights"),
+        ([("CNN", {}), ("Pooling", {})], "modules CNN"),
+        ([("Dense", {}), ("Pooling", {})], "computes Dense on tokens, before its Pooling"),
+        ([("LSTM", {})], "names Transformer, LSTM, and onnxtool computes no pooling but"),
+        ([("Pooling", {"pooling_mode": "median"})], "pools with median"),
+        ([("Pooling", {"weights": [1, 2]})], r"1_Pooling/config.json of .* has the settings weights"),
+        ([("Pooling", {"include_prompt": False})], "leaves the prompt out"),
+    ],
+)
+def test_a_checkpoint_that_no_head_computes_is_refused(
+    tmp_path: Path, modules: list[tuple[str, dict[str, Any]]], reason: str
+) -> None:
+    """With the way out, rather than exported without its head and a note."""
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        recognize_head(checkpoint(tmp_path, *modules), "BertModel")
+    assert "--head none" in caught.value.hint
 
 
 def test_a_sparse_encoder_without_modules_is_recognized(tmp_path: Path) -> None:
@@ -181,7 +201,7 @@ def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"activation_function": "torch.nn.modules.activation.Hardtanh"}, "activated by torch.nn.*Hardtanh"),
+        ({"activation_function": "torch.nn.modules.activation.PReLU"}, "activated by torch.nn.*PReLU"),
         ({"activation_function": "mine.Tanh"}, "activated by mine.Tanh"),
         ({"module_input_name": "token_embeddings"}, "works on sentence_embedding, token_embeddings"),
         ({"in_features": 5}, r"of shape \[2, 4\], and its config.json says \[2, 5\]"),

@@ -126,7 +126,7 @@ def test_a_model_of_colours_takes_pictures_as_the_numbers_of_their_pixels(tmp_pa
 def test_an_encoder_decoder_takes_the_text_so_far(tmp_path: Path) -> None:
     """The decoder's length is an axis of its own."""
     config = transformers.T5Config(
-        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
     )
     folder = with_tokenizer(save(transformers.T5ForConditionalGeneration(config), tmp_path / "t5", spread=0.2))
     report = export(folder, tmp_path / "t5.onnx")
@@ -216,7 +216,7 @@ def test_a_decoder_that_looks_for_padding_among_its_ids_finds_it_in_the_file(tmp
 def test_a_model_of_sound_takes_any_length(tmp_path: Path) -> None:
     """The frames of the output follow the samples and are not as many, so that axis has another name."""
     config = transformers.Wav2Vec2Config(
-        vocab_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=16, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
         conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2,
         num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4, feat_extract_norm="layer",
     )  # fmt: skip

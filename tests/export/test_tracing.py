@@ -27,7 +27,7 @@ from tests.workshop import Workshop
 def test_weights_go_with_the_graph(workshop: Workshop, exporter: object) -> None:
     """They would stand beside those of the model that the file is compared with."""
     row = next(row for row in EXPORTERS if row is exporter)
-    checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint("tiny-mlm"))))
+    checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint("tiny-tagger"))))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=row.attentions[0])
     modality = find_modality(model, checkpoint)
     signature = detect_signature(model, modality)

@@ -201,8 +201,8 @@ def test_a_single_label_is_a_score(
 def test_an_activation_that_is_not_computed_here_is_refused(tmp_path: Path) -> None:
     """A score by another function would be another score."""
     model = model_for("text-classification", table(V, 1), "logits", pooled=True)
-    config = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Softplus"}}
-    with pytest.raises(InputError, match="by torch.nn.modules.activation.Softplus, which is not computed"):
+    config = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Softmin"}}
+    with pytest.raises(InputError, match="by torch.nn.modules.activation.Softmin, which is not computed"):
         infer(write_model(tmp_path, model, config=config), ["red cat"])
 
 

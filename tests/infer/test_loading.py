@@ -130,8 +130,8 @@ def test_layers_behind_the_pooling_are_computed(tmp_path: Path) -> None:
     [
         ({"in_features": 6, "out_features": 4}, "linear.weight in 2_Dense of .* is of shape \\[5, 6\\]"),
         (
-            {"activation_function": "torch.nn.Softplus"},
-            "activated by torch.nn.Softplus, which onnxtool",
+            {"activation_function": "torch.nn.PReLU"},
+            "activated by torch.nn.PReLU, which onnxtool",
         ),
         ({"activation_function": "os.system"}, "activated by os.system, which onnxtool does not compute"),
         ({"module_input_name": "token_embeddings"}, "works on sentence_embedding, token_embeddings"),

@@ -129,4 +129,4 @@ def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) ->
     # Unit vectors that are 0.01 off move a cosine by at most 2 * sqrt(2 * 0.01); ranks decide less. The cosines of
     # three layers are close together, and kernels without VNNI add to the error.
     np.testing.assert_allclose(found, wanted, atol=0.03, rtol=0)
-    assert np.corrcoef(found.reshape(-1), wanted.reshape(-1))[0, 1] > 0.99
+    assert np.corrcoef(found.reshape(-1), wanted.reshape(-1))[0, 1] > 0.995

@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.pooling_modules import Pooling, PoolingModule, SpladePooling, read_pooling_modules
+from onnxtool.checkpoint.module_settings import TRANSFORMERS, require_known_settings, require_no_late_interaction
+from onnxtool.checkpoint.pooling_modules import (
+    Pooling,
+    PoolingModule,
+    SpladePooling,
+    read_pooling_modules,
+    truncated,
+)
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.checkpoint.tasks import SPARSE_TAGS
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
@@ -65,6 +73,20 @@ class Head:
                 "the folder mixes two models; take both from one",
             ) from None
         return before
+
+    def truncated(self, dimensions: int, signature: Signature) -> Head:
+        """Return the head that keeps the first `dimensions` of W numbers.
+
+        Raises:
+            ExportError: the model has no more of them.
+        """
+        before = signature.outputs[self.source][-1]
+        if isinstance(before, int) and self.width(before) <= dimensions:
+            raise ExportError(
+                f"--dimensions {dimensions} was passed, and the vectors of this model have {self.width(before)}",
+                "pass a smaller number, or leave --dimensions out",
+            )
+        return replace(self, modules=truncated(self.modules, dimensions))
 
     def check(self, signature: Signature) -> None:
         """Refuse a model that cannot have this head.
@@ -129,30 +151,29 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         architecture: the class that its weights are loaded into, e.g. `BertForMaskedLM`.
 
     Returns:
-        The head called `splade` or `embedding`, or `none`, with the reason in words.
+        The head called `splade` or `embedding`, or `none` where no file speaks of one, with the reason in words.
+
+    Raises:
+        CheckpointError: the checkpoint has modules or settings that are not computed here.
     """
     modules = source.sentence_modules
     for kind in _KINDS:
         if kind.pooling.__name__ in modules.kinds:
-            return _read_or_none(kind.name, source, f"modules.json names {kind.pooling.__name__}")
+            return Choice(kind.name, read_head(kind.name, source), f"modules.json names {kind.pooling.__name__}")
     if modules.kinds:
-        return Choice("none", None, f"modules.json names {', '.join(modules.kinds)}, and no pooling")
+        require_known_settings(modules, source)
+        raise source.refuse(
+            f"modules.json of {source.model_name} names {', '.join(modules.kinds)}, and onnxtool computes no pooling "
+            f"but {' and '.join(kind.pooling.__name__ for kind in _KINDS)}"
+        )
     if not architecture.endswith("ForMaskedLM"):
         return Choice("none", None, "the checkpoint does not say how it is pooled")
     if modules.encoder_class == "SparseEncoder":
-        return _read_or_none("splade", source, "config_sentence_transformers.json names SparseEncoder")
+        return Choice("splade", read_head("splade", source), f"{ENCODER_NAME} names SparseEncoder")
     tags = [tag for tag in SPARSE_TAGS if tag in source.card_tags]
     if not tags:
         return Choice("none", None, "neither modules.json nor the model card's tags speak of pooling")
-    return _read_or_none("splade", source, f"the model card's tags name {' and '.join(tags)}")
-
-
-def _read_or_none(name: str, source: Source, why: str) -> Choice:
-    """Read the head, or choose none where the checkpoint asks for what no head computes."""
-    try:
-        return Choice(name, read_head(name, source), why)
-    except CheckpointError as error:
-        return Choice("none", None, error.message)
+    return Choice("splade", read_head("splade", source), f"the model card's tags name {' and '.join(tags)}")
 
 
 def read_head(name: str, source: Source) -> Head | None:
@@ -174,13 +195,20 @@ def read_head(name: str, source: Source) -> Head | None:
         )
     if any(isinstance(module, Pooling) and not module.includes_prompt for module in modules):
         raise source.refuse(
-            f"{source.model_name} leaves the prompt out when it pools, and a graph does not know where a prompt ends"
+            f"{source.model_name} leaves the prompt out when it pools, and a graph does not know where a prompt ends",
+            "pass --head none: `onnxtool infer` then pools the tokens behind the prompt itself",
         )
     return Head(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
 
 
-def choose_head(name: str, checkpoint: Checkpoint, signature: Signature) -> Choice:
+def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task: str = "auto") -> Choice:
     """Decide on the head: the one with that name, or, for `auto`, the one that the checkpoint was trained with.
+
+    Args:
+        name: one of HEAD_NAMES.
+        checkpoint: the checkpoint.
+        signature: of its model.
+        task: the one that the user asked for; `auto` for that of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint does not say how it pools, or its modules do not fit its model.
@@ -195,12 +223,31 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature) -> Choi
         why = f"head {choice.name}: {choice.why}; --head none leaves the model's own outputs"
         choice = replace(choice, why=why if choice.head else f"no head was put on: {choice.why}")
     else:  # a --task of another kind asks for what the model gives for that
+        if task == "auto":
+            _require_own_outputs(checkpoint.source)
         choice = Choice("none", None)
     if choice.head is not None:
         choice.head.check(signature)
     elif name == "auto" and "logits" in signature.outputs:
         return replace(choice, name="logits")
     return choice
+
+
+def _require_own_outputs(source: Source) -> None:
+    """Refuse a checkpoint whose answer is more than the outputs of its model, such as a reranker that is a decoder.
+
+    Raises:
+        CheckpointError: it has further modules, or settings that are not followed.
+    """
+    modules = source.sentence_modules
+    require_no_late_interaction(modules, source)
+    others = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]
+    if others:
+        raise source.refuse(
+            f"modules.json of {source.model_name} names {', '.join(others)}, which onnxtool does not compute behind "
+            "a model of this kind"
+        )
+    require_known_settings(modules, source)
 
 
 def require_output(head: str, output: str, signature: Signature) -> None:

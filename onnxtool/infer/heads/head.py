@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_modules import Floats
+from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.batches import Batch
@@ -139,13 +139,13 @@ def softmax(logits: Floats) -> NDArray[np.float64]:
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
-def probabilities_of(logits: Floats, function: Callable[[Floats], NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Apply softmax or sigmoid.
+def probabilities_of(logits: Floats, function: Callable[[Floats], Floats]) -> NDArray[np.float64]:
+    """Apply softmax, sigmoid, or what else a checkpoint turns its logits into scores by.
 
     Raises:
         SessionError: the model gave what is not a number.
     """
-    probabilities = function(logits)
+    probabilities = np.asarray(function(logits), np.float64)
     require_finite(probabilities, "probability")
     return probabilities
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxtool.checkpoint.activations import ACTIVATIONS, Floats, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modules import ACTIVATIONS, Floats, activation_name, sigmoid
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, as_object
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
@@ -28,6 +27,8 @@ from onnxtool.infer.heads.head import (
 )
 from onnxtool.infer.report import Scored
 from onnxtool.reports import Json
+
+_SOFTMAX = ("torch.nn.Softmax", "torch.nn.modules.activation.Softmax")  # over the labels, its last axis
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,28 @@ class LabelNames:
 class Labels(AnswerHead[Floats]):
     """The labels of a text or of a pair, most probable first; a reading is float64 [L].
 
-    Several labels are a softmax, or a sigmoid each where `problem_type` says that several may hold.
+    Several labels are what the activation of a CrossEncoder gives, where the checkpoint names one. Else they are a
+    softmax, or a sigmoid each where `problem_type` says that several may hold.
     """
 
     kind = "labels"
     takes_pairs = True
 
     names: LabelNames
-    function: Callable[[Floats], NDArray[np.float64]]
+    function: Callable[[Floats], Floats]
 
     @classmethod
     def of(cls, folder: CheckpointFolder) -> Labels:
-        """Read names and kind of the labels from config.json."""
+        """Read names and kind of the labels.
+
+        Raises:
+            InputError: the checkpoint names an activation that is not computed here.
+        """
+        names, stated = LabelNames.of(folder), _stated_activation(folder)
+        if stated is not None:
+            return cls(names, softmax if stated in _SOFTMAX else _activation(stated))
         multiple = folder.read("config.json").get("problem_type") == "multi_label_classification"
-        return cls(LabelNames.of(folder), sigmoid if multiple else softmax)
+        return cls(names, sigmoid if multiple else softmax)
 
     def read(self, batch: Batch) -> list[Floats]:
         """Return the probability of each label."""
@@ -129,17 +138,28 @@ def score_activation(folder: CheckpointFolder) -> Callable[[Floats], Floats]:
     Raises:
         InputError: it names an activation of torch.nn that is not computed here.
     """
+    stated = _stated_activation(folder)
+    if stated is None:
+        is_regression = folder.read("config.json").get("problem_type") == "regression"
+        return ACTIVATIONS["Identity" if is_regression else "Sigmoid"].apply
+    return _activation(stated)
+
+
+def _stated_activation(folder: CheckpointFolder) -> str | None:
+    """Return the class that a CrossEncoder applies to logits, e.g. `torch.nn.modules.linear.Identity`; None for none.
+
+    sentence-transformers takes no activation from other packages than torch without trust_remote_code, but its default.
+    """
     config = folder.read("config.json")
-    nested = config.get("sentence_transformers")
     stated: tuple[Json, ...] = (
         folder.read(ENCODER_NAME).get("activation_fn"),
-        nested.get("activation_fn") if isinstance(nested, dict) else None,
+        as_object(config.get("sentence_transformers")).get("activation_fn"),
         config.get("sbert_ce_default_activation_function"),  # before version 4
     )
-    # sentence-transformers takes no activation from other packages without trust_remote_code, but its default.
-    path = next((path for path in stated if isinstance(path, str) and path.startswith("torch.")), None)
-    if path is None:
-        return (lambda logits: logits) if config.get("problem_type") == "regression" else sigmoid
+    return next((path for path in stated if isinstance(path, str) and path.startswith("torch.")), None)
+
+
+def _activation(path: str) -> Callable[[Floats], Floats]:
     name = activation_name(path)
     if name is None:
         raise InputError(

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modules import Floats, PoolingModule, SpladePooling, apply_all, read_pooling_modules
+from onnxtool.checkpoint.pooling_modules import PoolingModule, SpladePooling, apply_all, read_pooling_modules
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError

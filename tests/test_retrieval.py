@@ -1,0 +1,45 @@
+"""The comparison with sentence-transformers tells what is equal, what is refused, and what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxtool.checkpoint import pooling_modules
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import check_retrieval
+from retrieval.checkpoints import CASES, Case
+
+
+def case(name: str) -> Case:
+    """Return the case called `name`."""
+    return next(case for case in CASES if case.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("truncate_dim", "equal"),
+        ("weights of a causal language model", "equal"),
+        ("SPLADE, max_active_dims", "equal"),
+        ("three labels, Softmax", "equal"),
+        ("decoder with chat template", "refused"),
+        ("inference-free SPLADE", "refused"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of other libraries; what is compared is files that one of them writes
+def test_checkpoints_are_equal_to_sentence_transformers_or_refused(tmp_path: Path, name: str, outcome: str) -> None:
+    """A few of all; `make retrieval` tries each."""
+    assert check_retrieval.check(case(name), tmp_path)[0] == outcome
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_setting_that_is_ignored_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail: here, the vectors are not cut."""
+    monkeypatch.setattr(
+        pooling_modules, "_ENCODER_MODULES", dict.fromkeys(pooling_modules._ENCODER_MODULES, ("", None))
+    )
+    assert check_retrieval.check(case("truncate_dim"), tmp_path)[0] == "WRONG"
