@@ -197,6 +197,7 @@ def test_frozen_parameters_stay_and_adapters_train(tmp_path: Path) -> None:
     moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, untouched[name])}
     assert {name.rsplit(".", 2)[1] for name in moved} == {"down", "up"}
     assert all(value.grad is None for value in trainer.model.parameters() if not value.requires_grad)
+    assert moved == {name for name, value in trainer.model.named_parameters() if value.requires_grad}
 
 
 @pytest.mark.slow
