@@ -116,8 +116,9 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
         raise InputError(
             f"--long {options.long} was passed, and queries are looked up, of any length", "leave --long out"
         )
-    contents = [text.contents for text in texts]
-    vectors = queries.encode(contents, prompt=options.prompt)
+    read = queries.read([text.contents for text in texts])
+    rows = queries.weigh(read).without(queries.tokenizer.framing_ids).terms(options.top_k or _TOP_TERMS)
+    most = queries.table.max_tokens
     return InferReport(
         model=str(options.model_path),
         provider="none",
@@ -126,15 +127,12 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
         answers=tuple(
             TextAnswer(
                 text=text.contents,
-                num_tokens=len(ids),
-                truncated=queries.table.max_tokens is not None and len(ids) > queries.table.max_tokens,
+                num_tokens=len(ids[:most]),
+                truncated=most is not None and len(ids) > most,
                 candidates=tuple(Scored(*term) for term in row.items()),
-                outputs={},
                 id=text.id,
             )
-            for text, ids, row in zip(
-                texts, queries.read(contents, prompt=options.prompt), vectors.terms(options.top_k or _TOP_TERMS), strict=True
-            )
+            for text, ids, row in zip(texts, read, rows, strict=True)
         ),
         notes=("queries are looked up in the checkpoint's table; the model did not run",),
     )

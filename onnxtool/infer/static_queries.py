@@ -45,6 +45,14 @@ class StaticQueries:
             )
         return cls(tokenizer, table, Prompts.of(folder))
 
+    def read(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        """Return the tokens of N queries, without those that the tokenizer puts around a text."""
+        before = self.prompts.find(QUERY if prompt is None and QUERY in self.prompts.by_name else prompt)
+        encoded = self.tokenizer.encode([before + text for text in texts])
+        return [
+            [token for token, added in zip(text.ids, text.is_special, strict=True) if not added] for text in encoded
+        ]
+
     def encode(self, texts: Sequence[str], *, prompt: str | None = None, keep_special: bool = False) -> SparseVectors:
         """Return the terms of N queries, in their order.
 
@@ -58,14 +66,18 @@ class StaticQueries:
         """
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
-        rows = [self.table.apply(ids) for ids in self.read(texts, prompt=prompt)]
-        vectors = SparseVectors(
+        vectors = self.weigh(self.read(texts, prompt=prompt))
+        return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
+
+    def weigh(self, queries: Sequence[Sequence[int]]) -> SparseVectors:
+        """Return the terms of N queries, at least one, from their tokens."""
+        rows = [self.table.apply(ids) for ids in queries]
+        return SparseVectors(
             np.cumsum([0, *(len(terms) for terms, _ in rows)], dtype=np.int64),
             np.concatenate([terms for terms, _ in rows]),
             np.concatenate([weights for _, weights in rows]),
             self.tokenizer.vocabulary,
         )
-        return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
 
 
 def load_queries(model_path: Path | str, *, model_name: str | None = None) -> StaticQueries | None:
