@@ -45,7 +45,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ReferenceO
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("branches")
 def test_prompts_in_chunks_and_steps_are_those_of_pytorch(exported: tuple[Path, ReferenceOutputs]) -> None:
     """Of one chunk and of many, in one piece and in two, and each token after them; no loop is left over the prompt."""
     verification = verify_generation(*exported, TOLERANCES["fp32"])
@@ -57,7 +56,6 @@ def test_prompts_in_chunks_and_steps_are_those_of_pytorch(exported: tuple[Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("branches")
 def test_the_weights_of_both_graphs_are_there_once(exported: tuple[Path, ReferenceOutputs]) -> None:
     """Under the name of the parameter or, where a trace transposed them, under whatever name it gave them."""
     weights = sum(array.numel() * array.element_size() for array in nemotron_h().parameters())
@@ -66,7 +64,6 @@ def test_the_weights_of_both_graphs_are_there_once(exported: tuple[Path, Referen
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("branches")
 @pytest.mark.parametrize("branch", ["then_branch", "else_branch"])
 def test_either_branch_alone_is_caught(exported: tuple[Path, ReferenceOutputs], branch: str, tmp_path: Path) -> None:
     """The step gives a prompt one token for all, and the prompt's formula bounds what a step does not."""

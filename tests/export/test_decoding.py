@@ -20,9 +20,6 @@ from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.runtime.session import open_session
 from tests.infer.tiny_models import write_checkpoint
 
-# One process for all of them: each traces its models once.
-pytestmark = pytest.mark.xdist_group("generation")
-
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
 WINDOW = 8

@@ -26,7 +26,7 @@ TEXTS = (
 QUERY = "who visited New York?"
 ROUNDING = 1e-5
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("references")]
+pytestmark = pytest.mark.slow
 
 
 def _loaded(workshop: Workshop, name: str) -> tuple[Path, LoadedModel]:

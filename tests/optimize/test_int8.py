@@ -115,7 +115,6 @@ def test_a_missing_file_of_texts_is_an_error(exported: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("minilm_int8")
 def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
     """On sentences that it was not calibrated on, pooled in the graph."""
     shutil.copytree(trained.with_suffix(""), tmp_path / "m")

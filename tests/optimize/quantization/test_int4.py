@@ -120,7 +120,6 @@ def assert_promise(model: ir.Model, found: ir.Model, path: Path, folder: Path, b
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("minilm_int8")
 def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
     """One hundredth, on texts that it was not calibrated on, with layers in 4 bits and in 8."""
     fused = trained.with_name("fused.onnx")

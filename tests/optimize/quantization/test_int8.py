@@ -156,7 +156,6 @@ def embeddings(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> NDArray
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("minilm_int8")
 def test_trained_embeddings_keep_their_directions_and_their_ranking(trained: Path, tmp_path: Path) -> None:
     """On 200 texts that it was not calibrated on: cosine 0.99 in the worst case, Spearman 0.99 over all pairs."""
     fused = trained.with_name("fused.onnx")
@@ -173,7 +172,6 @@ def test_trained_embeddings_keep_their_directions_and_their_ranking(trained: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("minilm_int8")
 def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path, tmp_path: Path) -> None:
     """A thousandth, with trained weights, and still with layers in int8."""
     fused = trained.with_name("fused.onnx")

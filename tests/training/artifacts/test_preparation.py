@@ -26,7 +26,7 @@ from onnxtool.training.options import ForwardOptions, PreparationOptions
 from tests.autodiff.gradients import run_onnxruntime
 from tests.training.small_models import load
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("preparation")]  # one process makes the exports
+pytestmark = pytest.mark.slow
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
