@@ -87,7 +87,9 @@ def run_command(command: str, folder: Path) -> str:
         done = run_onnxtool(folder, *words[1:])
     else:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        variables = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+        # A make inside of `make test` would speak of the folders that it enters.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+        variables = {**inherited, "PATH": path, "PYTHONPATH": str(ROOT)}
         shell = ["bash", "-c", command]
         done = subprocess.run(shell, cwd=folder, env=variables, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, f"{command}\n{done.stderr}"
