@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 import time
 from pathlib import Path
 from typing import Any
@@ -231,11 +232,13 @@ def test_another_shape_or_no_number_never_passes() -> None:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Workers:
+def workers() -> Iterator[Workers]:
     """Workers whose server has imported nothing."""
-    path = [str(ROOT / "scripts"), str(ROOT)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])
-    return Workers(Limits(time_s=20, memory_gb=1), preloaded=())
+    # No empty part, which stands for the working folder: Python does not start in a folder that is gone.
+    path = filter(None, [str(ROOT / "scripts"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path))
+        yield Workers(Limits(time_s=20, memory_gb=1), preloaded=())
 
 
 def _takes_memory() -> int:
