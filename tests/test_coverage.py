@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
