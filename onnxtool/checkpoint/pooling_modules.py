@@ -12,7 +12,7 @@ Letters of shapes: B batch, S sequence, H hidden, V vocabulary, W width of a vec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, Builder, Floats, Value, activation_name
 from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.pooling_modes import POOLING_MODES, Mask, largest
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, StoredModule, positive
 from onnxtool.reports import Json
 
-Mask = NDArray[np.bool_]
-
-_SMALLEST_SUM = 1e-9  # what sums of weights are divided by at least
-_SMALLEST_NORM = 1e-12  # the same for the lengths of vectors: torch.nn.functional.normalize's default
+# What lengths of vectors are divided by at least: torch.nn.functional.normalize's default.
+_SMALLEST_NORM = 1e-12
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
 _DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
 _VECTOR = "sentence_embedding"
@@ -79,23 +78,6 @@ class PoolingModule(ABC):
     def description(self) -> str:
         """What it does, in a few words."""
         return type(self).__name__
-
-
-@dataclass(frozen=True)
-class PoolingMode:
-    """One mode of Pooling, [B, S, H] to [B, H], over real tokens only.
-
-    Attributes:
-        flag: its name in configurations from before 5.4.
-        apply: in NumPy, with a mask bool [B, S].
-        build: as operators, with a mask float [B, S].
-        reference: in PyTorch (torch, states, mask int64 [B, S]).
-    """
-
-    flag: str
-    apply: Callable[[Floats, Mask], Floats]
-    build: Callable[[Builder, Value, Value], Value]
-    reference: Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -186,7 +168,7 @@ class SpladePooling(PoolingModule):
         """
         mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
         if self.strategy == "max":
-            return self._activated(_largest(values, mask))
+            return self._activated(largest(values, mask))
         rows = zip(values, mask, strict=True)
         return np.stack([self._activated(row[valid]).sum(axis=0) for row, valid in rows])
 
@@ -691,120 +673,3 @@ def _projected_width(name: str, weight: NDArray[np.float32], before: int) -> int
 def normalize(vectors: Floats) -> Floats:
     """Scale each vector, float [B, W], to length 1; a vector of zeros stays."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SMALLEST_NORM))
-
-
-def _largest(values: Floats, mask: Mask) -> Floats:
-    return np.stack([row[valid].max(axis=0) for row, valid in zip(values, mask, strict=True)])
-
-
-def _sum(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(np.einsum("bsh,bs->bh", states, mask.astype(states.dtype)))
-
-
-def _mean(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(_sum(states, mask) / np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM))
-
-
-def _mean_by_root(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(_sum(states, mask) / np.sqrt(np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM)))
-
-
-def _weighted_mean(states: Floats, mask: Mask) -> Floats:
-    """Weigh the first real token with 1, the next with 2, and so on (Muennighoff, 2022, arXiv:2202.08904)."""
-    weights = np.cumsum(mask, axis=1) * mask
-    total = np.einsum("bsh,bs->bh", states, weights)
-    return np.asarray(total / np.maximum(weights.sum(axis=1, keepdims=True), _SMALLEST_SUM))
-
-
-def _first(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(states[np.arange(len(states)), mask.argmax(axis=1)])
-
-
-def _last(states: Floats, mask: Mask) -> Floats:
-    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
-    return np.asarray(states[np.arange(len(states)), last])
-
-
-def _build_sum(build: Builder, states: Value, real: Value) -> Value:
-    return build.reduce("ReduceSum", build.op("Mul", states, build.as_weights(real)))
-
-
-def _build_division(build: Builder, total: Value, weights: Value, *, root: bool = False) -> Value:
-    """Divide [B, H] by the sum of weights [B, S], or by the root of that."""
-    count = build.op("Max", build.reduce("ReduceSum", weights, keepdims=1), build.number(_SMALLEST_SUM))
-    return build.op("Div", total, build.op("Sqrt", count) if root else count)
-
-
-def _build_mean(build: Builder, states: Value, real: Value) -> Value:
-    return _build_division(build, _build_sum(build, states, real), real)
-
-
-def _build_mean_by_root(build: Builder, states: Value, real: Value) -> Value:
-    return _build_division(build, _build_sum(build, states, real), real, root=True)
-
-
-def _build_weighted_mean(build: Builder, states: Value, real: Value) -> Value:
-    ones = build.op("Add", build.op("Sub", real, real), build.number(1.0))
-    positions = build.op("CumSum", ones, build.constant(np.array(1, dtype=np.int64)))
-    padding = build.cast(build.op("ArgMax", real, axis=1, keepdims=1))
-    weights = build.op("Mul", build.op("Sub", positions, padding), real)
-    return _build_division(build, _build_sum(build, states, weights), weights)
-
-
-def _build_largest(build: Builder, states: Value, real: Value) -> Value:
-    is_real = build.op("Greater", build.as_weights(real), build.number(0.0))
-    return build.reduce("ReduceMax", build.op("Where", is_real, states, build.number(float("-inf"))))
-
-
-def _build_first(build: Builder, states: Value, real: Value) -> Value:
-    return build.pick(states, real)
-
-
-def _build_last(build: Builder, states: Value, real: Value) -> Value:
-    """Take the token at which the count of real tokens is first complete, wherever the padding is."""
-    return build.pick(states, build.op("CumSum", real, build.constant(np.array(1, dtype=np.int64))))
-
-
-def _mean_in_torch(torch: Any, states: Any, mask: Any, *, root: bool = False) -> Any:
-    """Reimers and Gurevych, Sentence-BERT, 2019, section 3."""
-    real = mask.unsqueeze(-1).to(states.dtype)
-    count = real.sum(dim=1).clamp(min=_SMALLEST_SUM)
-    return (states * real).sum(dim=1) / (count.sqrt() if root else count)
-
-
-def _mean_by_root_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    return _mean_in_torch(torch, states, mask, root=True)
-
-
-def _weighted_mean_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    positions = torch.arange(1, states.shape[1] + 1, device=states.device) - mask.argmax(dim=1, keepdim=True)
-    weights = (positions * mask).unsqueeze(-1).to(states.dtype)
-    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=_SMALLEST_SUM)
-
-
-def _largest_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    return states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values
-
-
-def _first_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    return states[torch.arange(len(states), device=states.device), mask.argmax(dim=1)]
-
-
-def _last_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
-    return states[torch.arange(len(states), device=states.device), last]
-
-
-# By the names that sentence-transformers gives them; several flags concatenate in this order.
-POOLING_MODES: dict[str, PoolingMode] = {
-    "cls": PoolingMode("pooling_mode_cls_token", _first, _build_first, _first_in_torch),
-    "max": PoolingMode("pooling_mode_max_tokens", _largest, _build_largest, _largest_in_torch),
-    "mean": PoolingMode("pooling_mode_mean_tokens", _mean, _build_mean, _mean_in_torch),
-    "mean_sqrt_len_tokens": PoolingMode(
-        "pooling_mode_mean_sqrt_len_tokens", _mean_by_root, _build_mean_by_root, _mean_by_root_in_torch
-    ),
-    "weightedmean": PoolingMode(
-        "pooling_mode_weightedmean_tokens", _weighted_mean, _build_weighted_mean, _weighted_mean_in_torch
-    ),
-    "lasttoken": PoolingMode("pooling_mode_lasttoken", _last, _build_last, _last_in_torch),
-}

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modes import POOLING_MODES
 from onnxtool.checkpoint.pooling_modules import (
-    POOLING_MODES,
     Dense,
     LargestTerms,
     LayerNorm,

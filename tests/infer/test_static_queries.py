@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.static_embeddings import require_same_tokens
-from onnxtool.corpus import encode_corpus
+from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer import InferOptions, SparseVectors, encode, load, run_texts
 from onnxtool.infer.static_queries import load_queries
@@ -78,10 +78,11 @@ def test_each_token_of_a_query_weighs_what_the_table_says(tmp_path: Path) -> Non
 def test_documents_are_encoded_by_the_model(tmp_path: Path) -> None:
     """With the task and without it, as sentence-transformers routes them."""
     model = load(inference_free(tmp_path))
-    plain, documents = model.encode(["the cat"]), model.encode(["the cat"], task="document")
+    plain, documents, queries = (model.encode(["the cat"], task=task) for task in (None, "document", "query"))
     assert isinstance(plain, SparseVectors)
     assert isinstance(documents, SparseVectors)
-    assert plain.terms() == documents.terms() != model.encode(["the cat"], task="query").terms()  # type: ignore[union-attr]
+    assert isinstance(queries, SparseVectors)
+    assert plain.terms() == documents.terms() != queries.terms()
 
 
 def test_no_session_is_opened_for_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +130,8 @@ def test_queries_never_go_through_the_model(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "cat"}\n')
     with pytest.raises(InputError, match="encodes queries without its model"):
-        encode_corpus(path, corpus, tmp_path / "out", replace_prompt("query"))
+        encode_corpus(path, corpus, tmp_path / "out", CorpusOptions(prompt="query"))
     assert not (tmp_path / "out").exists()
-
-
-def replace_prompt(prompt: str) -> Any:
-    """Return the options of a corpus with a prompt."""
-    from onnxtool.corpus import CorpusOptions
-
-    return CorpusOptions(prompt=prompt)
 
 
 @pytest.mark.parametrize(
