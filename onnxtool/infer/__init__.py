@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onnxtool.infer.run import run_texts as run_texts
     from onnxtool.infer.vectors import DenseVectors as DenseVectors
     from onnxtool.infer.vectors import SparseVectors as SparseVectors
+    from onnxtool.infer.vectors import TokenVectors as TokenVectors
 
 _MODULES = {
     "TextInput": "onnxtool.checkpoint.text_files",
@@ -31,6 +32,7 @@ _MODULES = {
     "run_texts": "onnxtool.infer.run",
     "DenseVectors": "onnxtool.infer.vectors",
     "SparseVectors": "onnxtool.infer.vectors",
+    "TokenVectors": "onnxtool.infer.vectors",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "LongTexts",
     "SparseVectors",
     "TextInput",
+    "TokenVectors",
     "encode",
     "load",
     "read_texts",

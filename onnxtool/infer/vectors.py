@@ -1,6 +1,7 @@
-"""The vectors of texts: sparse ones over a vocabulary, and dense ones.
+"""The vectors of texts: sparse ones over a vocabulary, dense ones, and one for each token.
 
-Letters of shapes: N texts, H hidden size, V vocabulary, T terms of all texts together.
+Letters of shapes: N texts, H hidden size, V vocabulary, T terms (or tokens) of all texts together, W width of a token's
+vector.
 """
 
 from __future__ import annotations
@@ -97,6 +98,48 @@ class SparseVectors:
         # Where each term of the result stands here: the start of its text, and its place in it.
         source = np.repeat(self.indptr[:-1][places] - indptr[:-1], counts) + np.arange(indptr[-1])
         return SparseVectors(indptr, self.indices[source], self.weights[source], self.vocabulary)
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """A vector for each token that counts of N texts, as late interaction compares them.
+
+    Attributes:
+        indptr: int64 [N + 1]; the tokens of text n are those from indptr[n] up to indptr[n + 1].
+        vectors: float32 [T, W].
+    """
+
+    indptr: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return int(self.vectors.shape[1])
+
+    def row(self, place: int) -> NDArray[np.float32]:
+        """Return the vectors of one text: float32 [its tokens, W]."""
+        return self.vectors[int(self.indptr[place]) : int(self.indptr[place + 1])]
+
+    @classmethod
+    def stack(cls, rows: Sequence[NDArray[np.float32]]) -> TokenVectors:
+        """Put the vectors of N texts, at least one, behind each other."""
+        indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return cls(indptr, np.concatenate(rows).astype(np.float32, copy=False))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[TokenVectors]) -> TokenVectors:
+        """Put the texts of several, at least one, one behind the other."""
+        counts = np.concatenate([np.diff(part.indptr) for part in parts])
+        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return cls(indptr, np.concatenate([part.vectors for part in parts]))
+
+    def take(self, places: Sequence[int]) -> TokenVectors:
+        """Return the texts at `places`, at least one, in that order."""
+        return self.stack([self.row(place) for place in places])
 
 
 def cosine_similarities(vectors: Floats) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from onnxtool.infer import SparseVectors
+from onnxtool.infer import SparseVectors, TokenVectors
 from onnxtool.infer.heads.head import softmax
 from onnxtool.infer.vectors import cosine_similarities
 
@@ -75,3 +75,13 @@ def test_probabilities_do_not_overflow() -> None:
     """Logits of fp16's range are fine, and so are those that a mask set to minus infinity."""
     logits = np.array([[6e4, 6e4, -np.inf], [0.0, math.log(3.0), -np.inf]])
     np.testing.assert_allclose(softmax(logits), [[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], rtol=1e-12)
+
+
+def test_vectors_of_tokens_are_kept_text_by_text() -> None:
+    """Also where a text has none; parts are put together, and texts taken out, without mixing them."""
+    rows = [np.arange(6, dtype=np.float32).reshape(3, 2), np.zeros((0, 2), np.float32), np.full((1, 2), 9, np.float32)]
+    vectors = TokenVectors.stack(rows)
+    assert (len(vectors), vectors.width, vectors.indptr.tolist()) == (3, 2, [0, 3, 3, 4])
+    again = TokenVectors.concatenate([vectors, vectors.take([2, 0])])
+    for place, row in enumerate([*rows, rows[2], rows[0]]):
+        np.testing.assert_array_equal(again.row(place), row)
