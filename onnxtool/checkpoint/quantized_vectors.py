@@ -38,6 +38,7 @@ _DTYPES = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": 
     "binary": "int8",
     "ubinary": "uint8",
 }
+_TENSOR_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "float16": 10}  # TensorProto.DataType
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +149,7 @@ class VectorType:
 
     def build(self, build: Builder, value: Value) -> Value:
         """Append it to a graph: `value` is [N, W], of the builder's dtype."""
-        import onnx_ir as ir
-
-        dtype = ir.DataType.from_numpy(self.dtype)
+        dtype = _TENSOR_TYPES[str(self.dtype)]
         if self.ranges is not None:
             starts, steps = (
                 build.weight(array, f"{VECTORS_KEY}.{name}")
@@ -165,10 +164,10 @@ class VectorType:
             powers = build.weight(np.array(_POWERS, np.float32), f"{VECTORS_KEY}.powers")
             codes = build.reduce("ReduceSum", build.op("Mul", eights, powers), axis=2)
         else:
-            return build.cast(value, dtype)
+            return build.op("Cast", value, to=dtype)
         if self.name in ("int8", "binary"):
             codes = build.op("Sub", codes, build.number(float(_ZERO_OF_INT8)))
-        return build.cast(codes, dtype)
+        return build.op("Cast", codes, to=dtype)
 
     def nearest(self, codes: NDArray[Any], vectors: Floats) -> Floats:
         """Return, of all vectors that are stored as `codes`, those next to `vectors`: float [N, W].

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import onnxtool
 from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges
 from onnxtool.corpus import CorpusOptions, encode_corpus, windows
 from onnxtool.corpus.report import CorpusReport
 from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.infer import encode
 from tests.corpus.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
-from tests.infer.tiny_models import POOLED, model_for, table, write_model
+from tests.infer.tiny_models import POOLED, model_for, rows_of, table, write_model
 
 TEXTS = make_texts(100)
 TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
@@ -57,7 +57,7 @@ def test_a_corpus_and_its_queries_are_stored_alike(
     report = _encode(model, corpus, vectors_as=vectors_as, dimensions=dimensions)
     found = np.load(tmp_path / "vectors" / "part-00000.npy")
     width = dimensions or WIDTH
-    floats: Any = onnxtool.encode(model, TEXTS, provider="cpu")[:, :width]
+    floats = rows_of(encode(model, TEXTS, provider="cpu"))[:, :width]
     if dimensions:
         floats = floats / np.linalg.norm(floats, axis=1, keepdims=True)
     ranges = np.stack([floats.min(axis=0), floats.max(axis=0)]) if vectors_as.endswith("int8") else None
@@ -70,7 +70,7 @@ def test_a_corpus_and_its_queries_are_stored_alike(
     assert (stored["as"], stored["dtype"], stored["dimensions"]) == (vectors_as, str(found.dtype), width)
     assert (report.vectors_as, report.dimensions) == (vectors_as, width)
     own = {"ranges": report.manifest} if ranges is not None else {}
-    queries = onnxtool.encode(model, TEXTS, provider="cpu", vectors_as=vectors_as, dimensions=dimensions, **own)
+    queries = rows_of(encode(model, TEXTS, provider="cpu", vectors_as=vectors_as, dimensions=dimensions, **own))
     assert queries.dtype == found.dtype
     assert (queries != found).mean() < 2e-3
 
