@@ -22,6 +22,8 @@ MAX_LENGTH_KEY = "onnxtool.max_length"
 ENCODER_KEY = "onnxtool.encoder"
 DECODER_KEY = "onnxtool.decoder"
 MAX_DECODER_LENGTH_KEY = "onnxtool.max_decoder_length"
+VECTORS_KEY = "onnxtool.vectors"  # what the numbers of its vectors are stored as, where not as the model computes them
+RANGES_KEY = "onnxtool.vectors.ranges"
 STEPS_KEY = "onnxtool.steps"
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
 
