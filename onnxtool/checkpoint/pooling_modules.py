@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, Builder, Floats, Value, activation_name
-from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.module_settings import require_known_settings, require_known_settings_of_sides
 from onnxtool.checkpoint.pooling_modes import POOLING_MODES, Mask, largest
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, StoredModule, positive
 from onnxtool.reports import Json
@@ -586,12 +586,40 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         )
     if sum(_CLASSES[module.kind].pools_tokens for module in stored) > 1:
         raise files.refuse(f"{files.label} pools twice, and tokens can be pooled once")
+    return _read_all(stored, modules, _ENCODER_MODULES[first])
+
+
+def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]:
+    """Read what follows a dual encoder, which gives vectors itself: modules of vectors, as read_pooling_modules does.
+
+    Raises:
+        OnnxtoolError: it has modules or settings that are not computed here.
+    """
+    if not modules.modules:
+        return ()
+    files = modules.modules[0].files
+    require_known_settings_of_sides(modules, files)
+    stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
+    others = sorted({kind for kind in (one.kind for one in stored) if kind not in _CLASSES or _CLASSES[kind].pools_tokens})
+    if others:
+        raise files.refuse(
+            f"{files.label} has the modules {', '.join(others)} behind a model that gives one vector for a text or a "
+            "picture, and onnxtool does not compute them there"
+        )
+    return _read_all(stored, modules, _ENCODER_MODULES[Pooling])
+
+
+def _read_all(
+    stored: Iterable[StoredModule], modules: SentenceModules, of_encoder: tuple[str, type[PoolingModule]]
+) -> tuple[PoolingModule, ...]:
+    """Read modules, and behind them the one that is a setting of the encoder."""
     for module in stored:
         _require_known_keys(module, _CLASSES[module.kind].keys)
     read = tuple(_CLASSES[module.kind].read(module) for module in stored)
-    key, last = _ENCODER_MODULES[first]
+    key, last = of_encoder
     if modules.encoder.get(key) is None:
         return read
+    files = modules.modules[0].files
     return (*read, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
 
 

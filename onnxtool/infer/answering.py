@@ -26,7 +26,7 @@ Item = str | tuple[str, str] | TextInput
 # Texts are read and sorted by length this many at a time, so that batches are even and any number of them fits.
 _TEXTS_AT_A_TIME = 1024
 # A table of all pairs grows with the square of the texts.
-_MAX_SIMILARITIES = 1000
+MAX_SIMILARITIES = 1000
 _TOP_TERMS = 10
 
 
@@ -219,9 +219,13 @@ def _text_answer(
         query=text.query,
         num_windows=len(windows),
         spans=answer.spans,
-        # The shortest decimals that are the same float32.
-        vector=() if vector is None else tuple(float(str(value)) for value in vector),
+        vector=() if vector is None else vector_of(vector),
     )
+
+
+def vector_of(vector: DenseVectors) -> tuple[float, ...]:
+    """Return the shortest decimals that are the same float32."""
+    return tuple(float(str(value)) for value in vector)
 
 
 def _similarities(read: Read) -> tuple[tuple[float, ...], ...]:
@@ -229,8 +233,8 @@ def _similarities(read: Read) -> tuple[tuple[float, ...], ...]:
     count = len(read.vectors)
     if count < 2:
         return ()
-    if count > _MAX_SIMILARITIES:
-        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {_MAX_SIMILARITIES} texts")
+    if count > MAX_SIMILARITIES:
+        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {MAX_SIMILARITIES} texts")
         return ()
     return tuple(tuple(float(value) for value in row) for row in cosine_similarities(np.stack(read.vectors)))
 
