@@ -76,8 +76,9 @@ def find_checkpoint_folder(
 ) -> CheckpointFolder:
     """Find the tokenizer and configuration of `model`; of a model of pictures, its image processor.
 
-    A folder has one of the files that it `needs`. `model_name`, a folder or an id on the hub, decides where it is given. Else the folder that the model's metadata
-    names, folders named after the model, and the model's own folder are tried.
+    A folder has one of the files that it `needs`. `model_name`, a folder or an id on the hub, decides where it is
+    given. Else the folder that the model's metadata names, folders named after the model, and the model's own folder
+    are tried.
 
     Raises:
         InputError: there is no tokenizer, or it cannot be fetched.

@@ -69,13 +69,18 @@ _CLASSES: Mapping[str, _Class] = {
     "SiglipImageProcessor": _Class(_SQUARE_224, _HALF, _HALF, squares=False),
     "BlipImageProcessor": _Class({"height": 384, "width": 384}),
     "ViTImageProcessor": _Class(_SQUARE_224, _HALF, _HALF, _BILINEAR, converts=False),
-    "DeiTImageProcessor": _Class({"height": 256, "width": 256}, _HALF, _HALF, crop_size=_SQUARE_224, crops=True, converts=False),
+    "DeiTImageProcessor": _Class(
+        {"height": 256, "width": 256}, _HALF, _HALF, crop_size=_SQUARE_224, crops=True, converts=False
+    ),
     "EfficientNetImageProcessor": _Class(
-        {"height": 346, "width": 346}, _HALF, _HALF, crop_size={"height": 289, "width": 289}, converts=False, is_efficient_net=True
+        {"height": 346, "width": 346},
+        _HALF,
+        _HALF,
+        crop_size={"height": 289, "width": 289},
+        converts=False,
+        is_efficient_net=True,
     ),
-    "OwlViTImageProcessor": _Class(
-        {"height": 768, "width": 768}, crop_size={"height": 768, "width": 768}, crops=False
-    ),
+    "OwlViTImageProcessor": _Class({"height": 768, "width": 768}, crop_size={"height": 768, "width": 768}, crops=False),
 }
 _OFF = (None, False)
 # Settings beside those that are followed: the values which change nothing.
@@ -93,8 +98,8 @@ _HARMLESS: Mapping[str, Callable[[Json], bool]] = {
     ),
 }  # fmt: skip
 _FOLLOWED = frozenset(
-    ("do_resize", "size", "default_to_square", "resample", "do_convert_rgb", "do_center_crop", "crop_size", "do_rescale",
-     "rescale_factor", "do_normalize", "image_mean", "image_std")
+    ("do_resize", "size", "default_to_square", "resample", "do_convert_rgb", "do_center_crop", "crop_size",
+     "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 )  # fmt: skip
 
 
@@ -118,8 +123,7 @@ class PictureProcessor:
         crop: height and width that are cut out of the middle; None for no crop.
         scale: what pixels are multiplied by; None for nothing.
         shift: what is added to pixels that were scaled.
-        mean: what is subtracted of each channel then, and `std` what it is divided by; None for neither.
-        divides_again: whether it is divided by `std` once more.
+        normalizations: one after the other, what is subtracted of each channel, and what it is divided by then.
     """
 
     whitens: bool
@@ -128,9 +132,7 @@ class PictureProcessor:
     crop: tuple[int, int] | None
     scale: float | None
     shift: float
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    divides_again: bool
+    normalizations: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
 
     @classmethod
     def of(cls, files: CheckpointFiles) -> PictureProcessor:
@@ -170,12 +172,14 @@ class PictureProcessor:
         rescales, normalizes = read.flag("do_rescale", default=True), read.flag("do_normalize", default=True)
         resizes = read.flag("do_resize", default=True)
         divides_again = kind.is_efficient_net and read.flag("include_top", default=True)
+        means = [read.channels("image_mean", kind.mean)] if normalizes else []
+        means += [(0.0, 0.0, 0.0)] if divides_again else []
+        std = read.channels("image_std", kind.std) if means else _HALF
+        if 0.0 in std:
+            raise ValueError(f"image_std is {list(std)}, and pixels cannot be divided by 0")
         crop = read.size("crop_size", kind.crop_size or {}, squares=True) if crops else None
         if crop is not None and "height" not in crop:
             raise ValueError(f"crop_size is {crop}, and has no height and width")
-        std = read.channels("image_std", kind.std) if normalizes or divides_again else None
-        if std is not None and 0.0 in std:
-            raise ValueError(f"image_std is {list(std)}, and pixels cannot be divided by 0")
         return cls(
             whitens=read.flag("do_convert_rgb", default=kind.converts),
             size=read.size("size", kind.size, squares=squares) if resizes else None,
@@ -183,9 +187,7 @@ class PictureProcessor:
             crop=None if crop is None else (crop["height"], crop["width"]),
             scale=read.number("rescale_factor", 1 / 255) if rescales else None,
             shift=-1.0 if kind.is_efficient_net and read.flag("rescale_offset", default=False) else 0.0,
-            mean=read.channels("image_mean", kind.mean) if normalizes else None,
-            std=std,
-            divides_again=divides_again,
+            normalizations=tuple((mean, std) for mean in means),
         )
 
     def prepare(self, picture: Image) -> Pixels:
@@ -211,10 +213,9 @@ class PictureProcessor:
         if self.scale is not None:
             pixels = (pixels.astype(np.float64) * self.scale).astype(np.float32) + np.float32(self.shift)
         pixels = pixels.astype(np.float32)
-        std = None if self.std is None else np.array(self.std, np.float32)[:, None, None]
-        if self.mean is not None:
-            pixels = (pixels - np.array(self.mean, np.float32)[:, None, None]) / std
-        return np.ascontiguousarray(pixels / std if self.divides_again else pixels)
+        for mean, std in self.normalizations:
+            pixels = (pixels - np.array(mean, np.float32)[:, None, None]) / np.array(std, np.float32)[:, None, None]
+        return np.ascontiguousarray(pixels)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after the resize."""
@@ -258,7 +259,7 @@ def _cropped(pixels: NDArray[Any], height: int, width: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads settings by their type. As in transformers, null is no default: it is off, or missing where it is needed."""
+    """Reads settings by their type. As in transformers, null is no default: it is off, or missing where needed."""
 
     settings: Mapping[str, Json]
 
@@ -310,7 +311,7 @@ def _is_number(value: Json) -> TypeGuard[float]:
 
 
 def _settings(files: CheckpointFiles) -> tuple[str, Mapping[str, Json]]:
-    """Return the settings of the image processor and the file that has them; as in transformers, the nested ones win."""
+    """Return the settings of the image processor and the file that has them; nested ones win, as in transformers."""
     nested = files.read(_NESTED_NAME).get(_NESTED_KEY)
     if isinstance(nested, dict):
         return _NESTED_NAME, nested

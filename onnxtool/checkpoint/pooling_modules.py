@@ -600,7 +600,9 @@ def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]
     files = modules.modules[0].files
     require_known_settings_of_sides(modules, files)
     stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
-    others = sorted({kind for kind in (one.kind for one in stored) if kind not in _CLASSES or _CLASSES[kind].pools_tokens})
+    others = sorted(
+        {kind for kind in (one.kind for one in stored) if kind not in _CLASSES or _CLASSES[kind].pools_tokens}
+    )
     if others:
         raise files.refuse(
             f"{files.label} has the modules {', '.join(others)} behind a model that gives one vector for a text or a "

@@ -152,7 +152,9 @@ def load_pictures(
     outputs = {info.name: len(info.shape) for info in model.structure.outputs}
     vector = next((name for name in _VECTORS if outputs.get(name) == 2), None)
     if others or vector is None or len(pixels.shape) != 4:
-        names = ", ".join(f"{info.name} {list(info.shape)}" for info in (*model.structure.inputs, *model.structure.outputs))
+        names = ", ".join(
+            f"{info.name} {list(info.shape)}" for info in (*model.structure.inputs, *model.structure.outputs)
+        )
         raise InputError(
             f"{model.path} is not the picture side of a dual encoder, whose pictures onnxtool prepares: it has {names}",
             "run it with onnxtool.open_session and inputs of your own",
