@@ -26,6 +26,7 @@ def case(name: str) -> Case:
         ("weights of a causal language model", "equal"),
         ("SPLADE, max_active_dims", "equal"),
         ("three labels, Softmax", "equal"),
+        ("decoder", "equal"),
         ("decoder with chat template", "refused"),
         ("inference-free SPLADE", "equal"),
         ("Router of two encoders", "refused"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.graph.operators import named_inputs
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
@@ -22,7 +23,7 @@ _PADDED_POSITIONS = frozenset(
     )
 )
 # What a checkpoint of sentence-transformers is for. Its limit is how it is used for these, not what its model takes.
-_SENTENCE_TASKS = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification")
+_SENTENCE_TASKS = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification", RANKING)
 _DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
 # Tokenizers without a limit say 1e30 (transformers' VERY_LARGE_INTEGER).
 _UNLIMITED = 10**9

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.corpus.shards import Vectors
 from onnxtool.corpus.sources import Document, Reject
 from onnxtool.corpus.windows import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 # Windows that are tokenized or run at once beside the one that is finished: they keep the workers busy.
 _WINDOWS_AHEAD = 3
@@ -40,7 +41,7 @@ class EncodedWindow:
     """
 
     window: Window
-    vectors: DenseVectors | SparseVectors | None
+    vectors: Vectors | None
     num_tokens: int
     num_padding: int
     num_truncated: int
@@ -83,7 +84,7 @@ class _Running:
     read: Sequence[EncodedText]
     rejects: tuple[Reject, ...]
     places: list[list[int]]
-    results: list[Future[DenseVectors | SparseVectors]]
+    results: list[Future[Vectors]]
 
 
 def encode_windows(
@@ -153,7 +154,7 @@ def _tokenize(
         return read, tuple(rejects)
 
 
-def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: bool) -> DenseVectors | SparseVectors:
+def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: bool) -> Vectors:
     return model.pool(model.run(texts), keep_special=keep_special)
 
 
@@ -181,13 +182,12 @@ def _padded(batch: Sequence[int], lengths: Sequence[int], rules: BatchRules) -> 
     return (rules.batch_size or len(batch)) * (rules.sequence_length or max(lengths[place] for place in batch))
 
 
-def _in_order(
-    parts: Sequence[DenseVectors | SparseVectors], places: Sequence[Sequence[int]]
-) -> DenseVectors | SparseVectors | None:
+def _in_order(parts: Sequence[Vectors], places: Sequence[Sequence[int]]) -> Vectors | None:
     if not parts:
         return None
     order = np.argsort(np.concatenate([np.asarray(batch) for batch in places]))
-    sparse = [part for part in parts if isinstance(part, SparseVectors)]
-    if sparse:
+    if sparse := [part for part in parts if isinstance(part, SparseVectors)]:
         return SparseVectors.concatenate(sparse).take(order.tolist())
-    return np.asarray(np.concatenate([part for part in parts if not isinstance(part, SparseVectors)])[order])
+    if tokens := [part for part in parts if isinstance(part, TokenVectors)]:
+        return TokenVectors.concatenate(tokens).take(order.tolist())
+    return np.asarray(np.concatenate([part for part in parts if isinstance(part, np.ndarray)])[order])

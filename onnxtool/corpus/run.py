@@ -23,6 +23,7 @@ from onnxtool.corpus.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
+from onnxtool.infer.vectors import TokenVectors
 from onnxtool.interruption import check_interrupted
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.session import available_cores
@@ -33,6 +34,8 @@ _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
 # Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
 _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
+_CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
+_SAMPLE = "What a model gives for a text shows what its vectors are."
 
 
 def encode_corpus(
@@ -93,12 +96,14 @@ def _shard_format(model: LoadedModel, options: CorpusOptions) -> ShardFormat:
             "encode with a model for sentence-similarity or sparse-encoding",
         )
     kind = options.output_format or ("jsonl" if model.is_sparse else "npy")
-    if model.is_sparse and kind != "jsonl":
-        raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl")
+    if model.is_sparse and kind == "npy":
+        raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl or parquet")
     if options.gzip and kind != "jsonl":
         raise InputError(f"gzip is for jsonl, and the output is {kind}", "leave out --gzip")
     contents = kind == "jsonl" if options.contents is None else options.contents
-    shard_format = ShardFormat(kind, options.gzip, contents, options.weights if model.is_sparse else "float")
+    weights = options.weights or ("float" if kind == "parquet" else "int")
+    by_token = not model.is_sparse and isinstance(model.encode([_SAMPLE], prompt=options.prompt), TokenVectors)
+    shard_format = ShardFormat(kind, options.gzip, contents, weights if model.is_sparse else "float", by_token)
     shard_format.check()
     return shard_format
 
@@ -170,7 +175,9 @@ class _Run:
     def _write_shards(self, rejects: IO[str], start: float) -> None:
         reader = SourceReader(self.sources)
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
-        windows = split_corpus(documents, self.options.shard_size, tuple(shard.digest for shard in self.earlier))
+        done = tuple(shard.digest for shard in self.earlier)
+        most = _CHARACTERS_OF_TOKENS if self.shard_format.by_token else None
+        windows = split_corpus(documents, self.options.shard_size, done, most_characters=most)
         clock = Clock(start, sum(source.size_bytes for source in self.sources), self.manifest.num_texts)
 
         def tell(window: Window, num_texts: int, share: float) -> None:

@@ -12,8 +12,10 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.pooling_modules import (
     LargestTerms,
+    LogitScore,
     Normalize,
     Pooling,
+    PoolingModule,
     SpladePooling,
     Truncate,
     read_pooling_modules,
@@ -66,6 +68,7 @@ def refusal(folder: CheckpointFolder) -> str:
         {"processing_kwargs": {"text": {"max_length": 9, "truncation": True}}},
         {"transformer_task": "fill-mask", "module_output_name": "token_embeddings"},
         {"transformer_task": "sequence-classification", "module_output_name": "scores"},
+        {"transformer_task": "text-generation", "module_output_name": "causal_logits"},
     ],
 )
 def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -81,7 +84,7 @@ def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: 
         ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}}, "modality"),
         ({"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}}, "modality_config"),
         ({"module_output_name": "sentence_embedding"}, "module_output_name 'sentence_embedding'"),
-        ({"transformer_task": "text-generation"}, "transformer_task 'text-generation'"),
+        ({"transformer_task": "any-to-any"}, "transformer_task 'any-to-any'"),
         ({"transformer_task": ["fill-mask"]}, "transformer_task"),
         ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "processing_kwargs"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "processing_kwargs"),
@@ -131,6 +134,18 @@ def test_settings_of_the_encoder_are_modules_behind_all_others(tmp_path: Path) -
     assert read_pooling_modules(modules, Pooling) == (Pooling(), Normalize(), Truncate(3))
     modules = saved(tmp_path, {}, {"max_active_dims": 8}, "SpladePooling").sentence_modules
     assert read_pooling_modules(modules, SpladePooling) == (SpladePooling(), LargestTerms(8))
+
+
+@pytest.mark.parametrize(
+    ("task", "first"), [("text-generation", Pooling), ("fill-mask", LogitScore), ("feature-extraction", LogitScore)]
+)
+def test_a_module_that_reads_what_its_transformer_does_not_give_is_refused(
+    tmp_path: Path, task: str, first: type[PoolingModule]
+) -> None:
+    """sentence-transformers itself fails on such a checkpoint when it runs."""
+    modules = saved(tmp_path, {"transformer_task": task}, {}, first.__name__).sentence_modules
+    with pytest.raises(InputError, match=f"reads {first.reads}, and its transformer gives "):
+        read_pooling_modules(modules, first)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "3", True])

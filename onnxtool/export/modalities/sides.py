@@ -85,6 +85,7 @@ def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: S
         model: a dual encoder, restricted to `side`.
         modality: what that takes.
         both: what its own forward takes: texts and pictures.
+        side: which of them.
 
     Raises:
         ExportError: it compares neither these features, nor the features at length one.
