@@ -178,6 +178,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     side = find_side(models.first, checkpoint.task)
+    if side is not None and not target.takes_any_graph:
+        raise TargetError(f"the target {target.name} takes no side of a dual encoder", "leave --target out")
     modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
@@ -191,8 +193,6 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     else:
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
-        if side is not None and not target.takes_any_graph:
-            raise TargetError(f"the target {target.name} takes no side of a dual encoder", "leave --target out")
         if specification is None:
             if side is None:
                 choice = choose_head(options.head, checkpoint, signature, task=options.task)

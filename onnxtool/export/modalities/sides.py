@@ -91,7 +91,11 @@ def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: S
         ExportError: it compares neither these features, nor the features at length one.
     """
     feeds = both.feeds(usual_sizes(both), seed=3)
-    whole = run_torch_tensors(_Whole(model), feeds)
+    restricted = vars(model).pop("forward")
+    try:
+        whole = run_torch_tensors(model, feeds)
+    finally:
+        model.forward = restricted
     names = modality.feeds(usual_sizes(modality))
     own = run_torch_tensors(model, {name: feeds[name] for name in names})[side.features]
     features: NDArray[Any] = own.float().cpu().numpy()
@@ -133,14 +137,3 @@ def with_padding(model: Any, modality: Modality, side: Side) -> Modality:
             "set max_position_embeddings in its configuration, or model_max_length of its tokenizer",
         )
     return PaddedTexts(modality, modality.longest)
-
-
-class _Whole:
-    """The model as it was before `restrict`, for a call."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.device, self.dtype = model.device, model.dtype
-
-    def __call__(self, **tensors: Any) -> Any:
-        return type(self._model).forward(self._model, **tensors)
