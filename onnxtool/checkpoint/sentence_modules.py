@@ -26,7 +26,7 @@ TRANSFORMERS: Mapping[str, str] = {
 # The older name of a transformer that is a dual encoder of texts and pictures.
 _DUAL = "CLIPModel"
 # Whose classes sentence-transformers loads without trust_remote_code.
-_PACKAGES = ("sentence_transformers", "pylate")
+_PACKAGES = ("sentence_transformers", "pylate", "onnxtool")
 ENCODER_NAME = "config_sentence_transformers.json"
 # The settings of the transformer module. Versions before 2 called the file after the architecture.
 TRANSFORMER_NAMES = tuple(

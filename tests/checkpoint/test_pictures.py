@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def _bomb(path: Path) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + header + bytes(16))
 
 
-HOSTILE = {
+HOSTILE: dict[str, Callable[[Path], object]] = {
     "truncated.png": lambda path: path.write_bytes(_png()[: len(_png()) // 2]),
     "text.png": lambda path: path.write_text("a cat"),
     "empty.jpg": lambda path: path.write_bytes(b""),

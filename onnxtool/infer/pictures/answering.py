@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtool.checkpoint.picture_files import PictureInput, find_pictures
 from onnxtool.errors import InputError
-from onnxtool.infer.answering import MAX_SIMILARITIES, vector_of
+from onnxtool.infer.answering import MAX_SIMILARITIES, numbers_of
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures.model import PictureModel, load_pictures
@@ -70,7 +70,7 @@ def _report(
             outputs={model.vector: vector.shape},
             id=picture.id,
             query=query,
-            vector=vector_of(vector),
+            vector=numbers_of(vector),
         )
         for place, (picture, vector) in enumerate(zip(pictures, vectors, strict=True))
     )
@@ -102,12 +102,13 @@ def _query_vector(model: PictureModel, options: InferOptions, on_progress: Calla
     _require_same_checkpoint(model, texts)
     vectors = texts.encode([options.query or ""], prompt=options.prompt, task="query")
     width = next(info.shape[-1] for info in model.session.model.structure.outputs if info.name == model.vector)
-    if not isinstance(vectors, np.ndarray) or vectors.shape[1:] != (width,):
+    is_alike = isinstance(vectors, np.ndarray) and vectors.dtype == np.float32 and vectors.shape[1:] == (width,)
+    if not is_alike:
         raise InputError(
-            f"{options.text_model} gives other vectors than {options.model_path}, of {width} numbers",
+            f"{options.text_model} gives other vectors than {options.model_path}, of {width} numbers of float32",
             "take both sides from one checkpoint",
         )
-    return vectors
+    return np.asarray(vectors)
 
 
 def _require_same_checkpoint(model: PictureModel, texts: LoadedModel) -> None:

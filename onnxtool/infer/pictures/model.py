@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.picture_files import read_picture
 from onnxtool.checkpoint.picture_processing import PROCESSOR_NAMES, PictureProcessor, Pixels
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import require_finite
@@ -158,6 +159,10 @@ def load_pictures(
         raise InputError(
             f"{model.path} is not the picture side of a dual encoder, whose pictures onnxtool prepares: it has {names}",
             "run it with onnxtool.open_session and inputs of your own",
+        )
+    if (stored := VectorType.of_model(model)) is not None:
+        raise InputError(
+            f"{model.path} gives {stored.name} vectors, and pictures are encoded as float32", "export it without that"
         )
     folder = find_checkpoint_folder(model, model_name, needs=PROCESSOR_NAMES)
     processor = PictureProcessor.of(folder)
