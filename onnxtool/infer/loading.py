@@ -19,6 +19,7 @@ from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.infer.text_model import TextModel
+from onnxtool.infer.vector_form import RangesLike
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import index_bounds
@@ -116,6 +117,9 @@ def encode(
     prompt: str | None = None,
     task: str | None = None,
     long: LongTexts | str = CUT,
+    vectors_as: str | None = None,
+    ranges: RangesLike | None = None,
+    dimensions: int | None = None,
 ) -> DenseVectors | SparseVectors:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
 
@@ -124,7 +128,10 @@ def encode(
     Raises:
         OnnxtoolError: the model cannot be loaded, gives no vectors, or a text cannot be read.
     """
-    if task == QUERY and (queries := load_queries(model_path, model_name=model_name)) is not None:
+    is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
+    if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
         return queries.encode(texts, prompt=prompt)
     model = load(model_path, model_name=model_name, provider=provider)
-    return model.encode(texts, prompt=prompt, task=task, long=long)
+    return model.encode(
+        texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
+    )
