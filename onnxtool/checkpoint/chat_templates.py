@@ -113,7 +113,7 @@ class ChatTemplate:
             OnnxtoolError: the template fails, or reaches a bound.
         """
         about = {"task": task} if task is not None and self.reads_task else {}
-        variables = {"tools": None, "documents": None, "add_generation_prompt": False}
+        variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": False}
         variables |= {**self.special_tokens, **about, **self.passed, "messages": self.messages(text, prompt)}
         num_characters = len(prompt) + (len(text) if isinstance(text, str) else sum(map(len, text)))
         try:
@@ -122,7 +122,7 @@ class ChatTemplate:
             raise self._failure("fails", error) from error
 
     def messages(self, text: Text, prompt: str = "") -> list[dict[str, Json]]:
-        """Return what the template is given: a message of the system, where there is a prompt, and those of the text."""
+        """Return what the template is given: a message of the system for a prompt, and those of the text."""
         parts = (("user", text),) if isinstance(text, str) else tuple(zip(_ROLES, text, strict=True))
         said = (*((("system", prompt),) if prompt else ()), *parts)
         return [

@@ -39,7 +39,8 @@ _LATE_INTERACTION = ("MultiVectorEncoder", "ColBERT")
 _HARMLESS_ARGUMENTS = frozenset(
     ("attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast")
 )
-# Arguments of a tokenizer's call that change nothing, or are followed: padding is masked, and texts are cut to the limit in any case.
+# Arguments of a tokenizer's call that change nothing, or are followed: padding is masked, and texts are cut to the
+# limit in any case.
 _HARMLESS_CALLS = frozenset(("max_length", "padding", "pad_to_multiple_of", "truncation", "return_tensors"))
 
 

@@ -188,7 +188,8 @@ class _Dict:
 class _Namespace(Namespace):
     """What `namespace` is in a template: without names of Python's own."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805  as Jinja's, so that `namespace(self=...)` works
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # As Jinja's own, so that `namespace(self=...)` works.
         self, positional = args[0], args[1:]
         values = dict(*positional, **kwargs)
         for name in values:
@@ -243,9 +244,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         _replace_concatenations(tree, lambda node: self._filtered(_BOUNDED_JOIN, nodes.List(node.nodes)))
         return tree
 
-    def _filtered(self, name: str, value: nodes.Expr) -> nodes.Filter:
+    def _filtered(self, name: str, value: Any) -> nodes.Filter:
         node = nodes.Filter(value, name, [], [], None, None)
-        return node.set_environment(self).set_lineno(value.lineno or 1)
+        node.set_environment(self).set_lineno(value.lineno or 1)
+        return node
 
     def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function as a step, with small numbers alone; what a recursive loop is called with counts too."""

@@ -147,10 +147,7 @@ class TextTokenizer:
         Raises:
             InputError: a text is no Unicode text, or the limit leaves no room for windows with that overlap.
         """
-        return [
-            whole.windows(limit, overlap, options.num_leading)
-            for whole in self._read(texts, options)
-        ]
+        return [whole.windows(limit, overlap, options.num_leading) for whole in self._read(texts, options)]
 
     def count(self, text: str) -> tuple[int, int]:
         """Return how many tokens `text` has, and how many the tokenizer puts before it."""

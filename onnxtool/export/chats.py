@@ -1,4 +1,4 @@
-"""Check the chat template of a checkpoint before it is exported: `infer` renders it as transformers does, or not at all."""
+"""Check the chat template of a checkpoint before an export: `infer` renders it as transformers does, or not at all."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ WITH_JSON = (
 
 def saved(folder: Path, template: str | None, *, format_: str = "auto", **chat: Any) -> CheckpointFolder:
     """Write the files of an embedder whose texts are messages."""
-    backend = Tokenizer(models.WordLevel({"a": 0, "<s>": 1, "</s>": 2}, unk_token="a"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    backend = Tokenizer(models.WordLevel({"a": 0, "<s>": 1, "</s>": 2}))
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     forward = {"method": "forward", "method_output_name": "last_hidden_state"}
@@ -103,7 +104,8 @@ def test_only_texts_that_are_encoded_or_ranked_are_chats(tmp_path: Path) -> None
     plain = CheckpointFolder(tmp_path)
     assert ChatTemplate.of(plain, plain.sentence_modules, "sentence-similarity") is None
     found = ChatTemplate.of(plain, plain.sentence_modules, "text-ranking")
-    assert found is not None and found.source == CHAT
+    assert found is not None
+    assert found.source == CHAT
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,10 @@ def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: 
         ({"modality_config": {"text": {}, "message": {}}}, "modality_config"),
         ({"modality_config": {"message": {**FORWARD, "format": "xml"}}}, "modality_config"),
         ({"modality_config": {"message": FORWARD, "image": FORWARD}}, "modality_config"),
-        ({"modality_config": {"message": FORWARD}, "processing_kwargs": {"text": {"add_special_tokens": False}}}, "add"),
+        (
+            {"modality_config": {"message": FORWARD}, "processing_kwargs": {"text": {"add_special_tokens": False}}},
+            "add",
+        ),
         ({"processing_kwargs": {"chat_template": {"truncation": False}}}, "processing_kwargs"),
         ({"processing_kwargs": {"chat_template": {"chat_template": "{{ 1 }}"}}}, "processing_kwargs"),
         ({"processing_kwargs": {"text": ["max_length"]}}, "processing_kwargs"),

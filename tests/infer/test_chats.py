@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import transformers
@@ -17,7 +16,7 @@ from onnxtool.errors import InputError
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.long_texts import LongTexts
 
-WORDS = ["<unk>", "<s>", "</s>", "query", "document", "user", "system", "answer", "a", "b", "c", "0", "1", "2", "3", "4"]
+WORDS = ["<s>", "</s>", "query", "document", "user", "system", "answer", "a", "b", "c", "0", "1", "2", "3", "4"]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}answer {{ eos_token }}"
 LIMIT = Limit(6, "the test")
 CUT = LongTexts()
@@ -27,9 +26,10 @@ CUT = LongTexts()
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
     """A template over a tokenizer of words, which puts <s> before a text that is no chat."""
     folder = tmp_path_factory.mktemp("chats")
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     files = CheckpointFolder(folder)
