@@ -20,6 +20,7 @@ _HUB_PATTERNS = (
     TOKENIZER_NAME,
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "chat_template.jinja",
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",

@@ -11,6 +11,7 @@ from typing import Any
 
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
+from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.heads.choice import Head, choose_head, choose_side_head
 from onnxtool.export.modalities.combined import PaddedTexts
@@ -224,6 +225,11 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
+    if text is not None and check_chat_template(source, tokenizer, task) is not None and specification is not None:
+        raise TargetError(
+            f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
+            "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",
+        )
     stopwatch.lap("load")
     reasons = (why,) if why else ()
     return _Job(
