@@ -42,23 +42,26 @@ class GenerateOptions:
         Option("Take the best token each time, or draw one.", choices=DECODINGS, default=_CHECKPOINT),
     ] = None
     temperature: Annotated[
-        float | None, Option("Scores are divided by it before a token is drawn.", minimum=0, is_open=True, default=_CHECKPOINT)
+        float | None,
+        Option("Scores are divided by it before a token is drawn.", minimum=0, is_open=True, default=_CHECKPOINT),
     ] = None
     top_p: Annotated[
         float | None,
-        Option("Draw from the likeliest tokens of this probability together.", minimum=0, maximum=1, default=_CHECKPOINT),
+        Option(
+            "Draw from the likeliest tokens of this probability together.", minimum=0, maximum=1, default=_CHECKPOINT
+        ),
     ] = None
     top_k: int | None = None
     repetition_penalty: Annotated[
         float | None,
-        Option("Scores of tokens that are there already are divided by it.", minimum=0, is_open=True, default=_CHECKPOINT),
+        Option(
+            "Scores of tokens that are there already are divided by it.", minimum=0, is_open=True, default=_CHECKPOINT
+        ),
     ] = None
     no_repeat_ngram_size: Annotated[
         int | None, Option("Write no run of this many tokens twice.", minimum=0, default=_CHECKPOINT)
     ] = None
-    stop: Annotated[
-        tuple[str, ...], Option("A text that ends what is written; may be given several times.")
-    ] = ()
+    stop: Annotated[tuple[str, ...], Option("A text that ends what is written; may be given several times.")] = ()
     seed: Annotated[int, Option("Seed of the tokens that are drawn.", minimum=0)] = 0
     encoder_path: Annotated[
         Path | None,

@@ -80,7 +80,7 @@ def _processors(settings: GenerationSettings, bounds: TextBounds) -> Iterator[Pr
     if settings.do_sample:
         yield from _warpers(settings)
     if settings.renormalize_logits:
-        yield lambda _tokens, scores: np.log(_softmax(scores))
+        yield lambda _tokens, scores: _log_softmax(scores)
 
 
 def _warpers(settings: GenerationSettings) -> Iterator[Processor]:
@@ -143,9 +143,9 @@ def _biased(biases: Sequence[tuple[Ids, float]]) -> Processor:
         scores = scores.copy()
         for sequence, value in biases:
             *before, last = sequence
-            if len(sequence) <= max(1, len(tokens)) and last < len(scores):
-                if not before or tokens[-len(before) :].tolist() == before:
-                    scores[last] += np.float32(value)
+            stands = not before or (len(before) < len(tokens) and tokens[-len(before) :].tolist() == before)
+            if stands and last < len(scores):
+                scores[last] += np.float32(value)
         return scores
 
     return bias
@@ -172,6 +172,11 @@ def _softmax(scores: NDArray[np.floating]) -> NDArray[np.floating]:
     return chances
 
 
+def _log_softmax(scores: Scores) -> Scores:
+    shifted: Scores = scores - scores.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
 def _top_k(scores: Scores, count: int) -> Scores:
     if count >= len(scores):
         return scores
@@ -196,8 +201,8 @@ def _likelier(scores: Scores, keeps: Callable[[NDArray[np.floating]], NDArray[np
 
 
 def _typical(scores: Scores, mass: float) -> Scores:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(_softmax(scores))
+    logs = _log_softmax(scores)
+    with np.errstate(invalid="ignore"):
         entropy = -np.nansum(np.exp(logs) * logs)
     surprise = np.abs(-logs - entropy)
     order = np.argsort(surprise, kind="stable")

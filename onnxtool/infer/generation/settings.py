@@ -93,12 +93,12 @@ class GenerationSettings:
                 except _UnexpectedError as error:
                     raise folder.malformed(name, f"{key} is {_short(value)}, and not {error}") from None
         settings = cls(**read)
-        settings._require_known_ids(folder, name, vocabulary_size)
+        _require_known_ids(settings, folder, name, vocabulary_size)
         if settings.max_length is None and settings.max_new_tokens is None:
             settings = replace(settings, max_new_tokens=_DEFAULT_NEW_TOKENS)
-        return settings._above(options)
+        return settings.with_options(options)
 
-    def _above(self, options: GenerateOptions) -> GenerationSettings:
+    def with_options(self, options: GenerateOptions) -> GenerationSettings:
         """Return these settings with those of a user in their place."""
         names = {field.name for field in fields(self)} & {field.name for field in fields(options)}
         asked = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -106,22 +106,7 @@ class GenerationSettings:
             asked["do_sample"] = options.decoding == "sample"
         return replace(self, **asked, stop_strings=(*self.stop_strings, *options.stop))
 
-    def _require_known_ids(self, folder: CheckpointFolder, name: str, size: int | None) -> None:
-        """Refuse tokens that the model does not have: an end that never comes, or a start that is looked up nowhere."""
-        if size is None:
-            return
-        for key in _IDS:
-            value = getattr(self, key)
-            ids = value if isinstance(value, tuple) else (value,)
-            flat = [item for part in ids for item in (part if isinstance(part, tuple) else (part,))]
-            outside = [token for token in flat if token is not None and token >= size]
-            if outside:
-                raise folder.malformed(
-                    name, f"{key} has token {outside[0]}, and the model gives scores for {size} tokens"
-                )
 
-
-# Of these, the last ones lie in lists of lists.
 _IDS = (
     *("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"),
@@ -260,9 +245,21 @@ def _given(folder: CheckpointFolder) -> tuple[str, Mapping[str, Json]]:
     return "config.json", {**inner, **{key: value for key, value in config.items() if value is not None}}
 
 
-def _refuse_others(
-    folder: CheckpointFolder, name: str, given: Mapping[str, Json], options: GenerateOptions
-) -> None:
+def _require_known_ids(settings: GenerationSettings, folder: CheckpointFolder, name: str, size: int | None) -> None:
+    """Refuse tokens that the model does not have: an end that never comes, or a start that is looked up nowhere."""
+    for key in _IDS:
+        outside = [token for token in _flat(getattr(settings, key)) if size is not None and token >= size]
+        if outside:
+            raise folder.malformed(name, f"{key} has token {outside[0]}, and the model gives scores for {size} tokens")
+
+
+def _flat(value: Any) -> list[int]:
+    if isinstance(value, tuple):
+        return [token for part in value for token in _flat(part)]
+    return [] if value is None else [value]
+
+
+def _refuse_others(folder: CheckpointFolder, name: str, given: Mapping[str, Json], options: GenerateOptions) -> None:
     """Refuse a search and settings that are not followed. A user who names a decoding has no other search."""
     found = {key: given.get(key) for key in (*_ANOTHER_SEARCH, *_REFUSED)}
     if options.decoding is not None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,16 +14,13 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.truncation import EncodedText
-from onnxtool.errors import InputError, ModelFileError
+from onnxtool.errors import InputError
+from onnxtool.infer.generation.encoders import ENCODER_MASK, IDS, LOGITS, MASK, fits, past_name, shown
 from onnxtool.infer.text_model import TextModel
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY
-from onnxtool.reports import TensorInfo
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.session import Session
 
-IDS, MASK, ENCODER_MASK, POSITIONS, LOGITS = (
-    *("input_ids", "attention_mask", "encoder_attention_mask", "position_ids", "logits"),
-)
+POSITIONS = "position_ids"
 _BATCH_AXIS = "batch_size"
 _CACHE = "past"
 
@@ -97,7 +92,7 @@ class EncoderDecoderSteps:
         )
         self._run = self._decoder.cached(self._own)
         self._run.keep(empty_cache(self._decoder.model, self._own, len(texts)))
-        self._run.keep({_past(name): value for name, value in states.items()})
+        self._run.keep({past_name(name): value for name, value in states.items()})
         return self.step(np.full(len(texts), self._start_id, np.int64))
 
     def step(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -126,10 +121,10 @@ def cache_of(model: ModelFile) -> dict[str, str]:
         )
     carried = {name: _present(name) for name in found if ".encoder." not in name}
     for name, output in carried.items():
-        if output not in outputs or not _fits(found[name], outputs[output]):
+        if output not in outputs or not fits(found[name], outputs[output]):
             raise InputError(
-                f"the cache of {model.path} does not go from step to step: it takes {_shown(found[name])} and gives "
-                + (_shown(outputs[output]) if output in outputs else f"no {output}"),
+                f"the cache of {model.path} does not go from step to step: it takes {shown(found[name])} and gives "
+                + (shown(outputs[output]) if output in outputs else f"no {output}"),
                 "export the model again",
             )
     return carried
@@ -144,81 +139,11 @@ def empty_cache(model: ModelFile, names: Sequence[str] | dict[str, str], batch: 
     }
 
 
-def open_encoder(model: TextModel, path: Path | None, provider: str, threads: int) -> Session:
-    """Open the encoder of the decoder that `model` is, at `path` or where the decoder says.
-
-    Raises:
-        InputError: it is not there, or it is the encoder of another model.
-        ModelFileError: the decoder names a file that is not beside it.
-    """
-    decoder = model.session.model
-    if path is None:
-        name = decoder.metadata.get(ENCODER_KEY, "")
-        if any(character in name for character in "/\\:\0") or name in (".", ".."):
-            raise ModelFileError(
-                f"the metadata {ENCODER_KEY} of {decoder.path} is {name!r}, which is not the name of a file beside it",
-                "do not trust this file, or pass --encoder_path",
-            )
-        path = decoder.path.with_name(name or f"{decoder.path.stem}-encoder.onnx")
-    if not path.is_file():
-        raise InputError(
-            f"the encoder of {decoder.path} is not there: {path}",
-            "keep both files of an encoder-decoder in one folder, or pass --encoder_path",
-        )
-    encoder = open_session(path, provider=provider, threads=threads)
-    given = {_past(info.name): info for info in encoder.model.structure.outputs}
-    for info in decoder.structure.inputs:
-        if ".encoder." in info.name and not (info.name in given and _fits(info, given[info.name])):
-            found = _shown(given[info.name]) if info.name in given else "nothing of that name"
-            raise InputError(
-                f"{path} is not the encoder of {decoder.path}: this one takes {_shown(info)}, and that one gives {found}",
-                "pass the file that was exported with it",
-            )
-    unknown = [name for name in encoder.input_names if name not in (IDS, MASK, "token_type_ids")]
-    if unknown:
-        raise InputError(f"{path} reads {', '.join(unknown)}, which no tokenizer gives", "export it for texts")
-    return encoder
-
-
-def is_encoder_decoder(model: ModelFile) -> bool:
-    """Whether a graph is the decoder of an encoder-decoder.
-
-    Raises:
-        InputError: it is the encoder.
-    """
-    if DECODER_KEY in model.metadata and not any(info.name == LOGITS for info in model.structure.outputs):
-        raise InputError(
-            f"{model.path} is the encoder of {model.metadata[DECODER_KEY]!r}, and writes nothing by itself",
-            f"pass --model_path {model.path.with_name(Path(model.metadata[DECODER_KEY]).name)}",
-        )
-    return any(info.name == ENCODER_MASK for info in model.structure.inputs)
-
-
 def _present(name: str) -> str:
     return re.sub(r"^past(_key_values)?", "present", name)
-
-
-def _past(name: str) -> str:
-    return re.sub(r"^present", "past_key_values", name)
 
 
 def _size(size: int | str | None, axis: int, batch: int) -> int:
     if isinstance(size, int):
         return size
     return batch if axis == 0 or size == _BATCH_AXIS else 0
-
-
-def _fits(taken: TensorInfo, given: TensorInfo) -> bool:
-    """Whether one tensor can become another: the same dtype and, where both are fixed, the same sizes."""
-    return (
-        taken.dtype == given.dtype
-        and len(taken.shape) == len(given.shape)
-        and all(
-            first == second or not (isinstance(first, int) and isinstance(second, int))
-            for first, second in zip(taken.shape, given.shape, strict=True)
-        )
-    )
-
-
-def _shown(info: TensorInfo) -> str:
-    return f"{info.name} {info.dtype} {list(info.shape)}"

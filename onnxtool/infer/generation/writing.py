@@ -12,22 +12,16 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError, SessionError
+from onnxtool.infer.generation.encoders import LOGITS, find_encoder
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.generation.processors import Processor, TextBounds, choose, processors_for
 from onnxtool.infer.generation.report import GenerationReport, WrittenText
 from onnxtool.infer.generation.settings import GenerationSettings
-from onnxtool.infer.generation.steps import (
-    LOGITS,
-    DecoderSteps,
-    EncoderDecoderSteps,
-    Steps,
-    cache_of,
-    is_encoder_decoder,
-    open_encoder,
-)
+from onnxtool.infer.generation.steps import DecoderSteps, EncoderDecoderSteps, Steps, cache_of
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.text_model import TextModel
 from onnxtool.model_file.metadata import MAX_DECODER_LENGTH_KEY
+from onnxtool.runtime.session import open_session
 
 OnText = Callable[[int, str], None]
 """Is told the number of a text, counted from 0, and what was written after it since the last call."""
@@ -78,7 +72,8 @@ class Writer:
         """
         self._model, self._options = model, options
         graph = model.session.model
-        self._has_encoder = is_encoder_decoder(graph)
+        encoder = find_encoder(graph, options.encoder_path)
+        self._has_encoder = encoder is not None
         cache_of(graph)
         width = next(info.shape[-1] for info in graph.structure.outputs if info.name == LOGITS)
         self.settings = GenerationSettings.of(model.folder, options, width if isinstance(width, int) else None)
@@ -86,13 +81,14 @@ class Writer:
         pad = self.settings.pad_token_id
         self._pad_id = pad if pad is not None and pad >= 0 else ends[0] if ends else 0
         self._steps: Steps
-        if self._has_encoder:
+        self._start: tuple[int, ...]
+        if encoder is not None:
             start = self.settings.decoder_start_token_id
             start = self.settings.bos_token_id if start is None else start
             if start is None or start < 0:
                 raise model.folder.malformed("generation_config.json", "it has no decoder_start_token_id")
-            encoder = open_encoder(model, options.encoder_path, model.session.provider, model.session.intra_threads)
-            self._steps, self._start = EncoderDecoderSteps(model, encoder, start), (start,)
+            first = open_session(encoder.path, provider=model.session.provider, threads=model.session.intra_threads)
+            self._steps, self._start = EncoderDecoderSteps(model, first, start), (start,)
             self._longest = graph.metadata_number(MAX_DECODER_LENGTH_KEY)
         else:
             if options.encoder_path is not None:
@@ -161,7 +157,8 @@ class Writer:
         start = self._start or text.ids
         if not start:
             raise InputError(f"text {number + 1} has no tokens to write after", "pass a text with a word in it")
-        longest = min((size for size in (self._longest, self._max_length(len(start))) if size is not None), default=None)
+        bounds = (self._longest, self._max_length(len(start)))
+        longest = min((size for size in bounds if size is not None), default=None)
         if longest is not None and len(start) >= longest:
             raise InputError(
                 f"text {number + 1} has {len(start)} tokens, and text and answer may have {longest} together",
@@ -242,7 +239,8 @@ class Writer:
         notes = []
         if cut := sum(text.truncated for text in read):
             limit = self._model.limit
-            notes.append(f"{cut} of {len(read)} texts were cut" + ("" if limit is None else f" to {limit.tokens} tokens"))
+            to = "" if limit is None else f" to {limit.tokens} tokens ({limit.source})"
+            notes.append(f"{cut} of {len(read)} texts were cut{to}")
         if full := sum(row.reason == "limit" for row in rows):
             notes.append(f"{full} of {len(rows)} answers end where the model takes no more: {self._longest} tokens")
         return GenerationReport(
