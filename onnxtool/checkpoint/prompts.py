@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.errors import InputError
 
@@ -27,7 +27,7 @@ class Prompts:
     default: str | None = None
 
     @classmethod
-    def of(cls, folder: CheckpointFolder) -> Prompts:
+    def of(cls, folder: CheckpointFiles) -> Prompts:
         """Read them from config_sentence_transformers.json.
 
         Raises:

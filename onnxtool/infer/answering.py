@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.checkpoint.truncation import EncodedText, Text
 from onnxtool.errors import InputError
+from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.options import InferOptions
@@ -18,7 +20,7 @@ from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.static_queries import StaticQueries
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.text_model import TextModel
-from onnxtool.infer.vectors import DenseVectors, SparseVectors, cosine_similarities
+from onnxtool.infer.vectors import DenseVectors, SparseVectors
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput
@@ -26,7 +28,7 @@ Item = str | tuple[str, str] | TextInput
 # Texts are read and sorted by length this many at a time, so that batches are even and any number of them fits.
 _TEXTS_AT_A_TIME = 1024
 # A table of all pairs grows with the square of the texts.
-_MAX_SIMILARITIES = 1000
+MAX_SIMILARITIES = 1000
 _TOP_TERMS = 10
 
 
@@ -96,7 +98,7 @@ def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str]
         task=model.task,
         kind=model.head.kind,
         answers=tuple(read.answers),
-        similarities=_similarities(read),
+        similarities=_similarities(model, read),
         rankings=_rankings(read.answers) if model.head.kind == "scores" else (),
         notes=tuple(dict.fromkeys([*_notes(model, request, read), *read.notes])),
     )
@@ -219,20 +221,24 @@ def _text_answer(
         query=text.query,
         num_windows=len(windows),
         spans=answer.spans,
-        # The shortest decimals that are the same float32.
-        vector=() if vector is None else tuple(float(str(value)) for value in vector),
+        vector=() if vector is None else numbers_of(vector),
     )
 
 
-def _similarities(read: Read) -> tuple[tuple[float, ...], ...]:
+def numbers_of(vector: NDArray[Any]) -> tuple[float, ...]:
+    """Return codes as integers, and floats as the shortest decimals that are the same float32."""
+    return tuple(vector.tolist() if vector.dtype.kind in "iu" else (float(str(value)) for value in vector))
+
+
+def _similarities(model: TextModel, read: Read) -> tuple[tuple[float, ...], ...]:
     """Return the cosine of every pair of embeddings, or nothing with a note where the table would be huge."""
     count = len(read.vectors)
-    if count < 2:
+    if count < 2 or not isinstance(model.head, Embeddings):
         return ()
-    if count > _MAX_SIMILARITIES:
-        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {_MAX_SIMILARITIES} texts")
+    if count > MAX_SIMILARITIES:
+        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {MAX_SIMILARITIES} texts")
         return ()
-    return tuple(tuple(float(value) for value in row) for row in cosine_similarities(np.stack(read.vectors)))
+    return tuple(tuple(float(value) for value in row) for row in model.head.similarities(np.stack(read.vectors)))
 
 
 def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:

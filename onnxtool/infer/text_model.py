@@ -20,10 +20,12 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch, BatchRules
+from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.static_queries import QUERY, StaticQueries
+from onnxtool.infer.vector_form import RangesLike, VectorForm
 from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
@@ -46,6 +48,7 @@ class TextModel:
         batch_rules: what the graph takes at once.
         num_ids: how many tokens the graph knows; None where that does not show.
         prompts: what the checkpoint has written before texts.
+        chats: what reads texts as chats; None for a model that takes them as they are.
     """
 
     session: Session
@@ -57,6 +60,7 @@ class TextModel:
     batch_rules: BatchRules
     num_ids: int | None
     prompts: Prompts = field(default_factory=lambda: Prompts({}))
+    chats: Chats | None = None
 
     @property
     def is_sparse(self) -> bool:
@@ -98,6 +102,8 @@ class TextModel:
         """
         self.require_documents(prompt)
         before = self.prompts.find(prompt)
+        if self.chats is not None:
+            return self.chats.read(texts, before, self.limit, LongTexts.of(long), first=first)
         options = ReadOptions(
             with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
         )
@@ -169,6 +175,9 @@ class TextModel:
         task: str | None = None,
         long: LongTexts | str = CUT,
         keep_special: bool = False,
+        vectors_as: str | None = None,
+        ranges: RangesLike | None = None,
+        dimensions: int | None = None,
     ) -> DenseVectors | SparseVectors:
         """Return the vectors of N texts, in their order: float32 [N, H] of an embedder, terms of a sparse encoder.
 
@@ -180,18 +189,26 @@ class TextModel:
                 looked up, without a run of the model. None for neither.
             long: as in `windows`.
             keep_special: whether tokens that frame a text, such as [CLS], may be terms.
+            vectors_as: what the numbers of an embedding are stored as: float32, float16, int8, uint8, binary or
+                ubinary, as `precision` of sentence-transformers; None for as the model gives them.
+            ranges: of int8 and uint8, the least and the largest value of each number, float32 [2, H]; or a file: a
+                .npy, or the manifest of a corpus that was encoded with the same model.
+            dimensions: how many numbers to keep, the first, scaled to length 1 again where the checkpoint scales.
 
         Raises:
-            InputError: there are no texts, one cannot be read, or the model gives no vectors.
+            InputError: there are no texts, one cannot be read, or the model gives no vectors, or none that can be
+                stored so.
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
-        self._vector_head()
+        form = VectorForm.of(self._vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
         if task == QUERY and self.queries is not None:
             return self.queries.encode(texts, prompt=prompt, keep_special=keep_special)
         prompt = self._prompt_of(task) if prompt is None else prompt
-        return self.encode_windows(self.windows(texts, prompt=prompt, long=long), keep_special=keep_special)
+        vectors = self.encode_windows(self.windows(texts, prompt=prompt, long=long), keep_special=keep_special)
+        stored: DenseVectors | SparseVectors = form.apply(vectors)
+        return stored
 
     def encode_windows(
         self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False
@@ -255,7 +272,7 @@ class TextModel:
     def _finished(self, vectors: Any, *, keep_special: bool) -> DenseVectors | SparseVectors:
         if isinstance(vectors, SparseVectors):
             return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
-        return np.asarray(vectors, np.float32)
+        return np.asarray(vectors)
 
 
 def _with_prompt(prompt: str, text: Text) -> Text:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import (
@@ -18,13 +19,15 @@ from onnxtool.checkpoint.pooling_modules import (
     normalize,
     read_pooling_modules,
 )
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite
-from onnxtool.infer.vectors import DenseVectors
+from onnxtool.infer.vectors import DenseVectors, cosine_similarities
 
 EMBEDDING = "sentence_embedding"
+SIDE = "text_embeds"  # of a dual encoder of texts and pictures
 
 
 def _by_tokens(vectors: DenseVectors, counts: DenseVectors) -> DenseVectors:
@@ -55,6 +58,7 @@ class Embeddings(VectorHead[DenseVectors]):
         in_graph: whether the graph has done all of it.
         normalizes: whether the last of it scales vectors to length one.
         is_stated: whether the checkpoint says how to pool.
+        stored: how the graph stores its vectors; None where they are the numbers that it computes.
     """
 
     kind = "similarities"
@@ -64,17 +68,18 @@ class Embeddings(VectorHead[DenseVectors]):
     in_graph: bool
     normalizes: bool
     is_stated: bool
+    stored: VectorType | None = None
 
     @classmethod
-    def of(cls, folder: CheckpointFolder, *, in_graph: bool) -> Embeddings:
+    def of(cls, folder: CheckpointFolder, *, in_graph: bool, stored: VectorType | None = None) -> Embeddings:
         """Read from the checkpoint how a graph is pooled, or was.
 
         Raises:
             InputError: the graph has not done it, and it cannot be computed here.
         """
         modules = folder.sentence_modules
-        stored = modules.find("Pooling")
-        pooling = None if stored is None else Pooling.read(stored)
+        stated = modules.find("Pooling")
+        pooling = None if stated is None else Pooling.read(stated)
         after = () if in_graph else read_pooling_modules(modules, Pooling)[1:]
         if pooling is None and not in_graph:
             pooling = Pooling()
@@ -83,7 +88,7 @@ class Embeddings(VectorHead[DenseVectors]):
                 f"the Pooling of {folder.path} leaves prompts out of weightedmean, which is not computed here",
                 "use sentence-transformers for this checkpoint",
             )
-        return cls(pooling, after, in_graph, "Normalize" in modules.kinds, stored is not None)
+        return cls(pooling, after, in_graph, "Normalize" in modules.kinds, stated is not None, stored)
 
     @property
     def includes_prompt(self) -> bool:
@@ -93,23 +98,31 @@ class Embeddings(VectorHead[DenseVectors]):
     @property
     def note(self) -> str:
         """Say where pooling is a guess."""
+        if self.stored is not None:
+            return self.stored.note
         if self.is_stated or self.in_graph:
             return ""
         return "the checkpoint does not say how to pool; these are means over the tokens"
 
     def pool(self, batch: Batch) -> DenseVectors:
-        """Return float32 [B, M * H], or what the graph gives.
+        """Return float32 [B, M * H], or what the graph gives, codes and bits as they are.
 
         Raises:
             SessionError: a value is not a finite number.
         """
+        if self.stored is not None and not self.stored.is_float:
+            return batch.output(2, EMBEDDING)
         if self.in_graph or self.pooling is None:
-            vectors = batch.output(2, EMBEDDING).astype(np.float32)
+            vectors = batch.output(2, EMBEDDING, SIDE).astype(np.float32)
         else:
             states = batch.output(3, "last_hidden_state", "token_embeddings")
             vectors = np.asarray(self.pooling.apply(states, batch.pooled), np.float32)
         require_finite(vectors, "embedding")
         return vectors
+
+    def similarities(self, vectors: DenseVectors) -> NDArray[np.float64]:
+        """Return the cosine of every pair of N vectors, float64 [N, N]; of stored ones, as their note says."""
+        return cosine_similarities(vectors) if self.stored is None else self.stored.similarities(vectors)
 
     @property
     def _modes(self) -> tuple[str, ...]:
@@ -117,6 +130,11 @@ class Embeddings(VectorHead[DenseVectors]):
 
     def require_windows(self) -> None:
         """Allow them where all modes are means or largest values over the tokens."""
+        if self.stored is not None and not self.stored.is_float:
+            raise InputError(
+                f"the model gives {self.stored.name} vectors, and those of windows cannot be put together",
+                "cut long texts (--long truncate), or export without --vectors_as",
+            )
         others = sorted(set(self._modes) - set(_JOINED))
         if others or not self._modes:
             reason = f"pools by {', '.join(others)}" if others else "does not say how it pools"
@@ -144,7 +162,9 @@ class Embeddings(VectorHead[DenseVectors]):
         return np.asarray(normalize(one) if self.in_graph and self.normalizes else one, np.float32)
 
     def finish(self, vectors: DenseVectors) -> DenseVectors:
-        """Compute what follows the pooling: float32 [N, H]."""
+        """Compute what follows the pooling: float32 [N, H], or what the graph stores them as."""
+        if self.stored is not None:  # of those that are floats, windows were put together in float32
+            return vectors.astype(self.stored.dtype)
         vectors = apply_all(self.after, vectors)
         require_finite(vectors, "embedding")
         return vectors
