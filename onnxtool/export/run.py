@@ -12,7 +12,7 @@ from typing import Any
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head
+from onnxtool.export.heads.choice import Head, choose_head, require_expanding_token
 from onnxtool.export.modalities.finding import find_modality, text_of
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
@@ -187,6 +187,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         if specification is None:
             choice = choose_head(options.head, checkpoint, signature, task=options.task)
             head_name, head, why = choice.name, choice.head, choice.why
+            if head is not None and tokenizer is not None:
+                require_expanding_token(source, tokenizer)
             if head is not None and options.dimensions is not None:
                 head = head.truncated(options.dimensions, signature)
         else:

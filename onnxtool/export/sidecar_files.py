@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.late_interaction import METADATA_NAME
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -36,6 +37,7 @@ SIDECAR_FILES = (
     MODULES_NAME,
     ROUTER_NAME,
     ENCODER_NAME,
+    METADATA_NAME,
     *TRANSFORMER_NAMES,
 )
 

@@ -22,14 +22,16 @@ from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.static_queries import QUERY, StaticQueries
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
 
-# The names of prompts for each task, as sentence-transformers looks for them.
-_PROMPTS = {QUERY: (QUERY,), "document": ("document", "passage", "corpus")}
+# What a text can be for, as encode_query and encode_document of sentence-transformers.
+TASKS = (QUERY, "document")
+AnyVectors = DenseVectors | SparseVectors | TokenVectors
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class TextModel:
         batch_rules: what the graph takes at once.
         num_ids: how many tokens the graph knows; None where that does not show.
         prompts: what the checkpoint has written before texts.
+        limits: of queries and of documents, by task, where the checkpoint has others for these.
     """
 
     session: Session
@@ -57,6 +60,7 @@ class TextModel:
     batch_rules: BatchRules
     num_ids: int | None
     prompts: Prompts = field(default_factory=lambda: Prompts({}))
+    limits: Mapping[str, Limit] = field(default_factory=dict)
 
     @property
     def is_sparse(self) -> bool:
@@ -64,31 +68,46 @@ class TextModel:
         return self.head.kind == "terms"
 
     @property
+    def is_late_interaction(self) -> bool:
+        """Whether texts are encoded as a vector for each token."""
+        return isinstance(self.head, TokensOfTexts)
+
+    @property
     def gives_vectors(self) -> bool:
-        """Whether the model is a sentence encoder or a sparse encoder, which encode texts to vectors."""
+        """Whether the model encodes texts to vectors: a sentence encoder, a sparse one, or one of late interaction."""
         return isinstance(self.head, VectorHead)
 
-    def tokenize(self, texts: Sequence[Text], *, prompt: str | None = None) -> list[EncodedText]:
+    def tokenize(
+        self, texts: Sequence[Text], *, prompt: str | None = None, task: str | None = None
+    ) -> list[EncodedText]:
         """Read N texts, or pairs of texts, each cut to the model's limit.
 
         Args:
             texts: texts, and pairs of texts.
             prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
-                None for the checkpoint's default.
+                None for that of the task, or for the checkpoint's default where there is no task.
+            task: what the texts are for, `query` or `document`; None for neither.
 
         Raises:
-            InputError: a text is no Unicode text, or there is no such prompt.
+            InputError: a text is no Unicode text, or there is no such prompt or task.
         """
-        return [window for (window,) in self.windows(texts, prompt=prompt)]
+        return [window for (window,) in self.windows(texts, prompt=prompt, task=task)]
 
     def windows(
-        self, texts: Sequence[Text], *, prompt: str | None = None, long: LongTexts | str = CUT, first: int = 1
+        self,
+        texts: Sequence[Text],
+        *,
+        prompt: str | None = None,
+        task: str | None = None,
+        long: LongTexts | str = CUT,
+        first: int = 1,
     ) -> list[list[EncodedText]]:
         """Read N texts, or pairs of texts, each as one or more windows that the model takes.
 
         Args:
             texts: texts, and pairs of texts.
             prompt: as in `tokenize`.
+            task: as in `tokenize`.
             long: what becomes of texts that are longer than the limit: `truncate`, `window` or `fail`, or with an
                 overlap as LongTexts.
             first: the number of the first text, for errors.
@@ -96,8 +115,10 @@ class TextModel:
         Raises:
             InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
         """
-        self.require_documents(prompt)
-        before = self.prompts.find(prompt)
+        if task is not None and task not in TASKS:
+            raise InputError(f"no task called {task!r}", f"pass one of {', '.join(TASKS)}, or none")
+        self.require_documents(task or prompt)
+        before = self.prompts.find(prompt, task)
         options = ReadOptions(
             with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
         )
@@ -107,10 +128,17 @@ class TextModel:
             num_tokens, num_special = self.tokenizer.count(before)
             options = replace(options, num_leading=num_tokens)
             num_left_out = 0 if self.head.includes_prompt else num_special + num_tokens
-        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit, options, first=first)
+        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit_of(task), options, first=first)
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
+        if isinstance(self.head, VectorHead):
+            head = self.head
+            read = [[head.prepare(window, task) for window in group] for group in read]
         return read
+
+    def limit_of(self, task: str | None) -> Limit | None:
+        """Return the most tokens of a text of a task; None where there is no limit."""
+        return self.limits.get(task or "", self.limit)
 
     def feeds(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
         """Pad B texts and return the inputs of the graph; a graph of a fixed batch gets the last text again.
@@ -147,8 +175,8 @@ class TextModel:
             )
         return text_feeds(self.session.model, arrays)
 
-    def pool(self, batch: Batch, *, keep_special: bool = False) -> DenseVectors | SparseVectors:
-        """Return one vector for each text of a batch: float32 [B, H] of an embedder, terms of a sparse encoder.
+    def pool(self, batch: Batch, *, keep_special: bool = False) -> AnyVectors:
+        """Return the vectors of a batch: float32 [B, H] of an embedder, terms, or vectors of the tokens of each text.
 
         Args:
             batch: what a run gave.
@@ -169,15 +197,18 @@ class TextModel:
         task: str | None = None,
         long: LongTexts | str = CUT,
         keep_special: bool = False,
-    ) -> DenseVectors | SparseVectors:
-        """Return the vectors of N texts, in their order: float32 [N, H] of an embedder, terms of a sparse encoder.
+    ) -> AnyVectors:
+        """Return the vectors of N texts, in their order.
+
+        They are float32 [N, H] of an embedder, terms of a sparse encoder, and vectors of tokens of late interaction.
 
         Args:
             texts: N texts.
             prompt: as in `tokenize`.
             task: `query` or `document`, as encode_query and encode_document of sentence-transformers: the prompt of
-                that name, where `prompt` is None and there is one. Queries of an inference-free sparse encoder are
-                looked up, without a run of the model. None for neither.
+                that name where `prompt` is None, and the length, the added tokens and the left out tokens that the
+                checkpoint has for it. Queries of an inference-free sparse encoder are looked up, without a run of the
+                model. None for neither, as its encode.
             long: as in `windows`.
             keep_special: whether tokens that frame a text, such as [CLS], may be terms.
 
@@ -190,12 +221,10 @@ class TextModel:
         self._vector_head()
         if task == QUERY and self.queries is not None:
             return self.queries.encode(texts, prompt=prompt, keep_special=keep_special)
-        prompt = self._prompt_of(task) if prompt is None else prompt
-        return self.encode_windows(self.windows(texts, prompt=prompt, long=long), keep_special=keep_special)
+        windows = self.windows(texts, prompt=prompt, task=task, long=long)
+        return self.encode_windows(windows, keep_special=keep_special)
 
-    def encode_windows(
-        self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False
-    ) -> DenseVectors | SparseVectors:
+    def encode_windows(self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False) -> AnyVectors:
         """Return the vectors of N texts from what `windows` gives of them; see `encode`."""
         head = self._vector_head()
         flat = [window for group in windows for window in group]
@@ -206,8 +235,8 @@ class TextModel:
             parts.append(head.pool(self.run([flat[position] for position in together])))
         order: list[int] = np.argsort(positions).tolist()
         pooled: Any
-        if isinstance(parts[0], SparseVectors):
-            pooled = SparseVectors.concatenate(parts).take(order)
+        if isinstance(parts[0], SparseVectors | TokenVectors):
+            pooled = type(parts[0]).concatenate(parts).take(order)
         else:
             pooled = np.concatenate(parts)[order]
         if len(flat) > len(windows):
@@ -236,14 +265,6 @@ class TextModel:
                 'encode queries with `onnxtool infer --prompt query`, or with encode(texts, task="query")',
             )
 
-    def _prompt_of(self, task: str | None) -> str | None:
-        """Return the name of the prompt for a task, the first that the checkpoint has; None for its default."""
-        if task is None:
-            return None
-        if task not in _PROMPTS:
-            raise InputError(f"no task called {task!r}", f"pass one of {', '.join(_PROMPTS)}, or none")
-        return next((name for name in _PROMPTS[task] if name in self.prompts.by_name), None)
-
     def _vector_head(self) -> VectorHead[Any]:
         if isinstance(self.head, VectorHead):
             return self.head
@@ -252,7 +273,9 @@ class TextModel:
             "encode with a model for sentence-similarity or sparse-encoding; answer() gives what this one is for",
         )
 
-    def _finished(self, vectors: Any, *, keep_special: bool) -> DenseVectors | SparseVectors:
+    def _finished(self, vectors: Any, *, keep_special: bool) -> AnyVectors:
+        if isinstance(vectors, TokenVectors):
+            return vectors
         if isinstance(vectors, SparseVectors):
             return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
         return np.asarray(vectors, np.float32)
