@@ -20,6 +20,8 @@ class OnnxtoolError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # in tracebacks, which users of the library see
 
 
 class CheckpointError(OnnxtoolError):

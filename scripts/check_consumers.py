@@ -1,9 +1,9 @@
 """Export models for every target, load each result in its real consumer, and compare the answers with PyTorch.
 
 What is checked of a consumer stands in scripts/consumers/TARGET.json, with the script that runs it. Each consumer runs
-in an environment of its own, installed below --work_dir from the pins there (PyPI, npm; node must be there). Vespa and
-text-embeddings-inference are no packages: what their source does is done in onnxruntime, and the table says so. Exit
-code 1 where an answer differs.
+in an environment of its own, installed below --work_dir from the pins there (PyPI, npm; node must be there); one
+without pins runs in this environment. Vespa and text-embeddings-inference are no packages: what their source does is
+done in onnxruntime, and the table says so. Exit code 1 where an answer differs.
 
 Run `python scripts/check_consumers.py --work_dir models/consumers`, with --target for some consumers only.
 """
@@ -218,10 +218,10 @@ def _interpreter(check: Check, work_dir: Path) -> list[str]:
             _mark_installed(CONSUMERS / "package.json", home)
         shutil.copyfile(script, home / script.name)  # node looks for packages beside the script
         return ["node", str(home / script.name)]
-    if check.simulated:
+    pins = CONSUMERS / f"{check.target}.txt"
+    if check.simulated or not pins.is_file():
         return [sys.executable, str(script)]
     home = work_dir / "environments" / check.target
-    pins = CONSUMERS / f"{check.target}.txt"
     if not _is_installed(pins, home):
         print(f"installing {pins.name}", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(home)])

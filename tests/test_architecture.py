@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("autodiff", "torch_backend"),
     ("benchmarking", "corpus"),
-    ("export", "optimize", "infer", "stats"),
+    ("export", "optimize", "infer", "stats", "sentence_transformers"),
     ("runtime",),
     ("checkpoint",),
     ("graph",),
@@ -40,7 +40,8 @@ ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
     "matplotlib": {"cli"},
-    "torch": {"export", "benchmarking/eager.py", "torch_backend", "training"},
+    "torch": {"export", "benchmarking/eager.py", "sentence_transformers", "torch_backend", "training"},
+    "sentence_transformers": {"sentence_transformers"},
     "transformers": {"export", "benchmarking/eager.py", "training/trainer"},
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
@@ -52,7 +53,7 @@ ONLY_IN = {
 }
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
-    *("matplotlib", "pyarrow"),
+    *("matplotlib", "pyarrow", "sentence_transformers"),
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {
@@ -63,6 +64,7 @@ LOADED_AT_ONCE = {
         for package in ("api", "artifacts", "checkpoints", "graphs", "onnxblock")
     },
     "training/trainer": {"torch", "transformers"},
+    "sentence_transformers": {"torch", "sentence_transformers"},
 }
 STANDARD_LIBRARY_ONLY = (
     *(

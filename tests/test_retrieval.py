@@ -26,9 +26,14 @@ def case(name: str) -> Case:
         ("weights of a causal language model", "equal"),
         ("SPLADE, max_active_dims", "equal"),
         ("three labels, Softmax", "equal"),
+        ("decoder", "equal"),
         ("decoder with chat template", "refused"),
         ("inference-free SPLADE", "equal"),
         ("Router of two encoders", "refused"),
+        ("query expansion, fixed, attend False", "equal"),
+        ("PyLate, tokens added", "equal"),
+        ("Stanford", "equal"),
+        ("HierarchicalTokenPooling", "refused"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of other libraries; what is compared is files that one of them writes

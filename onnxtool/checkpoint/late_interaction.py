@@ -200,8 +200,12 @@ def _of_stanford(files: CheckpointFiles) -> SentenceModules:
     if metadata.get("doc_maxlen") is not None:
         settings["document_length"] = metadata["doc_maxlen"]
     # The projection lies among the weights of the transformer, and its shape is that of its weight.
-    projection = {"bias": False, "activation_function": "torch.nn.Identity", "module_input_name": TOKENS}
-    skipped = list(string.punctuation) if metadata.get("mask_punctuation", True) else []
+    projection: dict[str, Json] = {
+        "bias": False,
+        "activation_function": "torch.nn.Identity",
+        "module_input_name": TOKENS,
+    }
+    skipped: Json = [*string.punctuation] if metadata.get("mask_punctuation", True) else []
     return SentenceModules(
         (
             StoredModule("Transformer", "", {}, files),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.tasks import LATE_INTERACTION
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.graph.operators import named_inputs
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
@@ -25,7 +25,7 @@ _PADDED_POSITIONS = frozenset(
 # What a checkpoint of sentence-transformers is for. Its limit is how it is used for these, not what its model takes.
 _SENTENCE_TASKS = (
     *("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification"),
-    LATE_INTERACTION,
+    *(RANKING, LATE_INTERACTION),
 )
 _DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
 # Tokenizers without a limit say 1e30 (transformers' VERY_LARGE_INTEGER).

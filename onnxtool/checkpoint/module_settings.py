@@ -15,6 +15,7 @@ from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, 
 from onnxtool.reports import Json
 
 _FEATURES, _MASKED, _CLASSES = "feature-extraction", "fill-mask", "sequence-classification"
+_CAUSAL = "text-generation"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ _TASKS: Mapping[Json, _Task] = {
     _FEATURES: _Task("last_hidden_state", "token_embeddings"),
     _MASKED: _Task("logits", "token_embeddings"),
     _CLASSES: _Task("logits", "scores"),
+    _CAUSAL: _Task("logits", "causal_logits"),
 }
 # Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
 _HARMLESS_ARGUMENTS = frozenset(
@@ -91,6 +93,13 @@ def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> 
     unknown = list(_unknown_settings(modules))
     if unknown:
         raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
+
+
+def transformer_output(modules: SentenceModules) -> str:
+    """Return what the transformer module calls its output for the modules behind it; empty where it is not known."""
+    default = TRANSFORMERS.get(modules.modules[0].kind) if modules.modules else None
+    task = _TASKS.get(modules.transformer.get("transformer_task", default))
+    return "" if task is None else task.name
 
 
 def _unknown_settings(modules: SentenceModules) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, Builder, Floats, Value, activation_name
-from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.module_settings import require_known_settings, transformer_output
 from onnxtool.checkpoint.pooling_modes import POOLING_MODES, Mask, largest
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
@@ -38,6 +38,7 @@ _SMALLEST_NORM = 1e-12
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
 _DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
 _NAMES = ("module_input_name", "module_output_name")  # of what a module reads and makes
+_LAST = POOLING_MODES["lasttoken"]
 
 
 class PoolingModule(ABC):
@@ -45,11 +46,13 @@ class PoolingModule(ABC):
 
     Attributes:
         pools_tokens: whether it takes [B, S, N] and gives one vector for each text; others take and give vectors.
+        reads: what sentence-transformers calls the output of the transformer that a module that pools tokens reads.
         keys: those of its config.json that are followed, or change nothing; None where sentence-transformers passes
             over others.
     """
 
     pools_tokens: ClassVar[bool] = False
+    reads: ClassVar[str] = "token_embeddings"
     keys: ClassVar[frozenset[str] | None] = None
 
     @classmethod
@@ -252,7 +255,8 @@ class Dense(PoolingModule):
                 f"knows {', '.join(ACTIVATIONS)} of torch.nn"
             )
         # That of Stanford's ColBERT lies among the weights of the transformer, and its shape is written nowhere else.
-        tensors = stored.files.read_tensors(stored.folder, None if stored.folder else ("linear.weight",))
+        files = stored.files
+        tensors = files.read_tensors(stored.folder) if stored.folder else files.read_tensors("", ("linear.weight",))
         columns, rows = settings.get("in_features"), settings.get("out_features")
         if not stored.folder and "linear.weight" in tensors and tensors["linear.weight"].ndim == 2:
             rows, columns = tensors["linear.weight"].shape
@@ -566,9 +570,85 @@ class SparseAutoEncoder(PoolingModule):
         return _projected_width(self.name, self.weight, before)
 
 
+@dataclass(frozen=True)
+class LogitScore(PoolingModule):
+    """Score a pair by what a causal language model says next: float [B, S, V] to [B, 1].
+
+    The logit of one token (`yes`) less that of another (`no`), at the last real token of a text (Nogueira et al., 2020,
+    arXiv:2003.06713).
+
+    Attributes:
+        true_token_id: the token that says that a document is relevant.
+        false_token_id: the one that says that it is not; None for the first logit alone.
+    """
+
+    pools_tokens = True
+    reads = "causal_logits"
+    keys = frozenset(("true_token_id", "false_token_id", "module_input_name"))
+
+    true_token_id: int
+    false_token_id: int | None = None
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> LogitScore:
+        """Read the tokens."""
+        settings = stored.settings
+        true, false = settings.get("true_token_id"), settings.get("false_token_id")
+        if not _is_index(true) or not (false is None or _is_index(false)):
+            raise stored.files.malformed(
+                stored.file("config.json"), f"true_token_id {true!r} and false_token_id {false!r} are no tokens"
+            )
+        source = settings.get("module_input_name", cls.reads)
+        if source != cls.reads:
+            raise stored.files.refuse(
+                f"{stored.kind} of {stored.files.label} reads {source!r}; onnxtool computes it on {cls.reads} alone"
+            )
+        return cls(int(str(true)), None if false is None else int(str(false)))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens whose logits are read."""
+        return (self.true_token_id,) if self.false_token_id is None else (self.true_token_id, self.false_token_id)
+
+    @property
+    def narrowed(self) -> LogitScore:
+        """The same score of logits that are those of `token_ids` alone, [B, S, 2] or [B, S, 1]."""
+        return LogitScore(0, None if self.false_token_id is None else 1)
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, 1]."""
+        mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
+        logits = _LAST.apply(values, mask)[:, list(self.token_ids)].astype(np.float32)
+        return np.asarray(logits[:, :1] - logits[:, 1:].sum(axis=1, keepdims=True))
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        last = _LAST.build(build, value, build.cast(mask))
+        logits = [build.op("Gather", last, build.integers(token), axis=1) for token in self.token_ids]
+        return logits[0] if len(logits) == 1 else build.op("Sub", *logits)
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Apply the definition."""
+        last = _LAST.reference(torch, value, mask)
+        score = last[:, self.true_token_id]
+        return (score if self.false_token_id is None else score - last[:, self.false_token_id]).unsqueeze(1)
+
+    def width(self, before: int) -> int:
+        """Take logits of a vocabulary that has the tokens."""
+        if before <= max(self.token_ids):
+            raise ValueError(f"LogitScore reads token {max(self.token_ids)}, and there are {before} tokens")
+        return 1
+
+    @property
+    def description(self) -> str:
+        """Name the tokens."""
+        return f"the logit of token {' less that of '.join(map(str, self.token_ids))}"
+
+
 POOLING_MODULES: tuple[type[PoolingModule], ...] = (
     Pooling,
     SpladePooling,
+    LogitScore,
     Dense,
     LayerNorm,
     Normalize,
@@ -615,19 +695,26 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
             f"{stored[0].kind}"
         )
     for place, module in enumerate(stored):
-        if works_on_tokens(module) != (place < num_before) and place != num_before:
+        if place != num_before and works_on_tokens(module) != (place < num_before):
             where = "before its" if place < num_before else "behind its"
             raise files.refuse(
                 f"{files.label} computes {module.kind} {where} {first.__name__}, on "
                 f"{VECTOR if place < num_before else TOKENS}; onnxtool computes modules of tokens before it, and of "
                 "vectors behind it"
             )
+    if transformer_output(modules) != first.reads:
+        raise files.refuse(
+            f"{first.__name__} of {files.label} reads {first.reads}, and its transformer gives "
+            f"{transformer_output(modules) or 'none'}"
+        )
     if sum(_CLASSES[module.kind].pools_tokens for module in stored) > 1:
         raise files.refuse(f"{files.label} pools twice, and tokens can be pooled once")
+    if first is LogitScore and len(stored) > 1:
+        raise files.refuse(f"{files.label} computes {stored[1].kind} behind a score, which onnxtool does not")
     for module in stored:
         require_known_keys(module, _CLASSES[module.kind].keys)
     read = tuple(_CLASSES[module.kind].read(module) for module in stored)
-    key, last = _ENCODER_MODULES[first]
+    key, last = _ENCODER_MODULES.get(first, ("", first))
     if modules.encoder.get(key) is None:
         return read
     return (*read, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
@@ -706,6 +793,10 @@ def _count(stored: StoredModule, key: str) -> int:
     if count is None:
         raise stored.files.malformed(ENCODER_NAME, f"{key} is {value!r}, which is no number above zero")
     return count
+
+
+def _is_index(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _tensor(

@@ -20,7 +20,7 @@ _ROUTER, _STATIC = "Router", "SparseStaticEmbedding"
 # Modules that are a transformer, and the task of each where its settings name none.
 TRANSFORMERS: Mapping[str, str] = {"Transformer": "feature-extraction", "MLMTransformer": "fill-mask"}
 # Whose classes sentence-transformers loads without trust_remote_code.
-_PACKAGES = ("sentence_transformers", "pylate")
+_PACKAGES = ("sentence_transformers", "pylate", "onnxtool")
 ENCODER_NAME = "config_sentence_transformers.json"
 # The class of encoders that give a vector for each token.
 MULTI_VECTOR = "MultiVectorEncoder"

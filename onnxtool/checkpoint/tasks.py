@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 TASK_WITH_CACHE = "text-generation-with-past"
 LATE_INTERACTION = "late-interaction"
+# Of a decoder that scores a pair of texts, whose answer is one of two tokens. Rerankers of labels classify texts.
+RANKING = "text-ranking"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ TASKS: tuple[Task, ...] = (
     Task("question-answering", ("AutoModelForQuestionAnswering",), ("ForQuestionAnswering",)),
     Task("text-generation", ("AutoModelForCausalLM",), ("ForCausalLM", "LMHeadModel")),
     Task(TASK_WITH_CACHE, ("AutoModelForCausalLM",)),
+    Task(RANKING, ("AutoModelForCausalLM",)),
     Task("image-classification", ("AutoModelForImageClassification",), ("ForImageClassification",)),
     Task("object-detection", ("AutoModelForObjectDetection",), ("ForObjectDetection",)),
     Task("image-segmentation", ("AutoModelForSemanticSegmentation",), ("ForSemanticSegmentation",)),
@@ -67,7 +70,7 @@ def recognize_task(general: str, *, kinds: Collection[str], tags: Collection[str
     Args:
         general: the task of its architecture.
         kinds: those of sentence-transformers' modules; empty where there are none.
-        tags: those of the model card; empty where there is none.
+        tags: those of the model card, its pipeline among them; empty where there is none.
 
     Returns:
         One of TASK_NAMES, or `other` for an architecture of no known task.
@@ -76,4 +79,6 @@ def recognize_task(general: str, *, kinds: Collection[str], tags: Collection[str
         return "sparse-encoding"
     if general == "feature-extraction" and "Pooling" in kinds:
         return "sentence-similarity"
+    if general == "text-generation" and ("LogitScore" in kinds or (not kinds and RANKING in tags)):
+        return RANKING
     return general

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from onnxtool.errors import InputError
-from onnxtool.infer.options import ModelName, Prompt, Provider, Threads
+from onnxtool.infer.options import ModelName, Prompt, Provider, TextTask, Threads
 from onnxtool.options import Force, Option
 
 # What vectors are written as, and the weights of terms in them.
@@ -23,13 +23,15 @@ class CorpusOptions:
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
             None for the checkpoint's default.
+        task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither.
         provider: `auto`, `cpu` or `cuda`.
         workers: batches that run at once, sharing one session; 0 for one a core, and two on a device.
         threads: intra-op threads of the session; 0 for one, as the workers have the other cores.
         output_format: one of OUTPUT_FORMATS; None for jsonl of a sparse encoder, and npy of an embedder.
         gzip: whether jsonl is compressed.
         contents: whether texts are written beside their vectors; None for yes in jsonl, else no.
-        weights: `int` quantizes the weights of terms as Anserini does, `float` leaves them.
+        weights: `int` quantizes the weights of terms as Anserini does, `float` leaves them; None for `float` in
+            parquet, else `int`.
         keep_special: whether tokens that frame a text, such as [CLS], may be terms.
         strict: whether a line without a text ends the run.
         shard_size: texts of a file of the output; what a killed run loses at most.
@@ -39,13 +41,14 @@ class CorpusOptions:
 
     model_name: ModelName = None
     prompt: Prompt = None
+    task: TextTask = None
     provider: Provider = "auto"
     workers: Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)] = 0
     threads: Threads = 0
     output_format: Annotated[
         str | None,
         Option(
-            "Of a folder of vectors: jsonl as Anserini reads it, npy, or parquet.",
+            "Of a folder of vectors: jsonl as Anserini reads it, npy (not of sparse encoders), or parquet.",
             choices=OUTPUT_FORMATS,
             default="jsonl of sparse encoders, npy of embedders",
         ),
@@ -53,9 +56,13 @@ class CorpusOptions:
     gzip: Annotated[bool, Option("Compress jsonl.")] = False
     contents: Annotated[bool | None, Option("Write the texts beside their vectors.", default="in jsonl only")] = None
     weights: Annotated[
-        str,
-        Option("Weights of terms: int is round(weight / 5 * 256), as Anserini counts them.", choices=WEIGHTS),
-    ] = "int"
+        str | None,
+        Option(
+            "Weights of terms: int is round(weight / 5 * 256), as Anserini counts them.",
+            choices=WEIGHTS,
+            default="float in parquet, else int",
+        ),
+    ] = None
     keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
     strict: Annotated[
         bool,
@@ -78,7 +85,7 @@ class CorpusOptions:
             raise InputError(f"shard_size is {self.shard_size}", "pass at least 1")
         if self.output_format not in (None, *OUTPUT_FORMATS):
             raise InputError(f"unknown output_format {self.output_format!r}", f"use one of {', '.join(OUTPUT_FORMATS)}")
-        if self.weights not in WEIGHTS:
+        if self.weights not in (None, *WEIGHTS):
             raise InputError(f"unknown weights {self.weights!r}", f"use one of {', '.join(WEIGHTS)}")
 
 

@@ -20,7 +20,7 @@ from onnxtool.corpus.sources import Reject
 from onnxtool.errors import OutputExistsError, OutputWriteError
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
-_OWN_FILE = re.compile(r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|ids\.jsonl)(\.partial)?")
+_OWN_FILE = re.compile(r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)(\.partial)?")
 
 
 class OutputFolder:

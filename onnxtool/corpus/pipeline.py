@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.corpus.shards import Vectors
 from onnxtool.corpus.sources import Document, Reject
 from onnxtool.corpus.windows import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 # Windows that are tokenized or run at once beside the one that is finished: they keep the workers busy.
 _WINDOWS_AHEAD = 3
@@ -40,7 +41,7 @@ class EncodedWindow:
     """
 
     window: Window
-    vectors: DenseVectors | SparseVectors | None
+    vectors: Vectors | None
     num_tokens: int
     num_padding: int
     num_truncated: int
@@ -55,12 +56,14 @@ class Plan:
         rules: which texts run together.
         workers: batches that run at once.
         prompt: what is written before each text, as `LoadedModel.tokenize` takes it.
+        task: what the texts are for, likewise.
         keep_special: whether tokens that frame a text may be terms.
     """
 
     rules: BatchRules
     workers: int
     prompt: str | None
+    task: str | None
     keep_special: bool
 
 
@@ -83,7 +86,7 @@ class _Running:
     read: Sequence[EncodedText]
     rejects: tuple[Reject, ...]
     places: list[list[int]]
-    results: list[Future[DenseVectors | SparseVectors]]
+    results: list[Future[Vectors]]
 
 
 def encode_windows(
@@ -123,7 +126,7 @@ def encode_windows(
 
 
 def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    read, rejects = _tokenize(model, window.documents, plan.prompt)
+    read, rejects = _tokenize(model, window.documents, plan)
     refused = {(reject.file, reject.line) for reject in rejects}
     kept = tuple(document for document in window.documents if (document.file, document.line) not in refused)
     window = replace(window, documents=kept)
@@ -137,23 +140,24 @@ def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolEx
 
 
 def _tokenize(
-    model: LoadedModel, documents: Sequence[Document], prompt: str | None
+    model: LoadedModel, documents: Sequence[Document], plan: Plan
 ) -> tuple[list[EncodedText], tuple[Reject, ...]]:
     """Read all texts at once; where one of them has no token, one after the other, and say which."""
     try:
-        return model.tokenize([document.contents for document in documents], prompt=prompt), ()
+        texts = [document.contents for document in documents]
+        return model.tokenize(texts, prompt=plan.prompt, task=plan.task), ()
     except InputError:
         read: list[EncodedText] = []
         rejects: list[Reject] = []
         for document in documents:
             try:
-                read += model.tokenize([document.contents], prompt=prompt)
+                read += model.tokenize([document.contents], prompt=plan.prompt, task=plan.task)
             except InputError:
                 rejects.append(Reject(document.file, document.line, "has contents without any token", document.id))
         return read, tuple(rejects)
 
 
-def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: bool) -> DenseVectors | SparseVectors:
+def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: bool) -> Vectors:
     return model.pool(model.run(texts), keep_special=keep_special)
 
 
@@ -181,13 +185,12 @@ def _padded(batch: Sequence[int], lengths: Sequence[int], rules: BatchRules) -> 
     return (rules.batch_size or len(batch)) * (rules.sequence_length or max(lengths[place] for place in batch))
 
 
-def _in_order(
-    parts: Sequence[DenseVectors | SparseVectors], places: Sequence[Sequence[int]]
-) -> DenseVectors | SparseVectors | None:
+def _in_order(parts: Sequence[Vectors], places: Sequence[Sequence[int]]) -> Vectors | None:
     if not parts:
         return None
     order = np.argsort(np.concatenate([np.asarray(batch) for batch in places]))
-    sparse = [part for part in parts if isinstance(part, SparseVectors)]
-    if sparse:
+    if sparse := [part for part in parts if isinstance(part, SparseVectors)]:
         return SparseVectors.concatenate(sparse).take(order.tolist())
-    return np.asarray(np.concatenate([part for part in parts if not isinstance(part, SparseVectors)])[order])
+    if tokens := [part for part in parts if isinstance(part, TokenVectors)]:
+        return TokenVectors.concatenate(tokens).take(order.tolist())
+    return np.asarray(np.concatenate([part for part in parts if isinstance(part, np.ndarray)])[order])

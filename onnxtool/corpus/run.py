@@ -33,6 +33,7 @@ _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
 # Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
 _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
+_CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
 
 
 def encode_corpus(
@@ -69,7 +70,7 @@ def encode_corpus(
     provider = resolve_provider(options.provider)
     threads = options.threads or 1
     model = load(model_path, model_name=options.model_name, provider=provider, threads=threads)
-    model.require_documents(options.prompt)
+    model.require_documents(options.task or options.prompt)
     shard_format = _shard_format(model, options)
     plan = _plan(model, options)
     folder = OutputFolder(Path(output))
@@ -93,12 +94,15 @@ def _shard_format(model: LoadedModel, options: CorpusOptions) -> ShardFormat:
             "encode with a model for sentence-similarity or sparse-encoding",
         )
     kind = options.output_format or ("jsonl" if model.is_sparse else "npy")
-    if model.is_sparse and kind != "jsonl":
-        raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl")
+    if model.is_sparse and kind == "npy":
+        raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl or parquet")
     if options.gzip and kind != "jsonl":
         raise InputError(f"gzip is for jsonl, and the output is {kind}", "leave out --gzip")
     contents = kind == "jsonl" if options.contents is None else options.contents
-    shard_format = ShardFormat(kind, options.gzip, contents, options.weights if model.is_sparse else "float")
+    weights = options.weights or ("float" if kind == "parquet" else "int")
+    shard_format = ShardFormat(
+        kind, options.gzip, contents, weights if model.is_sparse else "float", model.is_late_interaction
+    )
     shard_format.check()
     return shard_format
 
@@ -109,7 +113,8 @@ def _plan(model: LoadedModel, options: CorpusOptions) -> Plan:
         tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
     on_device = model.session.provider != "cpu"
     workers = options.workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
-    return Plan(batch_rules(model, tokens), workers, options.prompt, options.keep_special)
+    task = options.task or ("document" if model.is_late_interaction else None)
+    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special)
 
 
 def _identity(
@@ -119,7 +124,8 @@ def _identity(
     chosen = {
         **asdict(shard_format),
         "keep_special": options.keep_special,
-        "prompt": model.prompts.find(options.prompt),
+        "prompt": model.prompts.find(options.prompt, plan.task),
+        **({"reading": plan.task} if plan.task else {}),
         "shard_size": options.shard_size,
         "batch_tokens": plan.rules.max_tokens,
         "provider": model.session.provider,
@@ -170,7 +176,9 @@ class _Run:
     def _write_shards(self, rejects: IO[str], start: float) -> None:
         reader = SourceReader(self.sources)
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
-        windows = split_corpus(documents, self.options.shard_size, tuple(shard.digest for shard in self.earlier))
+        done = tuple(shard.digest for shard in self.earlier)
+        most = _CHARACTERS_OF_TOKENS if self.shard_format.by_token else None
+        windows = split_corpus(documents, self.options.shard_size, done, most_characters=most)
         clock = Clock(start, sum(source.size_bytes for source in self.sources), self.manifest.num_texts)
 
         def tell(window: Window, num_texts: int, share: float) -> None:
@@ -236,7 +244,7 @@ class _Run:
             threads=session.threads,
             peak_rss_bytes=peak_rss_bytes(),
             resumed=bool(self.earlier),
-            notes=tuple(_notes(self.model, num_truncated, left_out)),
+            notes=tuple(_notes(self.model, self.plan.task, num_truncated, left_out)),
         )
 
 
@@ -247,13 +255,14 @@ def _stopped_by(reject: Reject) -> InputError:
     )
 
 
-def _notes(model: LoadedModel, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
+def _notes(model: LoadedModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
     if left_out:
         yield f"{len(left_out)} files of the folder are no part of a corpus by their suffix, such as {left_out[0]}"
     if isinstance(model.head, VectorHead) and model.head.note:
         yield model.head.note
-    if num_truncated and model.limit is not None:
-        yield f"{num_truncated} texts were cut to {model.limit.tokens} tokens ({model.limit.source})"
+    limit = model.limit_of(task)
+    if num_truncated and limit is not None:
+        yield f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
     if model.is_sparse and any(len(shape) == 3 for shape in outputs.values()) and "sparse" not in outputs:
         yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"

@@ -1,13 +1,15 @@
-"""Write the vectors of a shard: JSON Lines as Anserini reads them, Parquet, or an array with a file of ids.
+"""Write the vectors of a shard: JSON Lines as Anserini reads them, Parquet, or arrays with a file of ids.
 
-The same texts and vectors give the same bytes. Letters of shapes: N texts, H hidden size.
+The same texts and vectors give the same bytes. Letters of shapes: N texts, H numbers of a vector, T terms or tokens of
+all texts together, W numbers of a token's vector.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
@@ -18,7 +20,9 @@ from numpy.typing import NDArray
 
 from onnxtool.corpus.parquet import require_pyarrow
 from onnxtool.corpus.sources import Document
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
+
+Vectors = DenseVectors | SparseVectors | TokenVectors
 
 # Anserini reads a corpus as if each term occurred in its text as often as its weight says, and drops the fraction
 # (JsonVectorCollection), so weights are scaled before. Its own encoder has 256 steps for weights up to 5
@@ -43,18 +47,20 @@ class ShardFormat:
         gzip: whether jsonl is compressed.
         contents: whether texts are written beside their vectors.
         weights: `int` or `float`, of the terms of sparse vectors.
+        by_token: whether a text has a vector for each of its tokens.
     """
 
     kind: str
     gzip: bool
     contents: bool
     weights: str
+    by_token: bool = False
 
     def names(self, shard: int) -> tuple[str, ...]:
         """Return the files of a shard, counted from 0."""
         stem = f"part-{shard:05d}"
         if self.kind == "npy":
-            return f"{stem}.npy", f"{stem}.ids.jsonl"
+            return f"{stem}.npy", *((f"{stem}.indptr.npy",) if self.by_token else ()), f"{stem}.ids.jsonl"
         return (f"{stem}.{self.kind}{'.gz' if self.gzip else ''}",)
 
     def check(self) -> None:
@@ -69,16 +75,22 @@ class ShardFormat:
     def open(self, paths: Sequence[Path]) -> ShardWriter:
         """Begin the files of a shard, `paths` in the order of `names`."""
         if self.kind == "npy":
-            array, ids = paths
-            return _ArrayWriter(array, ids, contents=self.contents)
+            *arrays, ids = paths
+            return _ArrayWriter(arrays, ids, contents=self.contents)
         (path,) = paths
-        if self.kind == "parquet":
-            return _ParquetWriter(path, contents=self.contents)
-        return _JsonWriter(path, self)
+        return _ParquetWriter(path, self) if self.kind == "parquet" else _JsonWriter(path, self)
+
+
+def _written_terms(vectors: SparseVectors, weights: str) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
+    """Return the terms that are written, as SparseVectors has them: those whose weight is 0 once it is counted not."""
+    values: NDArray[Any] = quantize_weights(vectors.weights) if weights == "int" else vectors.weights
+    kept = values != 0
+    before = np.concatenate([[0], np.cumsum(kept)])
+    return before[vectors.indptr], vectors.indices[kept], values[kept]
 
 
 class _JsonWriter:
-    """A text a line: `id`, `contents` and `vector`, an object of terms and weights or a list of numbers."""
+    """A text a line: `id`, `contents` and `vector`: terms and weights, numbers, or a list of numbers for each token."""
 
     def __init__(self, path: Path, shard_format: ShardFormat) -> None:
         self._format = shard_format
@@ -87,9 +99,8 @@ class _JsonWriter:
         if shard_format.gzip:  # without name and time, which would make each file another
             self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)
 
-    def append(self, documents: Sequence[Document], vectors: DenseVectors | SparseVectors) -> None:
-        rows = self._terms(vectors) if isinstance(vectors, SparseVectors) else _numbers(vectors)
-        for document, row in zip(documents, rows, strict=True):
+    def append(self, documents: Sequence[Document], vectors: Vectors) -> None:
+        for document, row in zip(documents, self._rows(vectors), strict=True):
             head = _fields(document, contents=self._format.contents)
             self._file.write(f'{{{head}, "vector": {row}}}\n'.encode())
 
@@ -97,41 +108,50 @@ class _JsonWriter:
         self._file.close()
         self._raw.close()
 
+    def _rows(self, vectors: Vectors) -> Iterator[str]:
+        if isinstance(vectors, SparseVectors):
+            yield from self._terms(vectors)
+        elif isinstance(vectors, TokenVectors):
+            yield from (_list(map(_numbers, vectors.row(place))) for place in range(len(vectors)))
+        else:
+            yield from map(_numbers, vectors)
+
     def _terms(self, vectors: SparseVectors) -> Iterator[str]:
-        """Yield each text's object of terms, in the order of the vocabulary, with those of weight 0 left out."""
+        """Yield each text's object of terms, in the order of the vocabulary."""
         keys = np.array([f"{_json(term)}: " for term in vectors.vocabulary], dtype=object)
-        is_int = self._format.weights == "int"
-        for place in range(len(vectors)):
-            ids, weights = vectors.row(place)
-            values = quantize_weights(weights) if is_int else weights
-            kept = values != 0
+        indptr, indices, values = _written_terms(vectors, self._format.weights)
+        for start, end in itertools.pairwise(indptr):
             # numpy writes the fewest digits that are this float32; of a float64 Python would write twice as many.
-            written = values[kept].astype(str).tolist()
-            yield f"{{{', '.join(map(add, keys[ids[kept]].tolist(), written))}}}"
+            written = values[start:end].astype(str).tolist()
+            yield f"{{{', '.join(map(add, keys[indices[start:end]].tolist(), written))}}}"
 
 
-def _numbers(vectors: DenseVectors) -> Iterator[str]:
-    for row in vectors:
-        yield f"[{', '.join(row.astype(str).tolist())}]"
+def _numbers(row: NDArray[Any]) -> str:
+    return _list(row.astype(str).tolist())
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"[{', '.join(items)}]"
 
 
 class _ParquetWriter:
-    """A table of `id`, `contents` where they are wanted, and `vector`, a list of H float32; a row group per window."""
+    """A table of `id`, `contents` where they are wanted, and the vectors; a row group per window.
 
-    def __init__(self, path: Path, *, contents: bool) -> None:
+    `vector` is a list of H numbers, `vectors` one such list for each token; of sparse vectors `indices` are the ids of
+    the terms, ascending, and `values` their weights.
+    """
+
+    def __init__(self, path: Path, shard_format: ShardFormat) -> None:
         self._arrow, self._parquet = require_pyarrow()
         self._path = path
-        self._contents = contents
+        self._format = shard_format
         self._writer: Any = None
 
-    def append(self, documents: Sequence[Document], vectors: DenseVectors | SparseVectors) -> None:
-        dense = _dense(vectors)
+    def append(self, documents: Sequence[Document], vectors: Vectors) -> None:
         columns: dict[str, Any] = {"id": [document.id for document in documents]}
-        if self._contents:
+        if self._format.contents:
             columns["contents"] = [document.contents for document in documents]
-        kind = self._arrow.list_(self._arrow.float32(), dense.shape[1])
-        columns["vector"] = self._arrow.FixedSizeListArray.from_arrays(self._arrow.array(dense.reshape(-1)), type=kind)
-        table = self._arrow.table(columns)
+        table = self._arrow.table(columns | self._columns(vectors))
         if self._writer is None:
             # Dictionaries of floats cost time and save nothing.
             self._writer = self._parquet.ParquetWriter(
@@ -139,42 +159,84 @@ class _ParquetWriter:
             )
         self._writer.write_table(table)
 
+    def _columns(self, vectors: Vectors) -> dict[str, Any]:
+        if isinstance(vectors, SparseVectors):
+            indptr, indices, values = _written_terms(vectors, self._format.weights)
+            values = values.astype(np.int32 if self._format.weights == "int" else np.float32)
+            return {"indices": self._lists(indptr, indices), "values": self._lists(indptr, values)}
+        if isinstance(vectors, TokenVectors):
+            return {"vectors": self._lists(vectors.indptr, self._rows(vectors.vectors))}
+        return {"vector": self._rows(vectors)}
+
+    def _lists(self, indptr: NDArray[np.int64], values: Any) -> Any:
+        return self._arrow.ListArray.from_arrays(self._arrow.array(indptr.astype(np.int32)), self._arrow.array(values))
+
+    def _rows(self, array: NDArray[Any]) -> Any:
+        flat = self._arrow.array(array.reshape(-1))
+        return self._arrow.FixedSizeListArray.from_arrays(flat, type=self._arrow.list_(flat.type, array.shape[1]))
+
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
 
 class _ArrayWriter:
-    """An array, float32 [N, H], and a line of JSON for each of its rows, with the `id`."""
+    """An array of vectors, [N, H], and a line of JSON for each text, with the `id`.
 
-    def __init__(self, array: Path, ids: Path, *, contents: bool) -> None:
-        self._array = array.open("wb")
+    Of vectors of tokens, the array is [T, W], and a second one, int64 [N + 1], says where the tokens of a text begin.
+    """
+
+    def __init__(self, arrays: Sequence[Path], ids: Path, *, contents: bool) -> None:
+        self._arrays = [_GrowingArray(path) for path in arrays]
         self._ids = ids.open("wb")
         self._contents = contents
-        self._shape = (0, 0)
+        self._num_tokens = 0
 
-    def append(self, documents: Sequence[Document], vectors: DenseVectors | SparseVectors) -> None:
-        dense = np.ascontiguousarray(_dense(vectors))
-        if not self._shape[0]:
-            self._write_header((0, dense.shape[1]))
-        self._array.write(dense.tobytes())
-        self._shape = (self._shape[0] + len(dense), dense.shape[1])
+    def append(self, documents: Sequence[Document], vectors: Vectors) -> None:
+        if isinstance(vectors, TokenVectors):
+            rows, places = self._arrays
+            rows.append(vectors.vectors)
+            places.append(vectors.indptr[places.num_rows > 0 :] + self._num_tokens)
+            self._num_tokens += len(vectors.vectors)
+        else:
+            (rows,) = self._arrays
+            assert isinstance(vectors, np.ndarray)  # noqa: S101  terms have no place in an array
+            rows.append(vectors)
         self._ids.writelines(f"{{{_fields(document, contents=self._contents)}}}\n".encode() for document in documents)
 
     def close(self) -> None:
-        if self._shape[0]:
-            self._array.seek(0)
-            self._write_header(self._shape)
-        self._array.close()
+        for array in self._arrays:
+            array.close()
         self._ids.close()
 
-    def _write_header(self, shape: tuple[int, int]) -> None:
+
+class _GrowingArray:
+    """A file of an array to which rows are added; dtype and other sizes are those of the first."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._first: NDArray[Any] | None = None
+        self.num_rows = 0
+
+    def append(self, rows: NDArray[Any]) -> None:
+        if self._first is None:
+            self._first = rows[:0]
+            self._write_header()
+        self._file.write(np.ascontiguousarray(rows).tobytes())
+        self.num_rows += len(rows)
+
+    def close(self) -> None:
+        if self._first is not None:
+            self._file.seek(0)
+            self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
         """Write numpy's header, which leaves room for the number of rows to grow (since numpy 1.24)."""
-        np.lib.format.write_array_header_1_0(self._array, {"descr": "<f4", "fortran_order": False, "shape": shape})
-
-
-def _dense(vectors: DenseVectors | SparseVectors) -> DenseVectors:
-    return vectors.to_dense() if isinstance(vectors, SparseVectors) else vectors
+        assert self._first is not None  # noqa: S101  there are rows
+        descr, shape = np.lib.format.dtype_to_descr(self._first.dtype), (self.num_rows, *self._first.shape[1:])
+        header = {"descr": descr, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def _fields(document: Document, *, contents: bool) -> str:

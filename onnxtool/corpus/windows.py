@@ -55,13 +55,20 @@ def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Itera
                 yield line, position
 
 
-def split_corpus(documents: Iterator[tuple[Document, int]], shard_size: int, done: tuple[str, ...]) -> Iterator[Window]:
+def split_corpus(
+    documents: Iterator[tuple[Document, int]],
+    shard_size: int,
+    done: tuple[str, ...],
+    *,
+    most_characters: int | None = None,
+) -> Iterator[Window]:
     """Yield the windows of all shards but the first ones, which are `done`.
 
     Args:
         documents: those to encode, and how far into the input each ends.
         shard_size: texts of a shard; the last one has fewer.
         done: the digest of each shard that an earlier run has written.
+        most_characters: of a window, which ends with the text that reaches them; None for WINDOW_CHARACTERS.
 
     Raises:
         InputError: the input is not what these shards were made from.
@@ -72,7 +79,7 @@ def split_corpus(documents: Iterator[tuple[Document, int]], shard_size: int, don
             _require_same(shard, number, done[number])
             continue
         found = False
-        for window in _windows(shard, number, shard_size):
+        for window in _windows(shard, number, shard_size, most_characters or WINDOW_CHARACTERS):
             found = True
             yield window
         if not found:
@@ -90,7 +97,9 @@ def _require_same(shard: Iterator[tuple[Document, int]], number: int, digest: st
         )
 
 
-def _windows(shard: Iterator[tuple[Document, int]], number: int, shard_size: int) -> Iterator[Window]:
+def _windows(
+    shard: Iterator[tuple[Document, int]], number: int, shard_size: int, most_characters: int
+) -> Iterator[Window]:
     running = blake2b(digest_size=_DIGEST_BYTES)
     together: list[Document] = []
     num_characters = num_texts = position = 0
@@ -99,7 +108,7 @@ def _windows(shard: Iterator[tuple[Document, int]], number: int, shard_size: int
         together.append(document)
         num_texts += 1
         num_characters += len(document.contents)
-        is_full = len(together) == WINDOW_TEXTS or num_characters >= WINDOW_CHARACTERS
+        is_full = len(together) == WINDOW_TEXTS or num_characters >= most_characters
         if is_full and num_texts < shard_size:
             yield Window(tuple(together), number, "", position)
             together, num_characters = [], 0

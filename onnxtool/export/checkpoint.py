@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
-from onnxtool.checkpoint.pooling_modules import Pooling
-from onnxtool.checkpoint.tasks import LATE_INTERACTION, recognize_task
+from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.configuration import (
     architecture_for,
@@ -94,6 +94,8 @@ class Checkpoint:
         if general != "feature-extraction" and Pooling.__name__ in kinds:
             # sentence-transformers pools the states of the base model, whatever head the checkpoint was saved with.
             architecture, general = base_architecture(config), "feature-extraction"
+        if LogitScore.__name__ in kinds:  # which reads the logits of a causal language model
+            architecture, general = architecture_for(config, RANKING), "text-generation"
         task = recognize_task(general, kinds=kinds, tags=source.card_tags)
         return cls(source, config, architecture, task, allow_pickle)
 

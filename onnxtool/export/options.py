@@ -21,7 +21,7 @@ DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 # Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
 # `logits` and `none` put nothing on the model; the first insists on logits.
-HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "none")
+HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "reranker", "none")
 EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
@@ -69,7 +69,7 @@ class ExportOptions:
     head: Annotated[
         str,
         Option(
-            "What the graph computes from the model's output: nothing (none, logits) or one vector per text; auto does "
+            "What the graph computes from the model's output: nothing (none, logits), a vector or a score; auto does "
             "what the model was trained with.",
             choices=HEAD_NAMES,
         ),

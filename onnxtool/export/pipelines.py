@@ -13,6 +13,7 @@ from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.decoding.verification import GenerationReference, verify_generation
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads.choice import Head, append_head
+from onnxtool.export.heads.vocabulary_rows import keep_read_rows
 from onnxtool.export.modalities.finding import text_of
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
@@ -64,11 +65,13 @@ class SingleCallPipeline:
         if strategy.fixed:
             signature = detect_signature(model, self.modality, strategy.fixed)
             signature = signature if self.specification is None else self.specification.narrow(signature)
-        sample = to_tensors(model, self.modality.sample(signature.sizes))
+        sample, head = to_tensors(model, self.modality.sample(signature.sizes)), self.head
+        if head is not None:
+            head, signature = keep_read_rows(model, head, signature)
         graph = trace(strategy.exporter, model, sample, signature, opset, timeout_s=strategy.timeout_s)
         tidy(graph, signature)
-        if self.head is not None:
-            append_head(graph, self.head, keep_raw=self.keep_raw)
+        if head is not None:
+            append_head(graph, head, keep_raw=self.keep_raw)
         return graph
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:

@@ -73,6 +73,8 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
         raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
     if options.keep_raw and head is None:
         raise ExportError("--keep_raw keeps what a head reads, and there is no head", "leave --keep_raw out")
+    if options.keep_raw and head is not None and head.name == "reranker":
+        raise ExportError("--keep_raw was passed for a reranker, which reads two of the logits", "leave --keep_raw out")
     if options.dimensions is not None and (head is None or head.name != "embedding"):
         raise ExportError(
             "--dimensions keeps a part of an embedding, and this graph computes none", "leave --dimensions out"

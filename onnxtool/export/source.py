@@ -138,7 +138,7 @@ class Source(CheckpointFiles):
 
     @cached_property
     def card_tags(self) -> tuple[str, ...]:
-        """The tags in the model card's front matter."""
+        """The tags in the model card's front matter, and the pipeline that it names."""
         import yaml
 
         path = self.locate("README.md")
@@ -149,8 +149,10 @@ class Source(CheckpointFiles):
             card = yaml.safe_load(text.split("---", 2)[1])
         except yaml.YAMLError:
             return ()  # a card is prose for people; one that does not parse tells nothing about the weights
-        tags = card.get("tags") if isinstance(card, dict) else None
-        return tuple(str(tag) for tag in tags) if isinstance(tags, list) else ()
+        card = card if isinstance(card, dict) else {}
+        tags, pipeline = card.get("tags"), card.get("pipeline_tag")
+        named = [*(tags if isinstance(tags, list) else ()), *([pipeline] if pipeline else ())]
+        return tuple(str(tag) for tag in named)
 
     def locate(self, name: str) -> Path | None:
         """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none.

@@ -20,6 +20,7 @@ from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModul
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.choice import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.source import Source
 from onnxtool.reports import Json, TensorInfo
 
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
@@ -140,6 +141,7 @@ class Target:
         batch: the batch size that it calls the graph with; None for any.
         max_ir, max_opset: the highest that its onnxruntime reads; None for no bound.
         refused: kinds that it does not take, each with what to do instead.
+        looks_up_queries: whether it encodes queries of inference-free sparse encoders without the graph.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Target:
     max_ir: int | None = None
     max_opset: int | None = None
     refused: tuple[tuple[str, str], ...] = ()
+    looks_up_queries: bool = False
 
     @property
     def takes_any_graph(self) -> bool:
@@ -189,6 +192,13 @@ class Target:
         """Whether it runs all modules of checkpoints of this kind itself, so that they need not be known here."""
         uses = [use for use in self.uses if use.kind == kind]
         return bool(uses) and uses[0].after is None
+
+    def check_checkpoint(self, use: Use, source: Source) -> None:
+        """Refuse a checkpoint that it would load in another way, or not at all.
+
+        Raises:
+            OnnxtoolError: it would.
+        """
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse a tokenizer that it cannot run.
@@ -290,7 +300,7 @@ def bound_texts(folder: Path, max_length: int | None, *, pad_token: str = "") ->
     if pad_token and not config.get("pad_token"):
         changed["pad_token"] = pad_token
     if changed != {**config, **({} if stated is None else {"model_max_length": stated})}:
-        write_object(path, changed)
+        write_json(path, changed)
 
 
 def read_object(path: Path) -> dict[str, Json]:
@@ -299,8 +309,8 @@ def read_object(path: Path) -> dict[str, Json]:
     return content if isinstance(content, dict) else {}
 
 
-def write_object(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object."""
+def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
+    """Write a JSON object or list."""
     path.unlink(missing_ok=True)  # never through a link into the checkpoint
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -24,7 +24,7 @@ from onnxtool.export.heads.choice import Head, read_head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.export.target import DENSE, KINDS, OTHER, SPARSE, Target, TargetModel, write_object
+from onnxtool.export.target import DENSE, KINDS, OTHER, SPARSE, Target, TargetModel, write_json
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
@@ -185,7 +185,7 @@ class TargetSpecification:
                 if written.is_file():
                     shutil.copyfile(written, folder / name)
                 elif name == "special_tokens_map.json":  # transformers 5 keeps them in tokenizer_config.json
-                    write_object(folder / name, dict(tokenizer.special_tokens_map))
+                    write_json(folder / name, dict(tokenizer.special_tokens_map))
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -257,12 +257,13 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
     kind, inputs, outputs = KINDS.get(checkpoint.task, OTHER), tuple(signature.inputs), signature.outputs
     trained = None if target.computes_all(kind) else _trained_head(source, kind)
     modules = () if trained is None else trained.modules
-    if source.sentence_modules.query is not None:
+    if source.sentence_modules.query is not None and not target.looks_up_queries:
         raise TargetError(
             f"{source.model_name} encodes queries without a model, and {target.title} would run this one on them",
             "pass --target plain",
         )
     use = target.use_for(checkpoint.task, modules, pads_left=getattr(tokenizer, "padding_side", "right") == "left")
+    target.check_checkpoint(use, source)
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:
         if name not in outputs:

@@ -68,7 +68,7 @@ class TorchReference:
 
     def _unseen_tokens(self, length: int) -> list[Case]:
         """Return texts with tokens behind them that the model does not see, and whose vectors count all the same."""
-        sizes = usual_sizes(self.modality) | {SEQUENCE: length} | self.fixed
+        sizes = {**usual_sizes(self.modality), SEQUENCE: length, **self.fixed}
         if not length or sizes[SEQUENCE] != length:
             return []
         feeds = self.modality.feeds(sizes)

@@ -227,7 +227,9 @@ def _token_answers(model: TextModel, texts: Sequence[TextInput], encoded: TokenV
             yield Answer(outputs={TOKENS: vectors.shape}, token_vectors=vectors)
             continue
         if text.query not in read.queries:
-            read.queries[text.query] = model.encode_windows(model.windows([text.query], task=QUERY))
+            query = model.encode_windows(model.windows([text.query], task=QUERY))
+            assert isinstance(query, TokenVectors)  # noqa: S101  as `encoded`, of the same head
+            read.queries[text.query] = query
         scores = read.queries[text.query].max_similarities(encoded.take([place]), is_mean=is_mean)
         yield Answer((Scored("meanmaxsim" if is_mean else "maxsim", float(scores[0, 0])),))
 

@@ -1,4 +1,7 @@
-"""Encode texts with sentence-transformers: settings are `dense` or `sparse`, and the backend, `onnx` or `torch`."""
+"""Encode texts with sentence-transformers: settings are `dense` or `sparse`, and what runs the model.
+
+That is `onnxtool`, by the class that the folder names, or the backend `onnx` or `torch` of sentence-transformers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from exchange import Answer, answer, nonzero
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
     """Return a vector, or terms and weights, for each text."""
     kind, backend = settings
+    if backend == "onnxtool":
+        importlib.import_module("onnxtool.sentence_transformers")
+        backend = "torch"
     package = importlib.import_module("sentence_transformers")
     encoder = package.SparseEncoder if kind == "sparse" else package.SentenceTransformer
     options = {"provider": "CPUExecutionProvider", "export": False} if backend == "onnx" else {}

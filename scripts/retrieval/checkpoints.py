@@ -304,7 +304,7 @@ def _decoder_reranker(template: str | None) -> Callable[[Path, Path], None]:
 
 def _late(
     *behind: Callable[[], torch.nn.Module],
-    first: Callable[[Path], Transformer] | None = None,
+    first: Callable[[Path], Any] | None = None,
     mask: dict[str, Any] | None = None,
     prompts: dict[str, str] | None = None,
     model: dict[str, Any] | None = None,
@@ -341,7 +341,7 @@ def _unit_tokens() -> torch.nn.Module:
     return Normalize(module_input_name="token_embeddings")
 
 
-def _late_decoder(base: Path, side: str, **settings: Any) -> Transformer:
+def _late_decoder(base: Path, side: str, settings: dict[str, Any]) -> Any:
     return Transformer(str(decoder(base, side=side)), **settings)
 
 
@@ -496,8 +496,8 @@ def _dense_cases() -> Iterator[Case]:
     default = _dense(_pooled(), prompts={"search": "search: "}, default_prompt_name="search")
     yield Case("default prompt, by task", DENSE, default, tasks=True)
     yield Case("Normalize on tokens before Pooling", DENSE, _dense(_unit_tokens, _pooled("max")))
-    chain = (_on_tokens(24, bias=True), _on_tokens(8, 24, torch.nn.GELU(), use_residual=True))
-    yield Case("Dense chain on tokens before Pooling", DENSE, _dense(*chain, lambda: Pooling(8, ("cls", "mean"))))
+    on_tokens = (_on_tokens(24, bias=True), _on_tokens(8, 24, torch.nn.GELU(), use_residual=True))
+    yield Case("Dense chain on tokens before Pooling", DENSE, _dense(*on_tokens, lambda: Pooling(8, ("cls", "mean"))))
     renamed = _projection(identity, width=HIDDEN, module_input_name="token_embeddings", module_output_name="other")
     yield Case("Dense on tokens that makes something else", DENSE, _dense(renamed, _pooled()))
     yield Case("weights of a masked language model", DENSE, _masked_weights)
@@ -579,7 +579,7 @@ def _late_cases() -> Iterator[Case]:
         *(("left", "fixed", False), ("left", "min", True)),
     ):
         settings = {"query_expansion": {"strategy": strategy, "attend": attend, "length": 16}, "document_length": 40}
-        make = _late(first=functools.partial(_late_decoder, side=side, **settings))
+        make = _late(first=functools.partial(_late_decoder, side=side, settings=settings))
         yield late(f"decoder, padding {side}, {strategy}, attend {attend}", make, needs_text=True)
     pooled = _late(_on_tokens(), MultiVectorMask, _unit_tokens, lambda: HierarchicalTokenPooling(2.0))
     yield late("HierarchicalTokenPooling", pooled)

@@ -93,7 +93,7 @@ def test_a_hub_id_fetches_the_small_files_only(tmp_path: Path, monkeypatch: pyte
     assert find_checkpoint_folder(_model(tmp_path / "bert.onnx"), "owner/name").path == wanted
     assert asked[0] == "owner/name"
     weights = [pattern for pattern in asked[1:] if not pattern.endswith(".json")]
-    assert weights == ["*_Dense/model.safetensors", "*_LayerNorm/model.safetensors"]
+    assert weights == ["artifact.metadata", "*_Dense/model.safetensors", "*_LayerNorm/model.safetensors"]
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("no network\nmore"), ValueError("no network")])

@@ -12,8 +12,10 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.pooling_modules import (
     LargestTerms,
+    LogitScore,
     Normalize,
     Pooling,
+    PoolingModule,
     SpladePooling,
     Truncate,
     read_pooling_modules,
@@ -62,10 +64,12 @@ def refusal(folder: CheckpointFolder) -> str:
         {**USUAL, "modality_config": {"text": {"method": "forward", "method_output_name": ["last_hidden_state"]}}},
         {"max_seq_length": 256, "do_lower_case": False},
         {"max_seq_length": None, "query_length": None, "query_expansion": None, "unpad_inputs": False},
+        {"query_length": 8, "document_length": 20},
         {"processing_kwargs": {}, "model_args": {"attn_implementation": "sdpa"}, "config_kwargs": {}},
         {"processing_kwargs": {"text": {"max_length": 9, "truncation": True}}},
         {"transformer_task": "fill-mask", "module_output_name": "token_embeddings"},
         {"transformer_task": "sequence-classification", "module_output_name": "scores"},
+        {"transformer_task": "text-generation", "module_output_name": "causal_logits"},
     ],
 )
 def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -81,13 +85,13 @@ def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: 
         ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}}, "modality"),
         ({"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}}, "modality_config"),
         ({"module_output_name": "sentence_embedding"}, "module_output_name 'sentence_embedding'"),
-        ({"transformer_task": "text-generation"}, "transformer_task 'text-generation'"),
+        ({"transformer_task": "any-to-any"}, "transformer_task 'any-to-any'"),
         ({"transformer_task": ["fill-mask"]}, "transformer_task"),
         ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "processing_kwargs"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "processing_kwargs"),
         ({"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}, "processing_kwargs"),
-        ({"query_length": 8}, "query_length 8"),
-        ({"document_length": 20}, "document_length 20"),
+        ({"query_length": 0}, "query_length 0"),
+        ({"document_length": "long"}, "document_length 'long'"),
         ({"query_expansion": {"length": 32}}, "query_expansion"),
         ({"tokenizer_name_or_path": "other/tokenizer"}, "tokenizer_name_or_path 'other/tokenizer'"),
         ({"config_args": {"num_hidden_layers": 2}}, "config_args"),
@@ -100,14 +104,6 @@ def test_settings_that_are_not_followed_are_named(tmp_path: Path, settings: dict
     message = refusal(saved(tmp_path, settings))
     assert reason in message
     assert "sentence_bert_config.json" in message
-
-
-@pytest.mark.parametrize("encoder", ["MultiVectorEncoder", "ColBERT"])
-def test_an_encoder_of_a_vector_for_each_token_is_refused(tmp_path: Path, encoder: str) -> None:
-    """By the class that loads it, under the name of sentence-transformers and of PyLate."""
-    assert f"is a late-interaction encoder (model_type {encoder} of" in refusal(
-        saved(tmp_path, {}, {"model_type": encoder})
-    )
 
 
 def test_settings_without_modules_mean_nothing(tmp_path: Path) -> None:
@@ -131,6 +127,18 @@ def test_settings_of_the_encoder_are_modules_behind_all_others(tmp_path: Path) -
     assert read_pooling_modules(modules, Pooling) == (Pooling(), Normalize(), Truncate(3))
     modules = saved(tmp_path, {}, {"max_active_dims": 8}, "SpladePooling").sentence_modules
     assert read_pooling_modules(modules, SpladePooling) == (SpladePooling(), LargestTerms(8))
+
+
+@pytest.mark.parametrize(
+    ("task", "first"), [("text-generation", Pooling), ("fill-mask", LogitScore), ("feature-extraction", LogitScore)]
+)
+def test_a_module_that_reads_what_its_transformer_does_not_give_is_refused(
+    tmp_path: Path, task: str, first: type[PoolingModule]
+) -> None:
+    """sentence-transformers itself fails on such a checkpoint when it runs."""
+    modules = saved(tmp_path, {"transformer_task": task}, {}, first.__name__).sentence_modules
+    with pytest.raises(InputError, match=f"reads {first.reads}, and its transformer gives "):
+        read_pooling_modules(modules, first)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "3", True])

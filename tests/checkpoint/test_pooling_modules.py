@@ -15,6 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from sentence_transformers.cross_encoder import modules as reference_modules
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
@@ -23,6 +24,7 @@ from onnxtool.checkpoint.pooling_modules import (
     Dense,
     LargestTerms,
     LayerNorm,
+    LogitScore,
     Normalize,
     Pooling,
     PoolingModule,
@@ -113,6 +115,41 @@ def test_each_pooling_reads_real_tokens_only(values: NDArray[np.float32], mode: 
     """On either side of padding, as its definition by hand."""
     expected = np.stack([pooled_by_hand(row[mask == 1], mode) for row, mask in zip(values, MASK, strict=True)])
     require_all_forms((Pooling((mode,)),), values, expected, opset)
+
+
+@pytest.mark.parametrize("false", [None, 1])
+def test_a_score_is_what_the_last_token_says(values: NDArray[np.float32], false: int | None) -> None:
+    """As LogitScore of sentence-transformers, which reads the last position: texts are padded on the left there."""
+    theirs = reference_modules.LogitScore(4, false)
+    last = [torch.from_numpy(row[mask == 1][-1:]) for row, mask in zip(values, MASK, strict=True)]
+    expected = theirs({"causal_logits": torch.stack(last)})["scores"].numpy()
+    require_all_forms((LogitScore(4, false),), values, expected, 13)
+    assert LogitScore(4, false).width(7) == 1
+    with pytest.raises(ValueError, match="reads token 4, and there are 4 tokens"):
+        LogitScore(4, false).width(4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "true_token_id None"),
+        ({"true_token_id": -1}, "are no tokens"),
+        ({"true_token_id": 1, "false_token_id": True}, "false_token_id True"),
+        ({"true_token_id": 1.5}, "true_token_id 1.5"),
+        ({"true_token_id": 1, "module_input_name": "scores"}, "reads 'scores'"),
+        ({"true_token_id": 1, "temperature": 2}, "has the settings temperature"),
+    ],
+)
+def test_a_score_of_no_tokens_is_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    """By what its file says."""
+    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    listed.append({"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"})
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    (tmp_path / "sentence_bert_config.json").write_text('{"transformer_task": "text-generation"}')
+    (tmp_path / "1_LogitScore").mkdir()
+    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=reason):
+        read_pooling_modules(CheckpointFolder(tmp_path).sentence_modules, LogitScore)
 
 
 def test_several_poolings_are_concatenated(values: NDArray[np.float32]) -> None:
@@ -259,10 +296,13 @@ def test_pooling_of_any_age_is_read(tmp_path: Path, settings: dict[str, Any], mo
         ([("Pooling", {"pooling_mode": "attention"})], "unknown pooling mode; onnxtool knows cls"),
         ([("Pooling", {"pooling_mode_attention": True})], "pools with pooling_mode_attention"),
         ([("Pooling", {}), ("WordWeights", {}), ("LSTM", {})], "modules LSTM, WordWeights, which onnxtool does not"),
-        ([("Normalize", {}), ("Pooling", {})], "computes Normalize on tokens, before its Pooling"),
+        ([("Normalize", {}), ("Pooling", {})], "computes Normalize before its Pooling, on sentence_embedding"),
         ([("Pooling", {}), ("Pooling", {})], "pools twice"),
         ([("SpladePooling", {})], "with a Pooling before SpladePooling"),
-        ([("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})], "works on sentence_embedding, t"),
+        (
+            [("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})],
+            "computes Normalize behind its Pooling, on token_e",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused(

@@ -27,7 +27,15 @@ from tests.corpus.corpora import (
     sparse_model,
     write_corpus,
 )
-from tests.infer.tiny_models import TinyModel, model_for, table, write_checkpoint, write_model
+from tests.infer.tiny_models import (
+    VOCABULARY,
+    TinyModel,
+    model_for,
+    splade_terms,
+    table,
+    write_checkpoint,
+    write_model,
+)
 
 TEXTS = make_texts(100)
 
@@ -113,6 +121,18 @@ def test_embeddings_are_a_table_where_parquet_is_asked_for(tmp_path: Path, corpu
     assert str(found.schema.field("vector").type) == "fixed_size_list<element: float>[4]"
     vectors = np.array(found.column("vector").to_pylist())
     np.testing.assert_allclose(vectors, np.stack([expected_mean(text) for text in TEXTS]), atol=1e-6)
+
+
+def test_terms_are_a_table_where_parquet_is_asked_for(tmp_path: Path, corpus: Path) -> None:
+    """The ids of the terms in the vocabulary, and their weights as they are."""
+    import pyarrow.parquet as pq
+
+    _encode(sparse_model(tmp_path), corpus, output_format="parquet", shard_size=40)
+    found = pq.read_table(tmp_path / "vectors").to_pylist()
+    assert [row["id"] for row in found] == [f"d{place}" for place in range(100)]
+    for row, text in zip(found, TEXTS, strict=True):
+        terms = {VOCABULARY[index]: value for index, value in zip(row["indices"], row["values"], strict=True)}
+        assert terms == pytest.approx(splade_terms(table(V, V), text), rel=1e-6)
 
 
 def test_embeddings_are_lines_where_jsonl_is_asked_for(tmp_path: Path, corpus: Path) -> None:

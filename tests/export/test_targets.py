@@ -32,6 +32,7 @@ DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
         ("anserini", "fill-mask", (SpladePooling("sum"),), "output_idx"),
         ("sentence-transformers", "sentence-similarity", (MAX, DENSE), "last_hidden_state"),
         ("sentence-transformers", "sparse-encoding", (SpladePooling("sum"),), "logits"),
+        ("optimum", "sentence-similarity", (MAX, DENSE), "last_hidden_state"),
         ("chroma", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("fastembed", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("fastembed", "sentence-similarity", (MAX,), "sentence_embedding"),

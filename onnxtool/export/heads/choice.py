@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.pooling_modules import (
+    LogitScore,
     Pooling,
     PoolingModule,
     SpladePooling,
@@ -21,7 +22,7 @@ from onnxtool.checkpoint.pooling_modules import (
 )
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TOKENS, TRANSFORMERS
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
-from onnxtool.checkpoint.tasks import LATE_INTERACTION, SPARSE_TAGS
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
@@ -139,7 +140,10 @@ _KINDS: tuple[_HeadKind, ...] = (
     _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling),
     _HeadKind("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", Pooling),
     _HeadKind(LATE_INTERACTION, "last_hidden_state", TOKENS, LATE_INTERACTION, MultiVectorMask),
+    _HeadKind("reranker", "logits", "logits", RANKING, LogitScore),
 )
+# What a reranker without modules says of a document, as CrossEncoder of sentence-transformers asks it.
+_VERDICTS = ("yes", "no")
 
 
 @dataclass(frozen=True)
@@ -252,6 +256,30 @@ def require_expanding_token(source: Source, tokenizer: Any) -> None:
         expansion.find_token(tokenizer.get_vocab().get, usual, source, pads_left=pads_left)
 
 
+def _plain_reranker(checkpoint: Checkpoint) -> Head:
+    """Return the head of a causal language model without modules: `yes` less `no`.
+
+    Raises:
+        CheckpointError: these are no tokens of it.
+    """
+    tokenizer = checkpoint.load_tokenizer()
+    if getattr(tokenizer, "chat_template", None) is not None:
+        raise checkpoint.source.refuse(
+            f"{checkpoint.source.model_name} puts pairs into a chat template, which onnxtool does not compute"
+        )
+    vocabulary = tokenizer.get_vocab()
+    missing = [token for token in _VERDICTS if token not in vocabulary]
+    if missing:
+        raise checkpoint.source.refuse(
+            f"{checkpoint.source.model_name} has no token {' and none '.join(map(repr, missing))}, by which a causal "
+            "language model says whether a document is relevant",
+            "name the tokens by LogitScore: save the checkpoint with CrossEncoder of sentence-transformers",
+        )
+    kind = next(kind for kind in _KINDS if kind.pooling is LogitScore)
+    score = LogitScore(*(vocabulary[token] for token in _VERDICTS))
+    return Head(kind.name, kind.source, kind.output, kind.task, (score,))
+
+
 def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task: str = "auto") -> Choice:
     """Decide on the head: the one with that name, or, for `auto`, the one that the checkpoint was trained with.
 
@@ -268,9 +296,16 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
     if name != "auto":
         if name == "logits":
             require_output(name, "logits", signature)
-        choice = Choice(name, read_head(name, checkpoint.source))
+        is_plain = name == "reranker" and not checkpoint.source.sentence_modules.modules
+        choice = Choice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
     elif checkpoint.task in (kind.task for kind in _KINDS):
-        choice = recognize_head(checkpoint.source, checkpoint.architecture)
+        if checkpoint.task == RANKING and not checkpoint.source.sentence_modules.modules:
+            verdicts = " and ".join(map(repr, _VERDICTS))
+            choice = Choice(
+                "reranker", _plain_reranker(checkpoint), f"a document is scored by the logits of {verdicts}"
+            )
+        else:
+            choice = recognize_head(checkpoint.source, checkpoint.architecture)
         why = f"head {choice.name}: {choice.why}; --head none leaves the model's own outputs"
         choice = replace(choice, why=why if choice.head else f"no head was put on: {choice.why}")
     else:  # a --task of another kind asks for what the model gives for that
@@ -331,6 +366,8 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
         output = build.op("Identity", source)
     if build.dtype != source.dtype:
         output = build.cast(output, source.dtype)
+    if source.name == head.output:
+        source.name = f"{head.output}.tokens"
     output.name = head.output
     output.dtype = source.dtype
     before = source.shape[-1] if source.shape is not None else None

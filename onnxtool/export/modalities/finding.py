@@ -6,7 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
+from onnxtool.checkpoint.tasks import RANKING, TASK_WITH_CACHE
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.audio import AudioInputs
@@ -19,7 +19,7 @@ _DUAL_TASKS = ("zero-shot-image-classification",)
 # For these, a model that may see pictures or hear sound as well is exported as one of text.
 _TEXT_TASKS = (
     *("fill-mask", "text-classification", "token-classification", "feature-extraction"),
-    *("text-generation", TASK_WITH_CACHE),
+    *("text-generation", TASK_WITH_CACHE, RANKING),
 )
 # Image GPT takes pictures as the numbers of their colours, under the name of a text's ids.
 _PICTURE_TASKS = ("image-classification",)

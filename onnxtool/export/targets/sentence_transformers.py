@@ -1,10 +1,27 @@
-"""sentence-transformers, through its ONNX backend: it computes its modules itself.
+"""sentence-transformers: its own modules behind a transformer that onnxtool.sentence_transformers runs.
 
-From the sources of sentence-transformers 5.7 with optimum-onnx 0.1.
+From the sources of sentence-transformers 6.2.
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.sentence_modules import (
+    ENCODER_NAME,
+    MODULES_NAME,
+    ROUTER_NAME,
+    TRANSFORMER_NAMES,
+    TRANSFORMERS,
+    as_object,
+)
+from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
+from onnxtool.errors import TargetError
+from onnxtool.export.source import Source
 from onnxtool.export.target import (
     DENSE,
     HIDDEN_STATES,
@@ -14,12 +31,25 @@ from onnxtool.export.target import (
     SPARSE,
     TOKENIZER_FILES,
     Target,
+    TargetModel,
     Use,
+    write_json,
 )
+from onnxtool.reports import Json
+from onnxtool.version import __version__
+
+CLASS = "onnxtool.sentence_transformers.Transformer"
+# Modules whose files are config.json and, of some, model.safetensors.
+_WITH_WEIGHTS = frozenset(("Dense", "LayerNorm", "SparseAutoEncoder"))
+_LOADED = _WITH_WEIGHTS | {"Pooling", "Normalize", "Dropout", "SpladePooling"}
+_ENCODERS = {DENSE: "SentenceTransformer", SPARSE: "SparseEncoder", SCORES: "CrossEncoder"}
+_TASKS = {DENSE: "feature-extraction", SPARSE: "fill-mask", SCORES: "sequence-classification"}
+_PACKAGE = "sentence_transformers"
+_REASON = "It runs the ONNX file of this model in place of PyTorch."
 
 
 class SentenceTransformers(Target):
-    """Reads the checkpoint's own files, and a graph in the folder `onnx`."""
+    """Reads the checkpoint's own files, and a graph in the folder `onnx`, by a class of onnxtool."""
 
     name = "sentence-transformers"
     title = "sentence-transformers"
@@ -30,8 +60,104 @@ class SentenceTransformers(Target):
     )
     graph = "onnx/model.onnx"
     files = ("config.json", *TOKENIZER_FILES)
-    max_ir = 10
-    max_opset = 21
+    looks_up_queries = True
+
+    def check_checkpoint(self, use: Use, source: Source) -> None:
+        """Refuse modules that it has no files for here, and a transformer that gives something else than the graph."""
+        modules = source.sentence_modules
+        first, *behind = modules.kinds or ("Transformer",)
+        if first not in TRANSFORMERS:
+            raise _refusal(f"{source.model_name} begins with {first}, which is no transformer to be run by onnxruntime")
+        if unknown := [kind for kind in behind if kind not in _LOADED]:
+            raise _refusal(f"{source.model_name} has the modules {', '.join(unknown)}, whose files are not known here")
+        for stored in modules.modules:
+            if stored.kind in _WITH_WEIGHTS:
+                source.read_tensors(stored.folder)
+        settings, name = modules.transformer, modules.transformer_file
+        if (task := settings.get("transformer_task", TRANSFORMERS[first])) != _TASKS[use.kind] and modules.modules:
+            raise _refusal(f"{source.model_name} has the transformer_task {task!r} ({name}), not {_TASKS[use.kind]}")
+        output = use.outputs[0].name
+        for modality, given in as_object(settings.get("modality_config")).items():
+            found = as_object(given).get("method_output_name")
+            if as_object(given).get("method") != "forward" or found not in (output, [output]):
+                raise _refusal(f"{source.model_name} reads {found!r} for {modality} ({name}), not {output}")
+        if modules.query is not None:
+            require_same_tokens(modules.query, source)
+            SparseStaticEmbedding.read(modules.query)
+
+    def write_files(
+        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
+    ) -> None:
+        """Name the class of onnxtool in place of the transformer's, and what sentence-transformers takes for granted.
+
+        A checkpoint of transformers alone gets the modules that sentence-transformers puts on one.
+        """
+        if not (folder / "config.json").is_file():  # a checkpoint that is exported into itself keeps its own files
+            raise TargetError(
+                f"{MODULES_NAME} of the checkpoint itself would name the class {CLASS} in place of PyTorch's",
+                "pass an --output that is not the checkpoint's own folder",
+            )
+        kind = model.use.kind
+        files = CheckpointFolder(folder)
+        stored = files.sentence_modules
+        if not stored.modules:
+            _write_modules(folder, kind, _default_pooling(kind, config))
+        elif stored.query is None:
+            first, *behind = _as_list(files.read_json(MODULES_NAME))
+            write_json(folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
+        else:
+            routes = files.read(ROUTER_NAME)
+            types = {**as_object(routes.get("types")), stored.modules[0].folder: CLASS}
+            write_json(folder / ROUTER_NAME, {**routes, "types": types})
+            copy = folder / stored.query.file("tokenizer.json")  # the same, which check_checkpoint has seen to
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / "tokenizer.json", copy)
+        name = stored.transformer_file or TRANSFORMER_NAMES[0]
+        if stored.transformer.get("transformer_task") is None:  # the class said it
+            write_json(folder / name, {**stored.transformer, "transformer_task": _TASKS[kind]})
+        requirement = {"onnxtool": {"specifier": f">={__version__}", "reason": _REASON}}
+        encoder = {"model_type": _ENCODERS[kind], "prompts": {}, "default_prompt_name": None, **stored.encoder}
+        required = as_object(encoder.get("requirements"))
+        write_json(folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
+
+    def instruction(self, model: TargetModel) -> str:
+        """Say how to load it."""
+        return (
+            f'import onnxtool.sentence_transformers, then load it with {_ENCODERS[model.use.kind]}("FOLDER") of '
+            "sentence-transformers 6; without that import, trust_remote_code=True"
+        )
+
+
+def _refusal(message: str) -> TargetError:
+    return TargetError(message, "load the checkpoint with PyTorch in sentence-transformers; or pass --target plain")
+
+
+def _default_pooling(kind: str, config: Any) -> tuple[str, Mapping[str, Json]] | None:
+    """Return the module that sentence-transformers puts on a transformer, its class and settings; None for none."""
+    if kind == SPARSE:
+        settings = {"pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": config.vocab_size}
+        return f"{_PACKAGE}.sparse_encoder.modules.splade_pooling.SpladePooling", settings
+    if kind == SCORES:
+        return None
+    named = (getattr(config, "architectures", None) or [""])[0]
+    is_causal = named.endswith("ForCausalLM") and getattr(config, "is_causal", True)
+    settings = {"embedding_dimension": config.hidden_size, "pooling_mode": "lasttoken" if is_causal else "mean"}
+    return f"{_PACKAGE}.sentence_transformer.modules.pooling.Pooling", settings
+
+
+def _write_modules(folder: Path, kind: str, pooling: tuple[str, Mapping[str, Json]] | None) -> None:
+    listed: list[Json] = [{"idx": 0, "name": "0", "path": "", "type": CLASS}]
+    if pooling is not None:
+        class_name, settings = pooling
+        path = f"1_{class_name.rpartition('.')[2]}"
+        (folder / path).mkdir(exist_ok=True)
+        write_json(folder / path / "config.json", dict(settings))
+        listed.append({"idx": 1, "name": "1", "path": path, "type": class_name})
+    write_json(folder / MODULES_NAME, listed)
+
+
+def _as_list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
 
 
 TARGET = SentenceTransformers()

@@ -18,7 +18,7 @@ from onnxtool.export.target import (
     Target,
     TargetModel,
     read_object,
-    write_object,
+    write_json,
 )
 
 # What it reads of config.json, and the names that it knows for each.
@@ -73,7 +73,7 @@ def _complete_config(path: Path, config: Any) -> None:
             "serve it from Python, or pass --target plain",
         )
     if changes:
-        write_object(path, {**content, **changes})
+        write_json(path, {**content, **changes})
 
 
 def _write_flags(path: Path, mode: str) -> None:
@@ -82,7 +82,7 @@ def _write_flags(path: Path, mode: str) -> None:
     flags = {row.flag: name == mode for name, row in POOLING_MODES.items()}
     if any(content.get(flag) is not value for flag, value in flags.items()):
         path.parent.mkdir(exist_ok=True)
-        write_object(path, {**content, **flags})
+        write_json(path, {**content, **flags})
 
 
 TARGET = TextEmbeddingsInference()

@@ -22,7 +22,7 @@ from onnxtool.export.target import (
     TargetModel,
     Use,
     read_object,
-    write_object,
+    write_json,
 )
 from onnxtool.reports import Json
 
@@ -57,7 +57,7 @@ class Vespa(Target):
             return  # Vespa's own setting, transformer-max-tokens, decides then
         truncation: Json = {"direction": "Right", "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
         if content["truncation"] != truncation:
-            write_object(path, {**content, "truncation": truncation})
+            write_json(path, {**content, "truncation": truncation})
 
     def instruction(self, model: TargetModel) -> str:
         """Write the component of services.xml."""

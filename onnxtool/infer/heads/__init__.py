@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.sentence_modules import TOKENS
-from onnxtool.checkpoint.tasks import LATE_INTERACTION
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.embeddings import EMBEDDING, Embeddings
@@ -87,6 +87,7 @@ _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead
     "feature-extraction": _features,
     "fill-mask": lambda _model, _folder, tokenizer: Masks.of(tokenizer),
     "text-classification": _labels,
+    RANKING: _labels,
     "token-classification": lambda _model, folder, _tokenizer: Entities(LabelNames.of(folder)),
     "question-answering": _answer_spans,
     "text-generation": lambda _model, _folder, tokenizer: NextTokens(tokenizer),

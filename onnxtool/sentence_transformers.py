@@ -1,0 +1,243 @@
+"""An ONNX file in place of PyTorch inside sentence-transformers, from a folder that the target of that name writes.
+
+    import onnxtool.sentence_transformers
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer("models/NAME")
+
+SparseEncoder and CrossEncoder load such folders as well. All that sentence-transformers does around the transformer,
+and the modules behind it, stay its own. sentence-transformers imports classes of other packages with
+`trust_remote_code=True` alone; importing this module makes its class known, so that the folder loads without.
+
+Written for sentence-transformers 6.2. Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from sentence_transformers.base import modules
+from sentence_transformers.base.model import BaseModel
+
+from onnxtool.errors import InputError, OutputExistsError, TrainingError
+from onnxtool.model_file.wire import read_structure
+from onnxtool.runtime.bounds import MAX_THREADS
+from onnxtool.runtime.providers import PROVIDERS
+from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.text_feeds import text_feeds
+
+CLASS = f"{__name__}.Transformer"  # as modules.json names it
+
+_FOLDER, _FILE = "onnx", "model.onnx"
+# What model_kwargs may say of an ONNX file; `file_name`, `provider` and `export` as in sentence-transformers' own
+# ONNX backend.
+_ARGUMENTS = ("file_name", "provider", "threads", "export")
+# How sentence-transformers says where a file lies; `model_kwargs` has the cache's folder as transformers calls it.
+_WHERE = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
+_PROVIDER_NAMES = {
+    "auto": "auto",
+    **{name: name for name in PROVIDERS},
+    **{full: name for name, full in PROVIDERS.items()},
+}
+
+
+class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """An ONNX file with its session, where sentence-transformers expects a PreTrainedModel. It has no parameters.
+
+    Attributes:
+        config: the PretrainedConfig of the checkpoint.
+        path: the ONNX file.
+        provider: `auto`, `cpu` or `cuda`, as it was asked for.
+        threads: intra-op threads; 0 for one a core.
+    """
+
+    def __init__(self, path: Path, config: Any, *, provider: str = "auto", threads: int = 0) -> None:
+        """Open the session.
+
+        Raises:
+            OnnxtoolError: the file cannot be used, or the provider cannot run here.
+        """
+        super().__init__()
+        self.path, self.config, self.provider, self.threads = path, config, provider, threads
+        self._session: Session = open_session(path, provider=provider, threads=threads)
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors go in and come out: the CPU, whatever the provider."""
+        return torch.device("cpu")
+
+    @property
+    def session(self) -> Session:
+        """The session that runs the file."""
+        return self._session
+
+    def forward(self, **features: Any) -> dict[str, torch.Tensor]:
+        """Run the graph on int64 tensors [B, S] and return its outputs by name, as float32 on the device of the ids.
+
+        Raises:
+            InputError: the graph has an input that the features lack.
+            SessionError: onnxruntime fails on them.
+        """
+        ids = features["input_ids"]
+        names = {*self._session.input_names}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in features.items() if name in names}
+        if "token_type_ids" in names:  # which PyTorch takes for zeros where a tokenizer gives none
+            arrays.setdefault("token_type_ids", torch.zeros_like(ids, device="cpu").numpy())
+        outputs = self._session.run(text_feeds(self._session.model, arrays))
+        return {name: torch.from_numpy(array).float().to(ids.device) for name, array in outputs.items()}
+
+    def train(self, mode: bool = True) -> Self:
+        """Refuse to train.
+
+        Raises:
+            TrainingError: `mode` is set.
+        """
+        if mode:
+            raise TrainingError(
+                f"{self.path} is an ONNX file, which sentence-transformers cannot train",
+                "train the checkpoint that it was exported from, and export it again",
+            )
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Let the model be moved to any device, which changes nothing here, and refuse another precision."""
+        dtype = fn(torch.zeros(1)).dtype
+        if dtype != torch.float32:
+            raise InputError(
+                f"{self.path} is an ONNX file, whose precision is its own and does not become {dtype}",
+                "make one with `onnxtool optimize --precision fp16` or int8, and load it with "
+                'model_kwargs={"file_name": "NAME.onnx"}',
+            )
+        super()._apply(fn, recurse)
+        return self
+
+    def save_pretrained(self, folder: str, **_arguments: Any) -> None:
+        """Copy the ONNX file with its external data, as onnx/model.onnx, and write config.json into `folder`.
+
+        Raises:
+            OutputExistsError: the file is loaded from there under another name, and would replace the one beside it.
+        """
+        target = Path(folder) / _FOLDER
+        target.mkdir(parents=True, exist_ok=True)
+        if self.path.parent.samefile(target) and self.path.name != _FILE:
+            raise OutputExistsError(
+                f"{target / _FILE} is beside the {self.path.name} that is loaded, which would replace it",
+                "save to another folder",
+            )
+        self.config.save_pretrained(folder)
+        copies = {
+            _FILE: self.path,
+            **{name: self.path.parent / name for name in self._session.model.external_locations},
+        }
+        for name, source in copies.items():
+            copy = target / name
+            if copy.exists() and copy.samefile(source):
+                continue
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a process needs to open the file again: a session cannot be sent to another one."""
+        return {name: value for name, value in self.__dict__.items() if name != "_session"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the file again."""
+        super().__setstate__(state)
+        self._session = open_session(self.path, provider=self.provider, threads=self.threads)
+
+
+class Transformer(modules.Transformer):
+    """sentence-transformers' own Transformer with an ONNX file in place of the PyTorch model."""
+
+    def __init__(self, model_name_or_path: str, **arguments: Any) -> None:
+        """Load configuration, tokenizer and ONNX file.
+
+        Raises:
+            InputError: the file is missing, or asked for in a way that no ONNX file has.
+        """
+        if arguments.pop("backend", "onnx") == "openvino":
+            raise InputError(
+                f"{model_name_or_path} has an ONNX file, and the backend openvino was asked for", "leave `backend` out"
+            )
+        super().__init__(model_name_or_path, backend="onnx", **arguments)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, *arguments: Any, **named: Any) -> Self:
+        """Load the module from a folder or the hub, with the arguments of sentence-transformers' own.
+
+        An exported model has the files of the transformer at its top, wherever the checkpoint had them.
+
+        Raises:
+            InputError: `model_kwargs` has what means nothing for an ONNX file.
+        """
+        asked = named.get("model_kwargs") or {}
+        unknown = sorted({*asked} - {*_ARGUMENTS})
+        if unknown or asked.get("export"):
+            raise InputError(
+                f"model_kwargs has {', '.join(unknown) or 'export'}, which means nothing for the ONNX file of "
+                f"{model_name_or_path}",
+                f"pass only {', '.join(_ARGUMENTS[:-1])}; the rest was decided when the file was made",
+            )
+        where = {name: named[name] for name in _WHERE if name in named}
+        if cls.load_file_path(model_name_or_path, "config.json", **where) is None:
+            named["subfolder"] = ""
+        return super().load(model_name_or_path, *arguments, **named)
+
+    def _load_model(
+        self,
+        model_name_or_path: str,
+        transformer_task: str,
+        config: Any,
+        backend: str,
+        is_peft_model: bool,  # which the backend onnx has refused already
+        **arguments: Any,
+    ) -> OnnxModel:
+        provider, threads = arguments.get("provider", "auto"), arguments.get("threads", 0)
+        if not isinstance(provider, str) or provider not in _PROVIDER_NAMES:
+            raise InputError(f"there is no provider {provider!r} here", f"pass one of {', '.join(_PROVIDER_NAMES)}")
+        if not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
+            raise InputError(f"threads is {threads!r}", f"pass 0, for one a core, to {MAX_THREADS}")
+        path = _find_file(model_name_or_path, arguments)
+        return OnnxModel(path, config, provider=_PROVIDER_NAMES[provider], threads=threads)
+
+    def on_model_ready(self, model: BaseModel) -> None:
+        """Let the encoder say that it runs ONNX."""
+        super().on_model_ready(model)
+        model.backend = "onnx"
+
+
+def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
+    """Find the ONNX file in the folder `onnx` of a checkpoint, or beside its other files."""
+    file_name = str(arguments.get("file_name", _FILE))
+    names = [file_name] if "/" in file_name else [f"{_FOLDER}/{file_name}", file_name]
+    given = {**arguments, "cache_folder": arguments.get("cache_dir")}
+    where = {name: given[name] for name in _WHERE if name in given}
+    for name in names:
+        found = modules.Transformer.load_file_path(model_name_or_path, name, **where)
+        if found is not None:
+            break
+    else:
+        raise InputError(
+            f"{model_name_or_path} has no {' and no '.join(names)}",
+            'name the file with model_kwargs={"file_name": ...}, or export the checkpoint with '
+            "`onnxtool export --target sentence-transformers`",
+        )
+    path = Path(found).absolute()
+    # The cache of the hub holds links, and onnxruntime reads no external data through one.
+    if not Path(model_name_or_path).is_dir() and (external := read_structure(path).external):
+        raise InputError(
+            f"{name} of {model_name_or_path} has its weights in {external[0].location}, of which the cache has links",
+            f"download it with `hf download {model_name_or_path} --local-dir FOLDER`, and load FOLDER",
+        )
+    return path
+
+
+# In place of trust_remote_code, which would run the code of any package that a folder names. It is private, and without
+# it sentence-transformers asks for that flag.
+if hasattr(BaseModel, "_module_classes"):
+    BaseModel._module_classes = {**BaseModel._module_classes, CLASS: Transformer}  # noqa: SLF001 - as said above
