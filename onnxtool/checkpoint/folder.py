@@ -21,6 +21,7 @@ _HUB_PATTERNS = (
     TOKENIZER_NAME,
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "chat_template.jinja",
     "config.json",
     "modules.json",
     "sentence_*_config.json",

@@ -78,6 +78,11 @@ class QueryExpansion:
                 f"{files.label} expands queries by {stated!r}; sentence-transformers knows the strategies fixed and "
                 "min, with a length, and attend and token beside it"
             )
+        if "message" in as_object(modules.transformer.get("modality_config")):
+            raise files.refuse(
+                f"{files.label} expands queries that are put into a chat template, which sentence-transformers refuses "
+                "as well"
+            )
         content = positive(modules.transformer.get("query_length"))
         if content is not None and content < length:
             raise files.refuse(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from onnxtool.checkpoint.chat_templates import FORMATS, NO_VARIABLES
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, as_object, positive
 from onnxtool.reports import Json
@@ -36,7 +37,8 @@ _TASKS: Mapping[Json, _Task] = {
 _HARMLESS_ARGUMENTS = frozenset(
     ("attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast")
 )
-# Arguments of a tokenizer's call that change nothing: padding is masked, and texts are cut to the limit in any case.
+# Arguments of a tokenizer's call that change nothing, or are followed: padding is masked, and texts are cut to the
+# limit in any case.
 _HARMLESS_CALLS = frozenset(("max_length", "padding", "pad_to_multiple_of", "truncation", "return_tensors"))
 
 
@@ -52,16 +54,23 @@ def _is_harmless_arguments(value: Json) -> bool:
     return isinstance(value, dict) and value.keys() <= _HARMLESS_ARGUMENTS
 
 
-def _is_harmless_call(value: Json) -> bool:
-    """Whether the arguments of calls are for text alone, and only say how long it may be."""
-    if not isinstance(value, dict) or not value.keys() <= {"text"}:
+def _follows_call(modules: SentenceModules, value: Json) -> bool:
+    """Whether the arguments of calls are followed: those for text, and the variables of a chat template."""
+    if not isinstance(value, dict) or not value.keys() <= {"text", "chat_template"}:
         return _is_nothing(value)
-    text = as_object(value["text"]) if value else {}
-    cuts = text.get("truncation", True) in (True, "longest_first")
+    text, chat = value.get("text", {}), value.get("chat_template", {})
+    if not isinstance(text, dict) or not isinstance(chat, dict):
+        return False
+    is_chat = "message" in as_object(modules.transformer.get("modality_config"))
+    known = _HARMLESS_CALLS | (set() if is_chat else {"add_special_tokens"})  # a template adds them itself
+    if modules.transformer.get("transformer_task") == _CAUSAL:
+        known = known | {"logits_to_keep"}  # of which the last is read
     return (
-        cuts
-        and text.keys() <= _HARMLESS_CALLS
+        text.keys() <= known
+        and text.get("truncation", True) in (True, "longest_first")
+        and isinstance(text.get("add_special_tokens", True), bool)
         and ("max_length" not in text or positive(text["max_length"]) is not None)
+        and chat.keys().isdisjoint(NO_VARIABLES)
     )
 
 
@@ -69,7 +78,6 @@ def _is_harmless_call(value: Json) -> bool:
 _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
     "max_seq_length": lambda value: value is None or positive(value) is not None,
     "do_lower_case": lambda value: isinstance(value, bool),
-    "processing_kwargs": _is_harmless_call,
     "unpad_inputs": _anything,  # of how padding is computed, not of what
     "query_length": lambda value: value is None or positive(value) is not None,
     "document_length": lambda value: value is None or positive(value) is not None,
@@ -119,9 +127,9 @@ def _unknown_of_transformer(modules: SentenceModules, default: str) -> Iterator[
             continue
         if key == "query_expansion" and modules.is_late_interaction:  # QueryExpansion reads it
             continue
-        if key == "modality_config" and "message" in as_object(value):
-            yield f"modality_config of {name} (texts are put into a chat template)"
-        elif key not in _TRANSFORMER or not _TRANSFORMER[key](value):
+        if key == "processing_kwargs" and _follows_call(modules, value):
+            continue
+        if key not in _TRANSFORMER or not _TRANSFORMER[key](value):
             yield f"{key} {value!r} of {name}"
 
 
@@ -129,7 +137,15 @@ def _follows_task(key: str, value: Json, task: _Task) -> bool:
     """Whether a setting says what the transformer gives, and it is what its task gives for texts anyway."""
     if key == "module_output_name":
         return value in (None, task.name)
-    if key != "modality_config" or not isinstance(value, dict) or "message" in value:
+    if key != "modality_config" or not isinstance(value, dict):
         return False
-    text = as_object(value.get("text"))
-    return text.get("method") == "forward" and text.get("method_output_name") in (task.output, [task.output])
+    if "message" not in value:
+        return _is_forward(value.get("text"), task)
+    message = value["message"]  # what texts are made of where it is there, whatever is said of texts
+    is_known = _is_forward(message, task) and as_object(message).get("format", "auto") in FORMATS
+    return is_known and value.keys() <= {"text", "message"}  # others have a processor, which renders otherwise
+
+
+def _is_forward(value: Json, task: _Task) -> bool:
+    settings = as_object(value)
+    return settings.get("method") == "forward" and settings.get("method_output_name") in (task.output, [task.output])

@@ -648,11 +648,11 @@ class LogitScore(PoolingModule):
 POOLING_MODULES: tuple[type[PoolingModule], ...] = (
     Pooling,
     SpladePooling,
-    LogitScore,
     Dense,
     LayerNorm,
     Normalize,
     SparseAutoEncoder,
+    LogitScore,
 )
 _CLASSES = {cls.__name__: cls for cls in POOLING_MODULES}
 # Modules that come before any pooling, and one that only training computes.

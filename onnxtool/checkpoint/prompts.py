@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
+from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.late_interaction import as_multi_vector
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError
 
 # What looks like a name; a prompt that is none of the checkpoint's has at least a space or a colon.
@@ -27,13 +28,13 @@ class Prompts:
     default: str | None = None
 
     @classmethod
-    def of(cls, folder: CheckpointFolder) -> Prompts:
+    def of(cls, folder: CheckpointFiles) -> Prompts:
         """Read them from config_sentence_transformers.json, or from where an older late-interaction encoder has them.
 
         Raises:
             InputError: the file is malformed, or its default is none of its prompts.
         """
-        config = folder.sentence_modules.encoder
+        config = as_multi_vector(SentenceModules.of(folder), folder).encoder
         stated = config.get("prompts") or {}
         if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
             raise folder.malformed(ENCODER_NAME, f"its prompts are no texts by name: {stated}")

@@ -138,6 +138,12 @@ class SentenceModules:
         return stated if least is None else max(stated, least)
 
     @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer puts tokens around a text."""
+        text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
+        return text.get("add_special_tokens") is not False
+
+    @property
     def lower_cases(self) -> bool:
         """Whether sentence-transformers lower-cases texts before all that the tokenizer does itself."""
         return self.transformer.get("do_lower_case") is True

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 TASK_WITH_CACHE = "text-generation-with-past"
 LATE_INTERACTION = "late-interaction"
+TEXT_TO_TEXT_WITH_CACHE = "text2text-generation-with-past"
 # Of a decoder that scores a pair of texts, whose answer is one of two tokens. Rerankers of labels classify texts.
 RANKING = "text-ranking"
 
@@ -34,6 +35,7 @@ class Task:
 # translation comes before fill-mask, which has BART as well, and the general `Model` last.
 TASKS: tuple[Task, ...] = (
     Task("text2text-generation", ("AutoModelForSeq2SeqLM",)),
+    Task(TEXT_TO_TEXT_WITH_CACHE, ("AutoModelForSeq2SeqLM",)),
     Task("fill-mask", ("AutoModelForMaskedLM",), ("ForMaskedLM",)),
     Task("sparse-encoding", ("AutoModelForMaskedLM",)),
     Task("text-classification", ("AutoModelForSequenceClassification",), ("ForSequenceClassification",)),

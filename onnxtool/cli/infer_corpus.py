@@ -45,6 +45,7 @@ def corpus_blocks(report: CorpusReport) -> list[Block]:
                 ("Provider", report.provider),
                 ("Output", f"{report.output}: {len(report.files)} files, {format_bytes(report.size_bytes)}"),
                 ("Manifest", report.manifest),
+                ("Vectors", f"{report.dimensions} numbers as {report.vectors_as}"),
                 ("Texts", f"{report.num_texts}{f', {done}' if done else ''}"),
                 ("Tokens", f"{report.num_tokens}, and {report.padding_share:.1%} padding"),
                 ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),

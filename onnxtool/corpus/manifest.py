@@ -17,6 +17,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.corpus.sources import Reject, Source
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.reports import Json
 
 _FORMAT = 1
 # What decides how texts are read and outputs understood.
@@ -119,9 +120,13 @@ def _shard(entry: dict[str, Any]) -> ShardRecord:
 
 
 def make_identity(
-    model: ModelFile, folder: CheckpointFolder, sources: Iterable[Source], options: dict[str, Any]
+    model: ModelFile,
+    folder: CheckpointFolder,
+    sources: Iterable[Source],
+    options: dict[str, Any],
+    vectors: dict[str, Json],
 ) -> Identity:
-    """Gather what vectors depend on: model, tokenizer, input, `options` and versions."""
+    """Gather what vectors depend on: model, tokenizer, input, `options` and versions; and say what the vectors are."""
     from importlib.metadata import PackageNotFoundError, version
 
     from onnxtool.version import __version__
@@ -140,6 +145,7 @@ def make_identity(
         "checkpoint": {path.relative_to(folder.path).as_posix(): file_sha256(path) for path in present},
         "input": [{"name": source.name, "size_bytes": source.size_bytes} for source in sources],
         "options": options,
+        "vectors": vectors,
         "versions": versions,
     }
 

@@ -6,6 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+from onnxtool.checkpoint.vector_types import (
+    VECTOR_TYPES,
+    Calibrated,
+    Dimensions,
+    RangesFile,
+    VectorsAs,
+    check_ranges_options,
+)
 from onnxtool.errors import InputError
 from onnxtool.infer.options import ModelName, Prompt, Provider, TextTask, Threads
 from onnxtool.options import Force, Option
@@ -33,6 +41,10 @@ class CorpusOptions:
         weights: `int` quantizes the weights of terms as Anserini does, `float` leaves them; None for `float` in
             parquet, else `int`.
         keep_special: whether tokens that frame a text, such as [CLS], may be terms.
+        dimensions: how many numbers of an embedding are kept, its first; None for all.
+        vectors_as: what these numbers are stored as, one of VECTOR_TYPES; None for as the model gives them.
+        ranges: a file with the range of each number, for int8 and uint8.
+        calibration: texts to measure these ranges on, in place of that file.
         strict: whether a line without a text ends the run.
         shard_size: texts of a file of the output; what a killed run loses at most.
         batch_tokens: the most tokens of a batch, padding included; 0 for what fits the model.
@@ -64,6 +76,10 @@ class CorpusOptions:
         ),
     ] = None
     keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
+    dimensions: Dimensions = None
+    vectors_as: VectorsAs = None
+    ranges: RangesFile = None
+    calibration: Calibrated = None
     strict: Annotated[
         bool,
         Option(
@@ -85,6 +101,9 @@ class CorpusOptions:
             raise InputError(f"shard_size is {self.shard_size}", "pass at least 1")
         if self.output_format not in (None, *OUTPUT_FORMATS):
             raise InputError(f"unknown output_format {self.output_format!r}", f"use one of {', '.join(OUTPUT_FORMATS)}")
+        if self.vectors_as not in (None, *VECTOR_TYPES):
+            raise InputError(f"unknown vectors_as {self.vectors_as!r}", f"use one of {', '.join(VECTOR_TYPES)}")
+        check_ranges_options(self.vectors_as, self.ranges, self.calibration)
         if self.weights not in (None, *WEIGHTS):
             raise InputError(f"unknown weights {self.weights!r}", f"use one of {', '.join(WEIGHTS)}")
 

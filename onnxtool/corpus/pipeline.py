@@ -19,6 +19,7 @@ from onnxtool.corpus.windows import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 # Windows that are tokenized or run at once beside the one that is finished: they keep the workers busy.
@@ -58,6 +59,7 @@ class Plan:
         prompt: what is written before each text, as `LoadedModel.tokenize` takes it.
         task: what the texts are for, likewise.
         keep_special: whether tokens that frame a text may be terms.
+        form: how vectors are cut and stored.
     """
 
     rules: BatchRules
@@ -65,6 +67,7 @@ class Plan:
     prompt: str | None
     task: str | None
     keep_special: bool
+    form: VectorForm
 
 
 def batch_rules(model: LoadedModel, batch_tokens: int) -> BatchRules:
@@ -132,10 +135,7 @@ def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolEx
     window = replace(window, documents=kept)
     # The longest first: what is left at the end of the corpus, when workers run out of batches, is short.
     places = list(plan.rules.batches([len(text) for text in read]))[::-1]
-    results = [
-        workers.submit(_encode, model, [read[place] for place in batch], keep_special=plan.keep_special)
-        for batch in places
-    ]
+    results = [workers.submit(_encode, model, [read[place] for place in batch], plan) for batch in places]
     return _Running(window, read, rejects, places, results)
 
 
@@ -157,8 +157,9 @@ def _tokenize(
         return read, tuple(rejects)
 
 
-def _encode(model: LoadedModel, texts: Sequence[EncodedText], *, keep_special: bool) -> Vectors:
-    return model.pool(model.run(texts), keep_special=keep_special)
+def _encode(model: LoadedModel, texts: Sequence[EncodedText], plan: Plan) -> Vectors:
+    vectors: Vectors = plan.form.apply(model.pool(model.run(texts), keep_special=plan.keep_special))
+    return vectors
 
 
 def _finish(running: _Running, plan: Plan, on_batch: OnBatch) -> EncodedWindow:

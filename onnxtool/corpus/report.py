@@ -28,6 +28,8 @@ class CorpusReport:
         workers: batches that ran at once.
         threads: intra-op threads of the session.
         peak_rss_bytes: the largest resident set of this process so far.
+        vectors_as: what the numbers of vectors are stored as, one of VECTOR_TYPES.
+        dimensions: numbers of a vector; of sparse vectors, the terms of the vocabulary.
         resumed: whether an earlier run had begun.
         notes: what a user should know.
     """
@@ -53,5 +55,7 @@ class CorpusReport:
     workers: int
     threads: int
     peak_rss_bytes: int
+    vectors_as: str
+    dimensions: int
     resumed: bool
     notes: tuple[str, ...] = ()

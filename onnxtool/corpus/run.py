@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from onnxtool.corpus.clock import Clock
+from onnxtool.corpus.form import CorpusForm, choose_form
 from onnxtool.corpus.manifest import Identity, Manifest, ShardRecord, make_identity
 from onnxtool.corpus.options import CorpusOptions, OnProgress
 from onnxtool.corpus.output import OutputFolder, StagedShard, publish, staged
@@ -71,22 +72,24 @@ def encode_corpus(
     threads = options.threads or 1
     model = load(model_path, model_name=options.model_name, provider=provider, threads=threads)
     model.require_documents(options.task or options.prompt)
-    shard_format = _shard_format(model, options)
-    plan = _plan(model, options)
+    kind = _kind(model, options)
+    form = choose_form(model, options)
+    shard_format = _shard_format(model, options, kind, by_token=form.by_token)
+    plan = _plan(model, options, form)
     folder = OutputFolder(Path(output))
     with folder.locked():
-        identity = _identity(model, sources, shard_format, options, plan)
+        identity = _identity(model, sources, shard_format, options, plan, form)
         manifest = folder.begin(Manifest(identity), force=options.force)
-        run = _Run(model, sources, folder, shard_format, plan, options, on_progress, manifest)
+        run = _Run(model, sources, folder, shard_format, plan, options, on_progress, manifest, form)
         run.encode()
     return run.report(left_out)
 
 
-def _shard_format(model: LoadedModel, options: CorpusOptions) -> ShardFormat:
-    """Choose what the files are.
+def _kind(model: LoadedModel, options: CorpusOptions) -> str:
+    """Choose one of OUTPUT_FORMATS.
 
     Raises:
-        InputError: the model gives no vectors, the format is not for them, or pyarrow is missing.
+        InputError: the model gives no vectors, or the format is not for them.
     """
     if not model.gives_vectors:
         raise InputError(
@@ -98,27 +101,39 @@ def _shard_format(model: LoadedModel, options: CorpusOptions) -> ShardFormat:
         raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl or parquet")
     if options.gzip and kind != "jsonl":
         raise InputError(f"gzip is for jsonl, and the output is {kind}", "leave out --gzip")
+    return kind
+
+
+def _shard_format(model: LoadedModel, options: CorpusOptions, kind: str, *, by_token: bool) -> ShardFormat:
+    """Choose what the files are.
+
+    Raises:
+        InputError: pyarrow is missing.
+    """
     contents = kind == "jsonl" if options.contents is None else options.contents
     weights = options.weights or ("float" if kind == "parquet" else "int")
-    shard_format = ShardFormat(
-        kind, options.gzip, contents, weights if model.is_sparse else "float", model.is_late_interaction
-    )
+    shard_format = ShardFormat(kind, options.gzip, contents, weights if model.is_sparse else "float", by_token)
     shard_format.check()
     return shard_format
 
 
-def _plan(model: LoadedModel, options: CorpusOptions) -> Plan:
+def _plan(model: LoadedModel, options: CorpusOptions, form: CorpusForm) -> Plan:
     tokens = options.batch_tokens or _BATCH_TOKENS[model.session.provider]
     if model.is_sparse and not options.batch_tokens:
         tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
     on_device = model.session.provider != "cpu"
     workers = options.workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
-    task = options.task or ("document" if model.is_late_interaction else None)
-    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special)
+    task = model.task_of(options.task)
+    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form)
 
 
 def _identity(
-    model: LoadedModel, sources: tuple[Source, ...], shard_format: ShardFormat, options: CorpusOptions, plan: Plan
+    model: LoadedModel,
+    sources: tuple[Source, ...],
+    shard_format: ShardFormat,
+    options: CorpusOptions,
+    plan: Plan,
+    form: CorpusForm,
 ) -> Identity:
     """Gather what the bytes of the output depend on. How many workers there are changes nothing."""
     chosen = {
@@ -132,7 +147,7 @@ def _identity(
         "threads": options.threads or 1,
         "task": model.task,
     }
-    return make_identity(model.session.model, model.folder, sources, chosen)
+    return make_identity(model.session.model, model.folder, sources, chosen, form.description)
 
 
 @dataclass
@@ -147,6 +162,7 @@ class _Run:
     options: CorpusOptions
     on_progress: OnProgress
     manifest: Manifest
+    form: CorpusForm
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
 
@@ -244,7 +260,9 @@ class _Run:
             threads=session.threads,
             peak_rss_bytes=peak_rss_bytes(),
             resumed=bool(self.earlier),
-            notes=tuple(_notes(self.model, self.plan.task, num_truncated, left_out)),
+            vectors_as=str(self.form.description["as"]),
+            dimensions=self.form.dimensions,
+            notes=(*self.form.notes, *_notes(self.model, self.plan.task, num_truncated, left_out)),
         )
 
 

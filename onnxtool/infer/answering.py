@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.checkpoint.truncation import EncodedText, Text
 from onnxtool.errors import InputError
+from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import LongTexts
@@ -20,7 +22,7 @@ from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.text_model import TextModel
-from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors, cosine_similarities
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput
@@ -108,7 +110,7 @@ def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str]
         task=model.task,
         kind=kind,
         answers=tuple(read.answers),
-        similarities=_similarities(read),
+        similarities=_similarities(model, read),
         rankings=_rankings(read.answers) if kind == "scores" else (),
         notes=tuple(dict.fromkeys([*_notes(model, request, read), *read.notes])),
     )
@@ -171,7 +173,7 @@ def _require_form(model: TextModel, texts: Sequence[TextInput]) -> None:
         )
 
 
-def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | None) -> str:
+def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | None) -> str | None:
     """Return what the texts of late interaction are for: documents, unless something else is asked for.
 
     Raises:
@@ -185,7 +187,7 @@ def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | No
         )
     if num_pairs and task == QUERY:
         raise InputError("texts are ranked for a query as documents, and --task query was passed", "leave it out")
-    return task or "document"
+    return model.task_of(task)
 
 
 def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request, read: Read, *, first: int) -> None:
@@ -269,25 +271,25 @@ def _text_answer(
         query=text.query,
         num_windows=len(windows),
         spans=answer.spans,
-        vector=() if vector is None else _shortest(vector),
-        token_vectors=tuple(map(_shortest, answer.token_vectors)),
+        vector=() if vector is None else _numbers(vector),
+        token_vectors=tuple(map(_numbers, answer.token_vectors)),
     )
 
 
-def _shortest(vector: DenseVectors) -> tuple[float, ...]:
-    """Return the shortest decimals that are the same float32."""
-    return tuple(float(str(value)) for value in vector)
+def _numbers(vector: NDArray[Any]) -> tuple[float, ...]:
+    """Return codes as integers, and floats as the shortest decimals that are the same float32."""
+    return tuple(vector.tolist() if vector.dtype.kind in "iu" else (float(str(value)) for value in vector))
 
 
-def _similarities(read: Read) -> tuple[tuple[float, ...], ...]:
+def _similarities(model: TextModel, read: Read) -> tuple[tuple[float, ...], ...]:
     """Return the cosine of every pair of embeddings, or nothing with a note where the table would be huge."""
     count = len(read.vectors)
-    if count < 2:
+    if count < 2 or not isinstance(model.head, Embeddings):
         return ()
     if count > _MAX_SIMILARITIES:
         read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {_MAX_SIMILARITIES} texts")
         return ()
-    return tuple(tuple(float(value) for value in row) for row in cosine_similarities(np.stack(read.vectors)))
+    return tuple(tuple(float(value) for value in row) for row in model.head.similarities(np.stack(read.vectors)))
 
 
 def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:

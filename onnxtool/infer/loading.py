@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.limits import limit_of_task, text_limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.answering import Asked, Item, answer_texts, make_request
 from onnxtool.infer.batches import BatchRules
+from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.infer.text_model import TASKS, AnyVectors, TextModel
+from onnxtool.infer.vector_form import RangesLike
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
@@ -92,6 +95,7 @@ def load(
         tokenizer.require_room(one)
     head = head_for(task, model, folder, tokenizer)
     prompts = Prompts.of(folder)
+    template = ChatTemplate.of(folder, folder.sentence_modules, task)
     on_progress(f"loading {path}")
     return LoadedModel(
         session=open_session(path, provider=provider, threads=threads, inter_threads=inter_threads),
@@ -104,6 +108,7 @@ def load(
         num_ids=index_bounds(model).get("input_ids"),
         prompts=prompts,
         limits=limits,
+        chats=None if template is None else Chats(template, tokenizer),
     )
 
 
@@ -116,6 +121,9 @@ def encode(
     prompt: str | None = None,
     task: str | None = None,
     long: LongTexts | str = CUT,
+    vectors_as: str | None = None,
+    ranges: RangesLike | None = None,
+    dimensions: int | None = None,
 ) -> AnyVectors:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
 
@@ -124,7 +132,10 @@ def encode(
     Raises:
         OnnxtoolError: the model cannot be loaded, gives no vectors, or a text cannot be read.
     """
-    if task == QUERY and (queries := load_queries(model_path, model_name=model_name)) is not None:
+    is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
+    if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
         return queries.encode(texts, prompt=prompt)
     model = load(model_path, model_name=model_name, provider=provider)
-    return model.encode(texts, prompt=prompt, task=task, long=long)
+    return model.encode(
+        texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
+    )

@@ -20,11 +20,13 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch, BatchRules
+from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.static_queries import QUERY, StaticQueries
+from onnxtool.infer.vector_form import RangesLike, VectorForm
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
@@ -49,6 +51,7 @@ class TextModel:
         num_ids: how many tokens the graph knows; None where that does not show.
         prompts: what the checkpoint has written before texts.
         limits: of queries and of documents, by task, where the checkpoint has others for these.
+        chats: what reads texts as chats; None for a model that takes them as they are.
     """
 
     session: Session
@@ -61,6 +64,7 @@ class TextModel:
     num_ids: int | None
     prompts: Prompts = field(default_factory=lambda: Prompts({}))
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    chats: Chats | None = None
 
     @property
     def is_sparse(self) -> bool:
@@ -118,7 +122,11 @@ class TextModel:
         if task is not None and task not in TASKS:
             raise InputError(f"no task called {task!r}", f"pass one of {', '.join(TASKS)}, or none")
         self.require_documents(task or prompt)
-        before = self.prompts.find(prompt, task)
+        before, limit = self.prompts.find(prompt, task), self.limit_of(task)
+        if self.chats is not None:
+            return self._prepared(
+                self.chats.read(texts, before, limit, LongTexts.of(long), task=task, first=first), task
+            )
         options = ReadOptions(
             with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
         )
@@ -128,13 +136,20 @@ class TextModel:
             num_tokens, num_special = self.tokenizer.count(before)
             options = replace(options, num_leading=num_tokens)
             num_left_out = 0 if self.head.includes_prompt else num_special + num_tokens
-        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit_of(task), options, first=first)
+        read = LongTexts.of(long).read(self.tokenizer, texts, limit, options, first=first)
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
-        if isinstance(self.head, VectorHead):
-            head = self.head
-            read = [[head.prepare(window, task) for window in group] for group in read]
-        return read
+        return self._prepared(read, task)
+
+    def _prepared(self, read: list[list[EncodedText]], task: str | None) -> list[list[EncodedText]]:
+        head = self.head
+        if not isinstance(head, VectorHead):
+            return read
+        return [[head.prepare(window, task) for window in group] for group in read]
+
+    def task_of(self, task: str | None) -> str | None:
+        """Return what texts are for where a user says nothing of it: those of late interaction are documents."""
+        return task or ("document" if self.is_late_interaction else None)
 
     def limit_of(self, task: str | None) -> Limit | None:
         """Return the most tokens of a text of a task; None where there is no limit."""
@@ -197,6 +212,9 @@ class TextModel:
         task: str | None = None,
         long: LongTexts | str = CUT,
         keep_special: bool = False,
+        vectors_as: str | None = None,
+        ranges: RangesLike | None = None,
+        dimensions: int | None = None,
     ) -> AnyVectors:
         """Return the vectors of N texts, in their order.
 
@@ -211,18 +229,25 @@ class TextModel:
                 model. None for neither, as its encode.
             long: as in `windows`.
             keep_special: whether tokens that frame a text, such as [CLS], may be terms.
+            vectors_as: what the numbers of an embedding are stored as: float32, float16, int8, uint8, binary or
+                ubinary, as `precision` of sentence-transformers; None for as the model gives them.
+            ranges: of int8 and uint8, the least and the largest value of each number, float32 [2, H]; or a file: a
+                .npy, or the manifest of a corpus that was encoded with the same model.
+            dimensions: how many numbers to keep, the first, scaled to length 1 again where the checkpoint scales.
 
         Raises:
-            InputError: there are no texts, one cannot be read, or the model gives no vectors.
+            InputError: there are no texts, one cannot be read, or the model gives no vectors, or none that can be
+                stored so.
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
-        self._vector_head()
+        form = VectorForm.of(self._vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
         if task == QUERY and self.queries is not None:
             return self.queries.encode(texts, prompt=prompt, keep_special=keep_special)
         windows = self.windows(texts, prompt=prompt, task=task, long=long)
-        return self.encode_windows(windows, keep_special=keep_special)
+        stored: AnyVectors = form.apply(self.encode_windows(windows, keep_special=keep_special))
+        return stored
 
     def encode_windows(self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False) -> AnyVectors:
         """Return the vectors of N texts from what `windows` gives of them; see `encode`."""
@@ -278,7 +303,7 @@ class TextModel:
             return vectors
         if isinstance(vectors, SparseVectors):
             return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
-        return np.asarray(vectors, np.float32)
+        return np.asarray(vectors)
 
 
 def _with_prompt(prompt: str, text: Text) -> Text:

@@ -262,12 +262,7 @@ def _plain_reranker(checkpoint: Checkpoint) -> Head:
     Raises:
         CheckpointError: these are no tokens of it.
     """
-    tokenizer = checkpoint.load_tokenizer()
-    if getattr(tokenizer, "chat_template", None) is not None:
-        raise checkpoint.source.refuse(
-            f"{checkpoint.source.model_name} puts pairs into a chat template, which onnxtool does not compute"
-        )
-    vocabulary = tokenizer.get_vocab()
+    vocabulary = checkpoint.load_tokenizer().get_vocab()
     missing = [token for token in _VERDICTS if token not in vocabulary]
     if missing:
         raise checkpoint.source.refuse(

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from onnxtool.checkpoint.tasks import RANKING, TASK_WITH_CACHE
+from onnxtool.checkpoint.tasks import RANKING, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.audio import AudioInputs
@@ -20,6 +20,7 @@ _DUAL_TASKS = ("zero-shot-image-classification",)
 _TEXT_TASKS = (
     *("fill-mask", "text-classification", "token-classification", "feature-extraction"),
     *("text-generation", TASK_WITH_CACHE, RANKING),
+    *("text2text-generation", TEXT_TO_TEXT_WITH_CACHE),
 )
 # Image GPT takes pictures as the numbers of their colours, under the name of a text's ids.
 _PICTURE_TASKS = ("image-classification",)
@@ -45,10 +46,12 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     """
     parameters = inspect.signature(model.forward).parameters
     accepted = tuple(parameters)
-    if "pixel_values" in accepted and "input_ids" in accepted:
-        return _text_and_images(model, checkpoint, accepted, text)
     modality: Modality
-    if "pixel_values" in accepted or checkpoint.task in _PICTURE_TASKS:
+    if "pixel_values" in accepted and "input_ids" in accepted:
+        modality = _text_and_images(model, checkpoint, accepted, text)
+        if isinstance(modality, SideBySide):
+            return modality
+    elif "pixel_values" in accepted or checkpoint.task in _PICTURE_TASKS:
         modality = ImageInputs.of(model, checkpoint.load_processor("image processor"), accepted)
     elif any(name in accepted for name in _SOUNDS) and not _reads(model, checkpoint, accepted):
         modality = AudioInputs.of(model, checkpoint.load_processor("feature extractor"), accepted)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.tokenizer import TextTokenizer
@@ -56,7 +57,7 @@ def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer)
 
 
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    return Embeddings.of(folder, in_graph=_has_output(model, EMBEDDING))
+    return Embeddings.of(folder, in_graph=_has_output(model, EMBEDDING), stored=VectorType.of_model(model))
 
 
 def _token_vectors(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:

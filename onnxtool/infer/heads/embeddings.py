@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
@@ -20,11 +21,12 @@ from onnxtool.checkpoint.pooling_modules import (
     normalize,
     read_pooling_modules,
 )
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite
-from onnxtool.infer.vectors import DenseVectors
+from onnxtool.infer.vectors import DenseVectors, cosine_similarities
 
 EMBEDDING = "sentence_embedding"
 
@@ -58,6 +60,7 @@ class Embeddings(VectorHead[DenseVectors]):
         in_graph: whether the graph has done all of it.
         normalizes: whether the last of it scales vectors to length one.
         is_stated: whether the checkpoint says how to pool.
+        stored: how the graph stores its vectors; None where they are the numbers that it computes.
     """
 
     kind = "similarities"
@@ -68,17 +71,18 @@ class Embeddings(VectorHead[DenseVectors]):
     in_graph: bool
     normalizes: bool
     is_stated: bool
+    stored: VectorType | None = None
 
     @classmethod
-    def of(cls, folder: CheckpointFolder, *, in_graph: bool) -> Embeddings:
+    def of(cls, folder: CheckpointFolder, *, in_graph: bool, stored: VectorType | None = None) -> Embeddings:
         """Read from the checkpoint how a graph is pooled, or was.
 
         Raises:
             InputError: the graph has not done it, and it cannot be computed here.
         """
         modules = folder.sentence_modules
-        stored = modules.find("Pooling")
-        pooling = None if stored is None else Pooling.read(stored)
+        stated = modules.find("Pooling")
+        pooling = None if stated is None else Pooling.read(stated)
         computed = () if in_graph else read_pooling_modules(modules, Pooling)
         place = modules_before(computed, Pooling)
         if pooling is None and not in_graph:
@@ -89,7 +93,7 @@ class Embeddings(VectorHead[DenseVectors]):
                 "use sentence-transformers for this checkpoint",
             )
         before, after = computed[:place], computed[place + 1 :]
-        return cls(before, pooling, after, in_graph, "Normalize" in modules.kinds, stored is not None)
+        return cls(before, pooling, after, in_graph, "Normalize" in modules.kinds, stated is not None, stored)
 
     @property
     def includes_prompt(self) -> bool:
@@ -99,16 +103,20 @@ class Embeddings(VectorHead[DenseVectors]):
     @property
     def note(self) -> str:
         """Say where pooling is a guess."""
+        if self.stored is not None:
+            return self.stored.note
         if self.is_stated or self.in_graph:
             return ""
         return "the checkpoint does not say how to pool; these are means over the tokens"
 
     def pool(self, batch: Batch) -> DenseVectors:
-        """Return float32 [B, M * H], or what the graph gives.
+        """Return float32 [B, M * H], or what the graph gives, codes and bits as they are.
 
         Raises:
             SessionError: a value is not a finite number.
         """
+        if self.stored is not None and not self.stored.is_float:
+            return batch.output(2, EMBEDDING)
         if self.in_graph or self.pooling is None:
             vectors = batch.output(2, EMBEDDING).astype(np.float32)
         else:
@@ -118,12 +126,21 @@ class Embeddings(VectorHead[DenseVectors]):
         require_finite(vectors, "embedding")
         return vectors
 
+    def similarities(self, vectors: DenseVectors) -> NDArray[np.float64]:
+        """Return the cosine of every pair of N vectors, float64 [N, N]; of stored ones, as their note says."""
+        return cosine_similarities(vectors) if self.stored is None else self.stored.similarities(vectors)
+
     @property
     def _modes(self) -> tuple[str, ...]:
         return () if self.pooling is None else self.pooling.modes
 
     def require_windows(self) -> None:
         """Allow them where all modes are means or largest values over the tokens."""
+        if self.stored is not None and not self.stored.is_float:
+            raise InputError(
+                f"the model gives {self.stored.name} vectors, and those of windows cannot be put together",
+                "cut long texts (--long truncate), or export without --vectors_as",
+            )
         others = sorted(set(self._modes) - set(_JOINED))
         if others or not self._modes:
             reason = f"pools by {', '.join(others)}" if others else "does not say how it pools"
@@ -151,7 +168,9 @@ class Embeddings(VectorHead[DenseVectors]):
         return np.asarray(normalize(one) if self.in_graph and self.normalizes else one, np.float32)
 
     def finish(self, vectors: DenseVectors) -> DenseVectors:
-        """Compute what follows the pooling: float32 [N, H]."""
+        """Compute what follows the pooling: float32 [N, H], or what the graph stores them as."""
+        if self.stored is not None:  # of those that are floats, windows were put together in float32
+            return vectors.astype(self.stored.dtype)
         vectors = apply_all(self.after, vectors)
         require_finite(vectors, "embedding")
         return vectors

@@ -1,0 +1,338 @@
+"""Vectors as they are stored: the numbers of an embedding as codes of 256 steps, or as bits, and how these compare.
+
+As `quantize_embeddings` of sentence-transformers 6.2, bit for bit: in NumPy and in a graph.
+
+Letters of shapes: N vectors, W numbers of a vector, C columns that they are stored in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.activations import Builder, Floats, Value
+from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.checkpoint.vector_types import BITS, CODES, VECTOR_TYPES, check_ranges_options
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
+from onnxtool.reports import Json
+
+# float32 [2, W]: the least and the largest value of each number.
+Ranges = NDArray[np.float32]
+
+FLOATS = f"{VECTORS_KEY}.floats"  # what a graph calls its vectors before they are stored
+
+FEWEST_FOR_RANGES = 100  # vectors; of fewer, sentence-transformers warns
+
+_STEPS = 255
+_ZERO_OF_INT8 = 128  # what int8 has less than uint8
+_POWERS = (128, 64, 32, 16, 8, 4, 2, 1)  # the first number of eight is the highest bit, as numpy.packbits has it
+_DTYPES = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "uint8"} | {
+    "binary": "int8",
+    "ubinary": "uint8",
+}
+_TENSOR_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "float16": 10}  # TensorProto.DataType
+
+
+@dataclass(frozen=True, eq=False)
+class VectorType:
+    """How vectors are stored.
+
+    Attributes:
+        name: one of VECTOR_TYPES.
+        ranges: of int8 and uint8; None for others.
+    """
+
+    name: str
+    ranges: Ranges | None = None
+
+    @classmethod
+    def of(cls, name: str, ranges: Ranges | None = None) -> VectorType:
+        """Check a name, and that it comes with ranges where it needs them, and without where not.
+
+        Raises:
+            InputError: it does not.
+        """
+        if name not in VECTOR_TYPES:
+            raise InputError(f"vectors cannot be stored as {name!r}", f"use one of {', '.join(VECTOR_TYPES)}")
+        if name in CODES and ranges is None:
+            check_ranges_options(name, None, None)
+        if name not in CODES and ranges is not None:
+            raise InputError(
+                f"ranges were passed, and vectors stored as {name} have none", f"they are for {' and '.join(CODES)}"
+            )
+        return cls(name, ranges)
+
+    @classmethod
+    def of_model(cls, model: ModelFile) -> VectorType | None:
+        """Return how the graph of a model gives its vectors; None where its metadata does not say so.
+
+        Raises:
+            InputError: the metadata is malformed.
+        """
+        name = model.metadata.get(VECTORS_KEY)
+        if name is None:
+            return None
+        stored = model.metadata.get(RANGES_KEY)
+        label = f"the metadata {RANGES_KEY} of {model.path}"
+        return cls.of(name, None if stored is None else _parse_ranges(stored, label))
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a file says of it, for `of_model`."""
+        ranges = {} if self.ranges is None else {RANGES_KEY: json.dumps(numbers_of(self.ranges))}
+        return {VECTORS_KEY: self.name, **ranges}
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the array."""
+        return np.dtype(_DTYPES[self.name])
+
+    @property
+    def numbers_of_a_column(self) -> int:
+        """W / C."""
+        return 8 if self.name in BITS else 1
+
+    @property
+    def is_float(self) -> bool:
+        """Whether numbers stay numbers."""
+        return self.name not in (*CODES, *BITS)
+
+    def columns(self, width: int) -> int:
+        """Return C for vectors of W = `width` numbers.
+
+        Raises:
+            InputError: the ranges are of another width, or bits do not fill bytes.
+        """
+        if self.ranges is not None and self.ranges.shape[1] != width:
+            raise InputError(
+                f"the ranges are of {self.ranges.shape[1]} numbers, and the vectors have {width}",
+                "measure them on vectors of the same model and the same --dimensions",
+            )
+        if self.name not in BITS:
+            return width
+        if width % 8:
+            raise InputError(
+                f"{self.name} vectors have eight numbers to a byte, and these have {width}",
+                f"keep a multiple of 8 of them: --dimensions {max(8, width - width % 8)}, where they are at least 8",
+            )
+        return width // 8
+
+    def apply(self, vectors: Floats) -> NDArray[Any]:
+        """Store vectors, float32 [N, W]: [N, C].
+
+        Raises:
+            InputError: see `columns`; or a number is too large for float16.
+        """
+        self.columns(vectors.shape[-1])
+        if self.ranges is not None:
+            starts, steps = _starts_and_steps(self.ranges)
+            codes = np.clip(np.floor((vectors - starts) / steps), 0, _STEPS)
+            return np.asarray(codes if self.name == "uint8" else codes - _ZERO_OF_INT8).astype(self.dtype)
+        if self.name in BITS:
+            packed = np.packbits(vectors > 0, axis=-1)
+            return packed if self.name == "ubinary" else (packed - np.uint8(_ZERO_OF_INT8)).view(np.int8)
+        with np.errstate(over="ignore"):
+            stored = vectors.astype(self.dtype)
+        if self.name == "float16" and not np.isfinite(stored).all():
+            raise InputError(
+                f"a vector has the number {np.abs(vectors).max():g}, and float16 ends at 65504", "store float32"
+            )
+        return stored
+
+    def build(self, build: Builder, value: Value) -> Value:
+        """Append it to a graph: `value` is [N, W], of the builder's dtype."""
+        dtype = _TENSOR_TYPES[str(self.dtype)]
+        if self.ranges is not None:
+            starts, steps = (
+                build.weight(array, f"{VECTORS_KEY}.{name}")
+                for array, name in zip(_starts_and_steps(self.ranges), ("starts", "steps"), strict=True)
+            )
+            codes = build.op("Floor", build.op("Div", build.op("Sub", value, starts), steps))
+            codes = build.op("Clip", codes, build.number(0.0), build.number(float(_STEPS)))
+        elif self.name in BITS:
+            # A product and a sum instead of a MatMul, which would be a layer for what quantizes layers.
+            bits = build.cast(build.op("Greater", value, build.number(0.0)))
+            eights = build.op("Reshape", bits, build.integers(0, -1, len(_POWERS)))
+            powers = build.weight(np.array(_POWERS, np.float32), f"{VECTORS_KEY}.powers")
+            codes = build.reduce("ReduceSum", build.op("Mul", eights, powers), axis=2)
+        else:
+            return build.op("Cast", value, to=dtype)
+        if self.name in ("int8", "binary"):
+            codes = build.op("Sub", codes, build.number(float(_ZERO_OF_INT8)))
+        return build.op("Cast", codes, to=dtype)
+
+    def nearest(self, codes: NDArray[Any], vectors: Floats) -> Floats:
+        """Return, of all vectors that are stored as `codes`, those next to `vectors`: float [N, W].
+
+        Where a rounding error carries a number over the edge of a step, its code is another one, and the vector that
+        is nearest is as far away as the error is large. So codes are compared with the vectors that they are made of.
+        """
+        if self.name in BITS:
+            raw = codes if self.name == "ubinary" else codes.view(np.uint8) + np.uint8(_ZERO_OF_INT8)
+            is_set = np.unpackbits(raw, axis=-1).astype(bool)
+            return np.where(is_set, np.maximum(vectors, 0), np.minimum(vectors, 0))
+        if self.ranges is None:
+            below, above = (np.nextafter(codes, self.dtype.type(to)).astype(np.float64) for to in (-np.inf, np.inf))
+            exact = codes.astype(np.float64)
+            return np.clip(vectors, (exact + below) / 2, (exact + above) / 2)
+        starts, steps = (array.astype(np.float64) for array in _starts_and_steps(self.ranges))
+        places = codes.astype(np.float64) + (_ZERO_OF_INT8 if self.name == "int8" else 0)
+        # The first and the last step have no outer edge: what lies beyond is cut to them.
+        low = np.where(places == 0, -np.inf, starts + places * steps)
+        high = np.where(places == _STEPS, np.inf, starts + (places + 1) * steps)
+        return np.clip(vectors, low, high)
+
+    def similarities(self, codes: NDArray[Any]) -> NDArray[np.float64]:
+        """Return how similar each pair of N stored vectors is, float64 [N, N]: the cosine of codes, or of signs."""
+        if self.name in BITS:
+            signs = 2.0 * np.unpackbits(codes.view(np.uint8) ^ self._sign_bit, axis=-1) - 1.0
+            return np.asarray(signs @ signs.T / signs.shape[1])
+        unit = normalize(codes.astype(np.float64))
+        return np.asarray(np.clip(unit @ unit.T, -1.0, 1.0))
+
+    @property
+    def _sign_bit(self) -> np.uint8:
+        return np.uint8(_ZERO_OF_INT8 if self.name == "binary" else 0)
+
+    @property
+    def note(self) -> str:
+        """Say what the similarities of stored vectors are; empty for floats."""
+        if self.name in BITS:
+            return f"the vectors are {self.name}: similarities are cosines of signs, 1 - 2 * Hamming distance / numbers"
+        if self.name in CODES:
+            offset = "; all codes are positive, so that they lie close to 1" if self.name == "uint8" else ""
+            return f"the vectors are {self.name}: similarities are cosines of the codes{offset}"
+        return ""
+
+    def describe(self, width: int) -> dict[str, Json]:
+        """Say in JSON how vectors of W = `width` numbers are stored."""
+        found: dict[str, Json] = {"as": self.name, "dtype": str(self.dtype), "dimensions": width}
+        if self.ranges is not None:
+            found["ranges"] = numbers_of(self.ranges)
+            offset = f" - {_ZERO_OF_INT8}" if self.name == "int8" else ""
+            found["code"] = f"clip(floor((x - ranges[0]) / ((ranges[1] - ranges[0]) / {_STEPS})), 0, {_STEPS}){offset}"
+        if self.name in BITS:
+            offset = f", less {_ZERO_OF_INT8}" if self.name == "binary" else ""
+            found["code"] = f"x > 0, eight numbers a byte, the first in the highest bit{offset}"
+        return found
+
+
+def _starts_and_steps(ranges: Ranges) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    starts = ranges[0]
+    steps = (ranges[1] - starts) / np.float32(_STEPS)
+    return starts, np.where(steps == 0, np.float32(1), steps)
+
+
+def check_ranges(ranges: object, label: str) -> Ranges:
+    """Return ranges as float32 [2, W].
+
+    Raises:
+        InputError: they are no finite numbers of that shape, or a least value is above its largest.
+    """
+    try:
+        array = np.asarray(ranges)
+    except ValueError:  # rows of different lengths
+        raise _bad_ranges(label, "has rows of different lengths") from None
+    if array.dtype.kind not in "fiu":
+        raise _bad_ranges(label, f"holds {array.dtype}, and no numbers")
+    if array.ndim != 2 or array.shape[0] != 2 or not array.shape[1]:
+        raise _bad_ranges(label, f"has the shape {list(array.shape)}, and not [2, numbers of a vector]")
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32)
+        span = found[1] - found[0]
+    if not np.isfinite(found).all() or not np.isfinite(span).all():
+        raise _bad_ranges(label, "has a number that is not finite in float32")
+    if (span < 0).any():
+        raise _bad_ranges(label, f"has a least value above its largest, in column {int(np.argmin(span))}")
+    return found
+
+
+def _bad_ranges(label: str, reason: str) -> InputError:
+    return InputError(
+        f"{label} {reason}",
+        "pass a .npy with the least and the largest value of each number, or the manifest of an encoded corpus",
+    )
+
+
+def measure_ranges(parts: Iterable[Floats]) -> tuple[Ranges, int]:
+    """Return the least and the largest value of each number of vectors, float32 [2, W], and how many vectors there are.
+
+    Args:
+        parts: float32 [N, W] each.
+
+    Raises:
+        InputError: they are fewer than two.
+    """
+    extremes: list[Floats] = []
+    count = 0
+    for part in parts:
+        count += len(part)
+        extremes += [part.min(axis=0), part.max(axis=0)] if len(part) else []
+    if count < 2:
+        raise InputError(f"{count} vector shows no range", "calibrate on at least two texts, better on some hundred")
+    stacked = np.stack(extremes)
+    return check_ranges(np.stack([stacked.min(axis=0), stacked.max(axis=0)]), "what is measured"), count
+
+
+def few_vectors(count: int) -> str:
+    """Say that ranges were measured on few vectors; an empty string where they are enough."""
+    if count >= FEWEST_FOR_RANGES:
+        return ""
+    return (
+        f"the ranges were measured on {count} vectors, which is few: what lies outside is cut; some hundred are safer"
+    )
+
+
+def read_ranges(path: Path) -> Ranges:
+    """Read ranges from a .npy file, or from the manifest of a corpus.
+
+    Raises:
+        InputError: the file cannot be read, is none of these, or holds no such ranges.
+    """
+    try:
+        if path.suffix == ".json":
+            return _of_manifest(json.loads(path.read_bytes()), path)
+        # Mapped: a header that promises more than the file has is an error, and no allocation.
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"cannot read the ranges {path}: {error.strerror or error}", "check --ranges") from None
+    except (ValueError, EOFError, RecursionError, SyntaxError, OverflowError) as error:
+        raise _bad_ranges(str(path), f"is no array of numbers: {_first_line(error)}") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise _bad_ranges(str(path), "is an archive of arrays")
+    return check_ranges(np.array(found), str(path))
+
+
+def _of_manifest(content: Json, path: Path) -> Ranges:
+    found: Any = content
+    for key in ("identity", "vectors", "ranges"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if found is None:
+        raise _bad_ranges(str(path), "is no manifest of a corpus whose vectors have ranges")
+    return check_ranges(found, f"the ranges in {path}")
+
+
+def _parse_ranges(text: str, label: str) -> Ranges:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad_ranges(label, f"is not JSON: {_first_line(error)}") from None
+    return check_ranges(content, label)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def numbers_of(array: NDArray[np.float32]) -> Json:
+    """Return an array as lists of the shortest decimals that are the same float32."""
+    return [[float(str(value)) for value in row] for row in array]

@@ -1,0 +1,67 @@
+"""What the numbers of a vector are stored as: names and options, which the help of commands lists without numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.errors import InputError
+from onnxtool.options import Option
+
+# Those of `precision` of sentence-transformers, and float16.
+VECTOR_TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
+CODES = ("int8", "uint8")  # of 256 steps, from the least value to the largest
+BITS = ("binary", "ubinary")
+
+Dimensions = Annotated[
+    int | None,
+    Option(
+        "Keep the first numbers of an embedding, scaled to length 1 again where the checkpoint scales it.",
+        minimum=1,
+        default="all",
+    ),
+]
+VectorsAs = Annotated[
+    str | None,
+    Option(
+        "What the numbers of an embedding are stored as: int8 and uint8 are 256 steps over the range of each number "
+        "(--ranges or --calibration); binary and ubinary are its signs, eight to a byte.",
+        choices=VECTOR_TYPES,
+        default="as the model gives them",
+    ),
+]
+RangesFile = Annotated[
+    Path | None,
+    Option(
+        "The range of each number, for int8 and uint8: a .npy with the least and the largest values, [2, numbers], or "
+        "the manifest of a corpus whose vectors are stored so."
+    ),
+]
+Calibrated = Annotated[
+    Path | None,
+    Option("Texts to measure the ranges on, for int8 and uint8: .txt or .jsonl, some hundred texts like the corpus."),
+]
+
+
+def check_ranges_options(vectors_as: str | None, ranges: Path | None, calibration: Path | None) -> None:
+    """Refuse ranges that nothing is done with, codes without any, and two sources of them.
+
+    Raises:
+        InputError: it is one of these.
+    """
+    if vectors_as not in CODES and (ranges is not None or calibration is not None):
+        name = "--calibration" if ranges is None else "--ranges"
+        raise InputError(
+            f"{name} is for int8 and uint8 vectors, and {vectors_as or 'none'} were asked for",
+            "pass --vectors_as int8 or uint8, or leave it out",
+        )
+    if ranges is not None and calibration is not None:
+        raise InputError(
+            "ranges are read from --ranges or measured on --calibration, and both were passed", "leave one of them out"
+        )
+    if vectors_as in CODES and ranges is None and calibration is None:
+        raise InputError(
+            f"{vectors_as} vectors need the range of each number, and none are known",
+            "measure them on some hundred texts like yours (--calibration texts.jsonl), or pass those of an earlier "
+            "run (--ranges NAME.manifest.json, or a .npy)",
+        )

@@ -1,0 +1,79 @@
+"""What the vectors of a corpus are: of texts, tokens or terms, how many numbers they have, and how these are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges
+from onnxtool.checkpoint.text_files import TextInput, read_texts
+from onnxtool.corpus.options import CorpusOptions
+from onnxtool.infer.heads.embeddings import Embeddings
+from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.vector_form import VectorForm
+from onnxtool.infer.vectors import TokenVectors
+from onnxtool.reports import Json
+
+_SAMPLE = "What a model gives for a text shows what its vectors are."
+_TEXTS_AT_A_TIME = 1024
+
+
+@dataclass(frozen=True)
+class CorpusForm:
+    """What vectors are, and what becomes of those that the model gives.
+
+    Attributes:
+        by_token: whether a text has a vector for each of its tokens.
+        dimensions: numbers of a vector; of sparse vectors, the terms of the vocabulary.
+        description: what the manifest says of them.
+        notes: what a user should know.
+    """
+
+    form: VectorForm
+    by_token: bool
+    dimensions: int
+    description: dict[str, Json]
+    notes: tuple[str, ...] = ()
+
+
+def choose_form(model: LoadedModel, options: CorpusOptions) -> CorpusForm:
+    """Decide how vectors are stored; their ranges are read, or measured on the texts of the calibration.
+
+    Raises:
+        InputError: the model gives no vectors that can be stored so, or ranges or texts cannot be read.
+    """
+    measured = options.calibration is not None
+    form = VectorForm.of(
+        model.head,
+        vectors_as="float32" if measured else options.vectors_as,
+        ranges=options.ranges,
+        dimensions=options.dimensions,
+    )
+    if model.is_sparse:
+        terms = model.tokenizer.vocabulary_size
+        return CorpusForm(form, False, terms, {"of": "terms", **VectorType("float32").describe(terms)})
+    notes: tuple[str, ...] = ()
+    if options.calibration is not None and options.vectors_as is not None:
+        ranges, count = measure_ranges(_vectors(model, read_texts(options.calibration), options))
+        form = replace(form, stored=VectorType.of(options.vectors_as, ranges))
+        notes = tuple(filter(None, [few_vectors(count)]))
+    sample: Any = form.apply(model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.task)))
+    by_token = isinstance(sample, TokenVectors)
+    array = sample.vectors if by_token else sample
+    given = model.head.stored if isinstance(model.head, Embeddings) else None
+    stored = form.stored or given or VectorType(str(array.dtype))
+    width = array.shape[1] * stored.numbers_of_a_column
+    return CorpusForm(form, by_token, width, {"of": "tokens" if by_token else "texts", **stored.describe(width)}, notes)
+
+
+def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: CorpusOptions) -> Iterator[NDArray[np.float32]]:
+    for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+        part = [text.contents for text in texts[start : start + _TEXTS_AT_A_TIME]]
+        vectors: Any = model.encode(
+            part, prompt=options.prompt, task=model.task_of(options.task), dimensions=options.dimensions
+        )
+        yield vectors.vectors if isinstance(vectors, TokenVectors) else vectors

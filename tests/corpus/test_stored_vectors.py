@@ -1,0 +1,162 @@
+"""A corpus is stored as codes or bits, with the ranges beside it, and queries are stored by the same ranges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges
+from onnxtool.corpus import CorpusOptions, encode_corpus, windows
+from onnxtool.corpus.report import CorpusReport
+from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.infer import encode
+from tests.corpus.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.infer.tiny_models import POOLED, model_for, rows_of, table, write_model
+
+TEXTS = make_texts(100)
+TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
+WIDTH = 16
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """An embedder of 16 numbers, scaled to length 1."""
+    return write_model(
+        tmp_path / "m", model_for("sentence-similarity", table(V, WIDTH), "last_hidden_state"), modules=POOLED
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A hundred texts of uneven length."""
+    return write_corpus(tmp_path / "corpus.jsonl", TEXTS)
+
+
+def _encode(model: Path, corpus: Path, name: str = "vectors", **options: Any) -> CorpusReport:
+    if str(options.get("vectors_as")).endswith("int8") and "ranges" not in options:
+        options = {"calibration": corpus, **options}
+    return encode_corpus(model, corpus, corpus.parent / name, CorpusOptions(provider="cpu", **options))
+
+
+def _stored(manifest: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(manifest).read_text())["identity"]["vectors"]
+    return found
+
+
+@pytest.mark.parametrize("dimensions", [None, 8])
+@pytest.mark.parametrize("vectors_as", TYPES)
+def test_a_corpus_and_its_queries_are_stored_alike(
+    tmp_path: Path, model: Path, corpus: Path, vectors_as: str, dimensions: int | None
+) -> None:
+    """In arrays and tables; the manifest says what they are, and queries take the ranges from it."""
+    report = _encode(model, corpus, vectors_as=vectors_as, dimensions=dimensions)
+    found = np.load(tmp_path / "vectors" / "part-00000.npy")
+    width = dimensions or WIDTH
+    floats = rows_of(encode(model, TEXTS, provider="cpu"))[:, :width]
+    if dimensions:
+        floats = floats / np.linalg.norm(floats, axis=1, keepdims=True)
+    ranges = np.stack([floats.min(axis=0), floats.max(axis=0)]) if vectors_as.endswith("int8") else None
+    wanted = VectorType.of(vectors_as, ranges).apply(floats)
+    assert found.dtype == wanted.dtype
+    # The tiny model sums in another order in another batch: a code in 1,600 may be the next one.
+    assert (found != wanted).mean() < 2e-3
+
+    stored = _stored(report.manifest)
+    assert (stored["as"], stored["dtype"], stored["dimensions"]) == (vectors_as, str(found.dtype), width)
+    assert (report.vectors_as, report.dimensions) == (vectors_as, width)
+    own = {"ranges": report.manifest} if ranges is not None else {}
+    queries = rows_of(encode(model, TEXTS, provider="cpu", vectors_as=vectors_as, dimensions=dimensions, **own))
+    assert queries.dtype == found.dtype
+    assert (queries != found).mean() < 2e-3
+
+    options = {"ranges": Path(report.manifest)} if ranges is not None else {}
+    _encode(model, corpus, "t", vectors_as=vectors_as, dimensions=dimensions, output_format="parquet", **options)
+    assert pq.read_table(tmp_path / "t").column("vector").to_pylist() == found.tolist()
+
+
+def test_a_stopped_run_over_codes_goes_on(tmp_path: Path, model: Path, corpus: Path, monkeypatch: Any) -> None:
+    """The ranges are measured again, and are the same; with other ones it is another command."""
+    monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
+
+    def stop(progress: Any) -> None:
+        if progress.num_texts > 50:
+            raise KeyboardInterrupt
+
+    options = CorpusOptions(provider="cpu", vectors_as="int8", calibration=corpus, shard_size=20)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(model, corpus, tmp_path / "vectors", options, on_progress=stop)
+    report = encode_corpus(model, corpus, tmp_path / "vectors", options)
+    assert report.resumed
+    assert 0 < report.num_encoded < 100
+    encode_corpus(model, corpus, tmp_path / "whole", options)
+    assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "whole")
+    np.save(tmp_path / "r.npy", read_ranges(Path(report.manifest)) * 2)
+    with pytest.raises(OutputExistsError, match="vectors ranges"):
+        _encode(model, corpus, vectors_as="int8", ranges=tmp_path / "r.npy", shard_size=20)
+
+
+def test_ranges_of_few_texts_are_said(tmp_path: Path, model: Path, corpus: Path) -> None:
+    """A hundred are enough, and one is none."""
+    assert _encode(model, corpus, "a", vectors_as="int8").notes == ()
+    few = write_corpus(tmp_path / "few.jsonl", TEXTS[:99])
+    (note,) = _encode(model, corpus, "b", vectors_as="int8", calibration=few).notes
+    assert "measured on 99 vectors, which is few" in note
+    with pytest.raises(InputError, match="1 vector shows no range"):
+        _encode(model, corpus, "c", vectors_as="int8", calibration=write_corpus(tmp_path / "one.jsonl", ["a cat"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"vectors_as": "int4"}, "unknown vectors_as 'int4'"),
+        ({"vectors_as": "int8"}, "need the range of each number"),
+        ({"vectors_as": "binary", "ranges": Path("r.npy")}, "--ranges is for int8 and uint8 vectors"),
+        ({"calibration": Path("t.txt")}, "--calibration is for int8 and uint8 vectors"),
+        ({"vectors_as": "uint8", "ranges": Path("r.npy"), "calibration": Path("t.txt")}, "both were passed"),
+    ],
+)
+def test_options_that_do_not_fit_each_other_are_refused(options: dict[str, Any], reason: str) -> None:
+    """Before a model is loaded, with the way out."""
+    with pytest.raises(InputError, match=reason) as caught:
+        CorpusOptions(**options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"vectors_as": "binary", "dimensions": 12}, "eight numbers to a byte, and these have 12"),
+        ({"vectors_as": "int8", "ranges": "r.npy"}, "ranges are of 16 numbers, and the vectors have 8"),
+        ({"dimensions": 16}, "the vectors of this model have 16"),
+    ],
+)
+def test_vectors_that_cannot_be_stored_so_leave_no_file(
+    tmp_path: Path, model: Path, corpus: Path, options: dict[str, Any], reason: str
+) -> None:
+    """It shows on a first text, before the folder is made."""
+    np.save(tmp_path / "r.npy", np.array([[0.0] * 16, [1.0] * 16]))
+    if "ranges" in options:
+        options = {"vectors_as": "int8", "ranges": tmp_path / "r.npy", "dimensions": 8}
+    with pytest.raises(InputError, match=reason):
+        _encode(model, corpus, **options)
+    assert not (tmp_path / "vectors").exists()
+
+
+@pytest.mark.parametrize("options", [{"vectors_as": "binary"}, {"vectors_as": "int8"}, {"dimensions": 8}], ids=str)
+def test_weights_of_terms_are_no_embedding(tmp_path: Path, corpus: Path, options: dict[str, Any]) -> None:
+    """Neither codes nor bits, nor a part of them."""
+    with pytest.raises(InputError, match="the model gives weights of terms"):
+        _encode(sparse_model(tmp_path), corpus, **options)
+
+
+def test_lines_have_codes(tmp_path: Path, model: Path, corpus: Path) -> None:
+    """As whole numbers."""
+    _encode(model, corpus, vectors_as="ubinary", output_format="jsonl")
+    vectors = [line["vector"] for line in lines_of(tmp_path / "vectors")]
+    assert all(isinstance(code, int) and 0 <= code < 256 for code in vectors[0])
+    assert {len(vector) for vector in vectors} == {2}
