@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 TASK_WITH_CACHE = "text-generation-with-past"
 LATE_INTERACTION = "late-interaction"
+TASK_OF_PICTURES = "image-feature-extraction"
 TEXT_TO_TEXT_WITH_CACHE = "text2text-generation-with-past"
 # Of a decoder that scores a pair of texts, whose answer is one of two tokens. Rerankers of labels classify texts.
 RANKING = "text-ranking"
@@ -54,6 +55,7 @@ TASKS: tuple[Task, ...] = (
     Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
     Task("sentence-similarity", ("AutoModel",)),
     Task(LATE_INTERACTION, ("AutoModel",)),
+    Task(TASK_OF_PICTURES, ("AutoModel",)),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
 

@@ -12,7 +12,7 @@ from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.embeddings import EMBEDDING, Embeddings
+from onnxtool.infer.heads.embeddings import EMBEDDING, SIDE, Embeddings
 from onnxtool.infer.heads.entities import Entities
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, VectorHead
 from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
@@ -57,7 +57,8 @@ def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer)
 
 
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    return Embeddings.of(folder, in_graph=_has_output(model, EMBEDDING), stored=VectorType.of_model(model))
+    in_graph = _has_output(model, EMBEDDING) or _has_output(model, SIDE)
+    return Embeddings.of(folder, in_graph=in_graph, stored=VectorType.of_model(model))
 
 
 def _token_vectors(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
