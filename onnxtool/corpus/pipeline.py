@@ -62,6 +62,7 @@ class Plan:
         rules: which texts run together.
         workers: batches that run at once.
         prompt: what is written before each text, as `LoadedModel.tokenize` takes it.
+        task: what the texts are for, likewise.
         keep_special: whether tokens that frame a text may be terms.
         form: how vectors are cut and stored.
     """
@@ -69,6 +70,7 @@ class Plan:
     rules: BatchRules
     workers: int
     prompt: str | None
+    task: str | None
     keep_special: bool
     form: VectorForm
 
@@ -132,7 +134,7 @@ def encode_windows(
 
 
 def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    read, rejects = _tokenize(model, window.documents, plan.prompt)
+    read, rejects = _tokenize(model, window.documents, plan)
     refused = {(reject.file, reject.line) for reject in rejects}
     kept = tuple(document for document in window.documents if (document.file, document.line) not in refused)
     window = replace(window, documents=kept)
@@ -142,18 +144,17 @@ def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolEx
     return _Running(window, read, rejects, places, results)
 
 
-def _tokenize(
-    model: CorpusModel, documents: Sequence[Document], prompt: str | None
-) -> tuple[list[Any], tuple[Reject, ...]]:
+def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> tuple[list[Any], tuple[Reject, ...]]:
     """Read all texts at once; where one of them has no token, one after the other, and say which."""
     try:
-        return model.tokenize([document.contents for document in documents], prompt=prompt), ()
+        texts = [document.contents for document in documents]
+        return model.tokenize(texts, prompt=plan.prompt, task=plan.task), ()
     except InputError:
         read: list[Any] = []
         rejects: list[Reject] = []
         for document in documents:
             try:
-                read += model.tokenize([document.contents], prompt=prompt)
+                read += model.tokenize([document.contents], prompt=plan.prompt, task=plan.task)
             except InputError as error:
                 reason = (
                     f"is no picture that can be read: {error.message}"

@@ -13,7 +13,7 @@ from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_side_head
+from onnxtool.export.heads.choice import Head, choose_head, choose_side_head, require_expanding_token
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
 from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
@@ -216,6 +216,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
                     options.head, side, source, signature, scales=scales, pads=isinstance(modality, PaddedTexts)
                 )
             head_name, head, why = choice.name, choice.head, choice.why
+            if head is not None and tokenizer is not None:
+                require_expanding_token(source, tokenizer)
             if head is not None and options.dimensions is not None:
                 head = head.truncated(options.dimensions, signature)
         else:

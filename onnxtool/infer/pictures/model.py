@@ -105,7 +105,7 @@ class PictureModel:
     def head(self) -> Embeddings:
         """How vectors are read: as the graph gives them."""
         scales = bool(np.allclose(np.linalg.norm(self.run([self.blank()])), 1.0, atol=1e-3))
-        return Embeddings(pooling=None, after=(), in_graph=True, normalizes=scales, is_stated=True)
+        return Embeddings(before=(), pooling=None, after=(), in_graph=True, normalizes=scales, is_stated=True)
 
     @property
     def batch_rules(self) -> BatchRules:
@@ -115,14 +115,16 @@ class PictureModel:
             batch_size=size, sequence_length=None, max_texts=size or _BATCH_SIZE, max_tokens=_BATCH_SIZE, has_mask=True
         )
 
-    def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[PreparedPicture]:
+    def tokenize(
+        self, texts: Sequence[str], *, prompt: str | None = None, task: str | None = None
+    ) -> list[PreparedPicture]:
         """Read the pictures at N paths.
 
         Raises:
-            InputError: one is no picture, the graph takes another size, or a prompt was passed.
+            InputError: one is no picture, the graph takes another size, or a prompt or task was passed.
         """
-        if prompt is not None:
-            raise InputError("pictures take no prompt", "leave --prompt out")
+        if prompt is not None or task is not None:
+            raise InputError("pictures take no prompt and no task", "leave them out")
         return [PreparedPicture(self.prepare(Path(text))) for text in texts]
 
     def encode(self, paths: Sequence[Path]) -> DenseVectors:
