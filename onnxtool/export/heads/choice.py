@@ -19,6 +19,7 @@ from onnxtool.checkpoint.pooling_modules import (
     read_pooling_modules,
     truncated,
 )
+from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.checkpoint.tasks import RANKING, SPARSE_TAGS
@@ -43,6 +44,7 @@ class Head:
         output: the output of the graph that it makes, float [B, W].
         task: what a model with this head is for, whatever its checkpoint says.
         modules: what is computed, in order.
+        stored: how the vectors are stored that the graph gives; None for as they are computed.
     """
 
     name: str
@@ -50,9 +52,10 @@ class Head:
     output: str
     task: str
     modules: tuple[PoolingModule, ...]
+    stored: VectorType | None = None
 
     def reference(self, value: Any, mask: Any) -> Any:
-        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W]."""
+        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W], before they are stored."""
         import torch
 
         with torch.inference_mode():
@@ -89,6 +92,17 @@ class Head:
                 "pass a smaller number, or leave --dimensions out",
             )
         return replace(self, modules=truncated(self.modules, dimensions))
+
+    def stored_as(self, stored: VectorType, signature: Signature) -> Head:
+        """Return the head whose vectors are stored so.
+
+        Raises:
+            InputError: they cannot be, by their width.
+        """
+        before = signature.outputs[self.source][-1]
+        if isinstance(before, int):
+            stored.columns(self.width(before))
+        return replace(self, stored=stored)
 
     def check(self, signature: Signature) -> None:
         """Refuse a model that cannot have this head.
@@ -316,13 +330,20 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
     output = source
     for module in head.modules:
         output = module.build(build, output, mask)
-    if build.dtype != source.dtype:
+    dtype = source.dtype
+    before = source.shape[-1] if source.shape is not None else None
+    width = head.width(before) if isinstance(before, int) else None
+    if head.stored is not None:
+        output.name, output.dtype, output.shape = FLOATS, build.dtype, ir.Shape([BATCH, width])
+        output = head.stored.build(build, output)
+        dtype = ir.DataType.from_numpy(head.stored.dtype)
+        width = None if width is None else head.stored.columns(width)
+    elif build.dtype != source.dtype:
         output = build.cast(output, source.dtype)
     if source.name == head.output:
         source.name = f"{head.output}.tokens"
     output.name = head.output
-    output.dtype = source.dtype
-    before = source.shape[-1] if source.shape is not None else None
-    output.shape = ir.Shape([BATCH, head.width(before) if isinstance(before, int) else None])
+    output.dtype = dtype
+    output.shape = ir.Shape([BATCH, width])
     graph.outputs[:] = [output, source] if keep_raw else [output]
     common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler
