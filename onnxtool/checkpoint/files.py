@@ -55,6 +55,20 @@ class CheckpointFiles(ABC):
                 raise self.malformed(name, f"not JSON: {error}") from None
         return self._parsed[name]
 
+    def read_text(self, name: str) -> str | None:
+        """Return the content of the file called `name`; None where there is none.
+
+        Raises:
+            OnnxtoolError: it is no UTF-8, or cannot be read.
+        """
+        path = self.locate(name)
+        try:
+            return None if path is None else path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+        except ValueError as error:
+            raise self.malformed(name, f"not UTF-8: {error}") from None
+
     def read(self, name: str) -> dict[str, Json]:
         """Return the JSON object in the file called `name`, or an empty one where there is no such file.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from onnxtool.checkpoint.chat_templates import FORMATS, NO_VARIABLES
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, as_object, positive
 from onnxtool.reports import Json
@@ -32,14 +33,25 @@ _TASKS: Mapping[Json, _Task] = {
     _CLASSES: _Task("logits", "scores"),
     _CAUSAL: _Task("logits", "causal_logits"),
 }
+# What the transformer module of a dual encoder gives: by modality, the method of the model and what of its output.
+_DUAL_NAME = "sentence_embedding"
+_DUAL: Mapping[str, Json] = {
+    modality: {"method": f"get_{modality}_features", "method_output_name": "pooler_output"}
+    for modality in ("text", "image")
+}
 # The classes of encoders that give a vector for each token: of sentence-transformers, and of PyLate.
 _LATE_INTERACTION = ("MultiVectorEncoder", "ColBERT")
 # Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
 _HARMLESS_ARGUMENTS = frozenset(
     ("attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast")
 )
-# Arguments of a tokenizer's call that change nothing: padding is masked, and texts are cut to the limit in any case.
+# Arguments of a tokenizer's call that change nothing, or are followed: padding is masked, and texts are cut to the
+# limit in any case.
 _HARMLESS_CALLS = frozenset(("max_length", "padding", "pad_to_multiple_of", "truncation", "return_tensors"))
+
+
+# Whether a setting says what the transformer gives, and that is what it gives here.
+_Follows = Callable[[str, Json, _Task], bool]
 
 
 def _is_nothing(value: Json) -> bool:
@@ -54,16 +66,23 @@ def _is_harmless_arguments(value: Json) -> bool:
     return isinstance(value, dict) and value.keys() <= _HARMLESS_ARGUMENTS
 
 
-def _is_harmless_call(value: Json) -> bool:
-    """Whether the arguments of calls are for text alone, and only say how long it may be."""
-    if not isinstance(value, dict) or not value.keys() <= {"text"}:
+def _follows_call(modules: SentenceModules, value: Json) -> bool:
+    """Whether the arguments of calls are followed: those for text, and the variables of a chat template."""
+    if not isinstance(value, dict) or not value.keys() <= {"text", "chat_template"}:
         return _is_nothing(value)
-    text = as_object(value["text"]) if value else {}
-    cuts = text.get("truncation", True) in (True, "longest_first")
+    text, chat = value.get("text", {}), value.get("chat_template", {})
+    if not isinstance(text, dict) or not isinstance(chat, dict):
+        return False
+    is_chat = "message" in as_object(modules.transformer.get("modality_config"))
+    known = _HARMLESS_CALLS | (set() if is_chat else {"add_special_tokens"})  # a template adds them itself
+    if modules.transformer.get("transformer_task") == _CAUSAL:
+        known = known | {"logits_to_keep"}  # of which the last is read
     return (
-        cuts
-        and text.keys() <= _HARMLESS_CALLS
+        text.keys() <= known
+        and text.get("truncation", True) in (True, "longest_first")
+        and isinstance(text.get("add_special_tokens", True), bool)
         and ("max_length" not in text or positive(text["max_length"]) is not None)
+        and chat.keys().isdisjoint(NO_VARIABLES)
     )
 
 
@@ -71,7 +90,6 @@ def _is_harmless_call(value: Json) -> bool:
 _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
     "max_seq_length": lambda value: value is None or positive(value) is not None,
     "do_lower_case": lambda value: isinstance(value, bool),
-    "processing_kwargs": _is_harmless_call,
     "unpad_inputs": _anything,  # of how padding is computed, not of what
     "query_length": _is_nothing,
     "document_length": _is_nothing,
@@ -103,10 +121,23 @@ def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> 
     Raises:
         OnnxtoolError: there is one that changes the answer.
     """
+    _require(modules, files, _follows_task)
+
+
+def require_known_settings_of_sides(modules: SentenceModules, files: CheckpointFiles) -> None:
+    """Refuse settings that are not followed of a dual encoder, whose sides are exported one by one.
+
+    Raises:
+        OnnxtoolError: there is one that changes the answer.
+    """
+    _require(modules, files, _follows_side)
+
+
+def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows) -> None:
     if not modules.modules:  # then sentence-transformers reads none of these files either
         return
     require_no_late_interaction(modules, files)
-    unknown = list(_unknown_settings(modules))
+    unknown = list(_unknown_settings(modules, follows))
     if unknown:
         raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
 
@@ -118,24 +149,24 @@ def transformer_output(modules: SentenceModules) -> str:
     return "" if task is None else task.name
 
 
-def _unknown_settings(modules: SentenceModules) -> Iterator[str]:
+def _unknown_settings(modules: SentenceModules, follows: _Follows) -> Iterator[str]:
     first = modules.modules[0]
     if first.kind in TRANSFORMERS:
-        yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind])
+        yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind], follows)
 
 
-def _unknown_of_transformer(modules: SentenceModules, default: str) -> Iterator[str]:
+def _unknown_of_transformer(modules: SentenceModules, default: str, follows: _Follows) -> Iterator[str]:
     settings, name = modules.transformer, modules.transformer_file
     stated = settings.get("transformer_task", default)
     task = _TASKS.get(stated) if isinstance(stated, str) else None
     if task is None:
         yield f"transformer_task {stated!r} of {name}"
     for key, value in settings.items():
-        if key == "transformer_task" or (task is not None and _follows_task(key, value, task)):
+        if key == "transformer_task" or (task is not None and follows(key, value, task)):
             continue
-        if key == "modality_config" and "message" in as_object(value):
-            yield f"modality_config of {name} (texts are put into a chat template)"
-        elif key not in _TRANSFORMER or not _TRANSFORMER[key](value):
+        if key == "processing_kwargs" and _follows_call(modules, value):
+            continue
+        if key not in _TRANSFORMER or not _TRANSFORMER[key](value):
             yield f"{key} {value!r} of {name}"
 
 
@@ -143,7 +174,22 @@ def _follows_task(key: str, value: Json, task: _Task) -> bool:
     """Whether a setting says what the transformer gives, and it is what its task gives for texts anyway."""
     if key == "module_output_name":
         return value in (None, task.name)
-    if key != "modality_config" or not isinstance(value, dict) or "message" in value:
+    if key != "modality_config" or not isinstance(value, dict):
         return False
-    text = as_object(value.get("text"))
-    return text.get("method") == "forward" and text.get("method_output_name") in (task.output, [task.output])
+    if "message" not in value:
+        return _is_forward(value.get("text"), task)
+    message = value["message"]  # what texts are made of where it is there, whatever is said of texts
+    is_known = _is_forward(message, task) and as_object(message).get("format", "auto") in FORMATS
+    return is_known and value.keys() <= {"text", "message"}  # others have a processor, which renders otherwise
+
+
+def _is_forward(value: Json, task: _Task) -> bool:
+    settings = as_object(value)
+    return settings.get("method") == "forward" and settings.get("method_output_name") in (task.output, [task.output])
+
+
+def _follows_side(key: str, value: Json, _task: _Task) -> bool:
+    """Whether a setting says of texts and pictures what a dual encoder gives for them anyway."""
+    if key == "module_output_name":
+        return value in (None, _DUAL_NAME)
+    return key == "modality_config" and isinstance(value, dict) and value == _DUAL

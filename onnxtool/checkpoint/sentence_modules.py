@@ -18,7 +18,13 @@ MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 _ROUTER, _STATIC = "Router", "SparseStaticEmbedding"
 # Modules that are a transformer, and the task of each where its settings name none.
-TRANSFORMERS: Mapping[str, str] = {"Transformer": "feature-extraction", "MLMTransformer": "fill-mask"}
+TRANSFORMERS: Mapping[str, str] = {
+    "Transformer": "feature-extraction",
+    "MLMTransformer": "fill-mask",
+    "CLIPModel": "feature-extraction",
+}
+# The older name of a transformer that is a dual encoder of texts and pictures.
+_DUAL = "CLIPModel"
 # Whose classes sentence-transformers loads without trust_remote_code.
 _PACKAGES = ("sentence_transformers", "pylate", "onnxtool")
 ENCODER_NAME = "config_sentence_transformers.json"
@@ -102,6 +108,12 @@ class SentenceModules:
         return next((module for module in self.modules if module.kind == kind), None)
 
     @property
+    def encodes_pictures(self) -> bool:
+        """Whether the transformer gives one vector for a text or a picture, as a dual encoder does."""
+        text = as_object(as_object(self.transformer.get("modality_config")).get("text"))
+        return _DUAL in self.kinds or text.get("method") == "get_text_features"
+
+    @property
     def max_sequence_length(self) -> int | None:
         """How many tokens sentence-transformers cuts a text to; None where no file says it.
 
@@ -109,6 +121,12 @@ class SentenceModules:
         """
         text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
         return positive(text.get("max_length")) or positive(self.transformer.get("max_seq_length"))
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer puts tokens around a text."""
+        text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
+        return text.get("add_special_tokens") is not False
 
     @property
     def lower_cases(self) -> bool:

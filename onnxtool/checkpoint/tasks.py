@@ -9,6 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 TASK_WITH_CACHE = "text-generation-with-past"
+TASK_OF_PICTURES = "image-feature-extraction"
+TEXT_TO_TEXT_WITH_CACHE = "text2text-generation-with-past"
 # Of a decoder that scores a pair of texts, whose answer is one of two tokens. Rerankers of labels classify texts.
 RANKING = "text-ranking"
 
@@ -32,6 +34,7 @@ class Task:
 # translation comes before fill-mask, which has BART as well, and the general `Model` last.
 TASKS: tuple[Task, ...] = (
     Task("text2text-generation", ("AutoModelForSeq2SeqLM",)),
+    Task(TEXT_TO_TEXT_WITH_CACHE, ("AutoModelForSeq2SeqLM",)),
     Task("fill-mask", ("AutoModelForMaskedLM",), ("ForMaskedLM",)),
     Task("sparse-encoding", ("AutoModelForMaskedLM",)),
     Task("text-classification", ("AutoModelForSequenceClassification",), ("ForSequenceClassification",)),
@@ -49,6 +52,7 @@ TASKS: tuple[Task, ...] = (
     Task("audio-classification", ("AutoModelForAudioClassification",)),
     Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
     Task("sentence-similarity", ("AutoModel",)),
+    Task(TASK_OF_PICTURES, ("AutoModel",)),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
 

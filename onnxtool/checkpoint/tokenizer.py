@@ -55,6 +55,7 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         if folder.sentence_modules.lower_cases:
             self._lower_case()
+        self._adds_special = folder.sentence_modules.adds_special_tokens
 
     @property
     def vocabulary_size(self) -> int:
@@ -97,7 +98,7 @@ class TextTokenizer:
         Raises:
             InputError: all of it is taken by special tokens.
         """
-        special = self._tokenizer.num_special_tokens_to_add(is_pair=is_pair)
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=is_pair) if self._adds_special else 0
         if limit.tokens <= special:
             raise InputError(
                 f"{limit.source} allows {limit.tokens} tokens, and {special} of them are special ones",
@@ -120,16 +121,16 @@ class TextTokenizer:
             InputError: a text is no Unicode text, or the limit leaves no room for it.
         """
         if limit is None:
-            return [whole.encoded for whole in self._read(texts, with_offsets=options.with_offsets)]
+            return [whole.encoded for whole in self._read(texts, options)]
         side = options.cut_side or self._cut_side
         # Places in the end of a text would not be those in the text.
         whole = options.with_offsets and side == "left"
         parts = list(texts) if whole else [bounded(text, limit, side) for text in texts]
-        read = self._read(parts, with_offsets=options.with_offsets)
+        read = self._read(parts, options)
         for position, (text, part) in enumerate(zip(texts, parts, strict=True)):
             # What was read of a huge text may have too few tokens to tell how the whole one is cut.
             if part is not text and min(map(len, read[position].parts)) < _ENOUGH * limit.tokens:
-                read[position] = self._read([text], with_offsets=options.with_offsets)[0]
+                read[position] = self._read([text], options)[0]
         return [text.cut(limit, side, keeps_first=options.keeps_first) for text in read]
 
     def encode_windows(
@@ -146,14 +147,11 @@ class TextTokenizer:
         Raises:
             InputError: a text is no Unicode text, or the limit leaves no room for windows with that overlap.
         """
-        return [
-            whole.windows(limit, overlap, options.num_leading)
-            for whole in self._read(texts, with_offsets=options.with_offsets)
-        ]
+        return [whole.windows(limit, overlap, options.num_leading) for whole in self._read(texts, options)]
 
     def count(self, text: str) -> tuple[int, int]:
         """Return how many tokens `text` has, and how many the tokenizer puts before it."""
-        (whole,) = self._read([text], with_offsets=False)
+        (whole,) = self._read([text], PLAIN)
         return len(whole.parts[0]), whole.parts[0].start
 
     def pad(self, texts: Sequence[EncodedText], sequence_length: int | None = None) -> dict[str, NDArray[np.int64]]:
@@ -172,10 +170,11 @@ class TextTokenizer:
             ids[row, position], segments[row, position], mask[row, position] = text.ids, text.segment_ids, 1
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
 
-    def _read(self, texts: Sequence[Text], *, with_offsets: bool) -> list[WholeText]:
+    def _read(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
+        with_offsets = options.with_offsets
         read = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         try:
-            encodings = read(list(texts))
+            encodings = read(list(texts), add_special_tokens=self._adds_special and options.adds_special)
         except TypeError:  # what the library makes of a string that has no UTF-8
             require_unicode(texts)
             raise

@@ -28,12 +28,14 @@ class ReadOptions:
         cut_side: on which side long texts are cut, `left` or `right`; None for what the tokenizer says.
         keeps_first: whether the first text of a pair stays whole; else the longer one is cut first.
         num_leading: so many tokens of a text, which are a prompt, stand in each of its windows.
+        adds_special: whether tokens are put around a text; a chat template writes its own.
     """
 
     with_offsets: bool = False
     cut_side: str | None = None
     keeps_first: bool = False
     num_leading: int = 0
+    adds_special: bool = True
 
 
 PLAIN = ReadOptions()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from onnxtool.errors import ExportError
+from onnxtool.export.decoding.encoder_decoder import WITHOUT_CACHE, EncoderDecoder, trace_encoder_decoder
+from onnxtool.export.decoding.encoder_decoder_verification import EncoderDecoderReference, verify_encoder_decoder
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.decoding.verification import GenerationReference, verify_generation
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads.choice import Head, append_head
 from onnxtool.export.heads.vocabulary_rows import keep_read_rows
+from onnxtool.export.modalities.combined import WithDecoder
 from onnxtool.export.modalities.finding import text_of
-from onnxtool.export.modalities.sizes import Modality
+from onnxtool.export.modalities.sizes import DECODER_SEQUENCE, Modality
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
 from onnxtool.export.strategies import ExportStrategy, attention_of, strategies_for
 from onnxtool.export.target_specification import TargetSpecification
@@ -23,6 +27,14 @@ from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import TorchReference, verify_file
 from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance
 from onnxtool.verification import Verification
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What a trace gives: the graph, and the encoder that goes before it, where that is a graph of its own."""
+
+    model: ir.Model
+    encoder: ir.Model | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class SingleCallPipeline:
         """List the strategies; those that fix axes come last."""
         return strategies_for(exporter, self.signature.axes, self.default_attention, verified=verified)
 
-    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> ir.Model:
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> Graphs:
         """Trace the model on a sample of its modality, name everything, and put the head on."""
         signature = self.signature
         if strategy.fixed:
@@ -73,7 +85,7 @@ class SingleCallPipeline:
         if head is not None:
             append_head(graph, head, keep_raw=self.keep_raw)
             graph.metadata_props.update({} if head.stored is None else head.stored.metadata)
-        return graph
+        return Graphs(graph)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
         """Run the model on all cases of its modality that fit the fixed axes."""
@@ -124,9 +136,9 @@ class GenerationPipeline:
             for attention in dynamo.attentions:
                 yield ExportStrategy(dynamo, attention, prompts=prompts)
 
-    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> ir.Model:
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> Graphs:
         """Trace the step that `generate` takes."""
-        return trace_with_cache(model, prompts=strategy.prompts, opset=opset)
+        return Graphs(trace_with_cache(model, prompts=strategy.prompts, opset=opset))
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
         """Let the model generate."""
@@ -144,7 +156,103 @@ class GenerationPipeline:
         return (*((slow,) if strategy.prompts != PROMPTS[0] else ()), *_left_out_notes(architecture, self.left_out))
 
 
-ExportPipeline = SingleCallPipeline | GenerationPipeline
+@dataclass(frozen=True)
+class EncoderDecoderPipeline:
+    """An encoder-decoder with its cache: a graph for the text, and one for the steps of the decoder.
+
+    Attributes:
+        modality: what the encoder takes.
+        signature: of the whole model, with every axis dynamic that it leaves open.
+        start_id: what every text of the decoder begins with.
+        in_parallel: whether the decoder takes several tokens at once.
+        longest: the most tokens that the decoder takes; None for no limit.
+        vocabulary_size: how many ids the decoder knows.
+        default_attention: what transformers chooses for this model.
+        left_out: inputs of the model beside text, which the file does not take.
+    """
+
+    modality: Modality
+    signature: Signature
+    start_id: int
+    in_parallel: bool
+    longest: int | None
+    vocabulary_size: int
+    default_attention: str | None
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Any, modality: Modality) -> EncoderDecoderPipeline:
+        """Find out about a loaded model what no strategy changes.
+
+        Raises:
+            ExportError: it is no encoder-decoder of texts, or does not go with a cache.
+        """
+        text = text_of(modality)
+        if text is None or not isinstance(modality, WithDecoder):
+            raise ExportError(f"{type(model).__name__} is no encoder-decoder of texts", WITHOUT_CACHE)
+        signature = detect_signature(model, modality)
+        start_id = _start_of(model, modality.start_id)
+        parts = EncoderDecoder.of(model, modality.encoder.sample(signature.given), start_id)
+        return cls(
+            modality.encoder,
+            signature,
+            start_id,
+            parts.in_parallel,
+            modality.longest,
+            modality.vocabulary_size,
+            attention_of(model),
+            text.left_out,
+        )
+
+    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
+        """List the strategies: TorchScript first where the files are verified, which takes a twentieth of the time."""
+        axes = [replace(axis, is_covered=True) for axis in self.signature.axes if axis.name != DECODER_SEQUENCE]
+        return strategies_for(exporter, axes, self.default_attention, verified=verified)
+
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> Graphs:
+        """Trace the encoder and a step of the decoder."""
+        signature = self.signature
+        if strategy.fixed:
+            signature = detect_signature(model, self.modality, strategy.fixed)
+        sample = self.modality.sample(signature.sizes)
+        shapes = {name: signature.inputs[name] for name in sample}
+        parts = EncoderDecoder(model, self.start_id, self.in_parallel)
+        return Graphs(*trace_encoder_decoder(parts, sample, strategy, shapes, opset))
+
+    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
+        """Let the model generate."""
+        parts = EncoderDecoder(model, self.start_id, self.in_parallel)
+        reference = EncoderDecoderReference(parts, self.modality, self.longest, self.vocabulary_size)
+        return reference.reference_outputs({**self.signature.given, **strategy.fixed})
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Let the files generate, token by token."""
+        return verify_encoder_decoder(encoder_path(path), path, reference, tolerance)
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Say which axes are fixed, and which inputs are not there."""
+        sizes = {**({} if self.in_parallel else {DECODER_SEQUENCE: 1}), **self.signature.given}
+        given = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+        fixed = ", ".join(f"{axis} {size}" for axis, size in strategy.fixed.items())
+        notes = [f"{architecture} itself takes one size only: {given}"] if given else []
+        notes += [f"fixed in these files, though {architecture} takes other sizes: {fixed}"] if fixed else []
+        return (*notes, *_left_out_notes(architecture, self.left_out))
+
+
+def encoder_path(path: Path) -> Path:
+    """Return where the encoder of the graph at `path` is: `NAME-encoder.onnx` beside `NAME.onnx`."""
+    return path.with_name(f"{path.stem}-encoder{path.suffix}")
+
+
+def _start_of(model: Any, otherwise: int) -> int:
+    """Return what texts of the decoder begin with, as `generate` looks it up."""
+    configs = (model.generation_config, model.config)
+    names = ("decoder_start_token_id", "bos_token_id")
+    found = (getattr(config, name, None) for name in names for config in configs)
+    return next((token for token in found if isinstance(token, int)), otherwise)
+
+
+ExportPipeline = SingleCallPipeline | GenerationPipeline | EncoderDecoderPipeline
 """How one kind of file is made: its strategies, a trace by one of them, reference outputs, verification, and notes."""
 
 

@@ -9,16 +9,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
+from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
+from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head
+from onnxtool.export.heads.choice import Head, choose_head, choose_side_head
 from onnxtool.export.heads.storage import choose_storage
-from onnxtool.export.modalities.finding import find_modality, text_of
+from onnxtool.export.modalities.combined import PaddedTexts
+from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
+from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
-from onnxtool.export.pipelines import ExportPipeline, GenerationPipeline, SingleCallPipeline
+from onnxtool.export.pipelines import (
+    EncoderDecoderPipeline,
+    ExportPipeline,
+    GenerationPipeline,
+    SingleCallPipeline,
+    encoder_path,
+)
 from onnxtool.export.provenance import describe
 from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
@@ -28,14 +37,15 @@ from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target import Layout, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
 from onnxtool.export.targets import find_target
-from onnxtool.model_file import ModelFile, check_model_output, check_sidecar_files, save_model, staged
-from onnxtool.model_file.metadata import stamp_step
+from onnxtool.model_file import ModelFile, check_model_output, check_sidecar_files, save_beside, save_model, staged
+from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, MAX_DECODER_LENGTH_KEY, stamp_step
 from onnxtool.model_file.weights import write_inline
 from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.verification import Verification
 
 _Failure = ExportError | VerificationError | SessionError
+_WITH_CACHE = (TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE)
 
 
 class _Models:
@@ -61,17 +71,18 @@ class _Models:
 
     def load(self, attention: str | None) -> Any:
         """Load the weights again."""
-        return self._checkpoint.load_model(
+        model = self._checkpoint.load_model(
             dtype=self._options.dtype,
             device=self._options.device,
             attention=attention,
             allow_missing_weights=self._options.allow_missing_weights,
         )
+        return restrict(model, self._checkpoint.task)
 
 
 def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: TextInputs | None) -> None:
     """Refuse options that would do nothing."""
-    if task == TASK_WITH_CACHE and options.head not in ("auto", "logits", "none"):
+    if task in _WITH_CACHE and options.head not in ("auto", "logits", "none"):
         raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
     if options.keep_raw and head is None:
         raise ExportError("--keep_raw keeps what a head reads, and there is no head", "leave --keep_raw out")
@@ -182,26 +193,42 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
+    side = find_side(models.first, checkpoint.task)
+    if side is not None and not target.takes_any_graph:
+        raise TargetError(f"the target {target.name} takes no side of a dual encoder", "leave --target out")
+    modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
     task, head_name, head, why = checkpoint.task, "logits", None, ""
     notes: tuple[str, ...] = ()
     pipeline: ExportPipeline
     specification: TargetSpecification | None = None
-    if task == TASK_WITH_CACHE:
+    if task in _WITH_CACHE:
         if not target.takes_any_graph:
             target.use_for(task, (), pads_left=False)
-        pipeline = GenerationPipeline.of(modality)
+        # Decoders that hear sound are among the sequence-to-sequence models of transformers.
+        if task == TEXT_TO_TEXT_WITH_CACHE and getattr(checkpoint.config, "is_encoder_decoder", False):
+            check_model_output(encoder_path(paths.graph), force=options.force)
+            pipeline = EncoderDecoderPipeline.of(models.first, modality)
+        else:
+            task, pipeline = TASK_WITH_CACHE, GenerationPipeline.of(modality)
     else:
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
-            choice = choose_head(options.head, checkpoint, signature, task=options.task)
+            if side is None:
+                choice = choose_head(options.head, checkpoint, signature, task=options.task)
+            else:
+                both = find_both_sides(models.first, checkpoint)
+                scales = scales_to_length_one(models.first, modality, both, side)
+                choice = choose_side_head(
+                    options.head, side, source, signature, scales=scales, pads=isinstance(modality, PaddedTexts)
+                )
             head_name, head, why = choice.name, choice.head, choice.why
             if head is not None and options.dimensions is not None:
                 head = head.truncated(options.dimensions, signature)
             if head is not None and head.name == "embedding" and options.vectors_as is not None:
-                stored, few = choose_storage(options, models.first, head, text, source)
+                stored, few = choose_storage(options, models.first, head, modality, source)
                 head, notes = head.stored_as(stored, signature), notes + few
         else:
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
@@ -210,6 +237,11 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
+    if text is not None and check_chat_template(source, tokenizer, task) is not None and specification is not None:
+        raise TargetError(
+            f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
+            "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",
+        )
     stopwatch.lap("load")
     reasons = ((why,) if why else ()) + notes
     return _Job(
@@ -224,20 +256,24 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
     architecture = type(model).__name__
     stopwatch.lap("load")
     job.on_progress(f"tracing {architecture} by {strategy.name}")
-    graph = job.pipeline.trace(model, strategy, options.opset)
+    graphs = job.pipeline.trace(model, strategy, options.opset)
+    graph, encoder = graphs.model, graphs.encoder
+    del graphs
     paths, specification = job.paths, job.specification
-    graph.metadata_props.update(
-        describe(
-            checkpoint,
-            task=job.task,
-            head=job.head_name,
-            strategy=strategy,
-            files=paths.stamp,
-            dtype=options.dtype,
-            max_length=job.max_length,
-            choices=options.choices,
-        )
+    described = describe(
+        checkpoint,
+        task=job.task,
+        head=job.head_name,
+        strategy=strategy,
+        files=paths.stamp,
+        dtype=options.dtype,
+        max_length=job.max_length,
+        choices=options.choices,
     )
+    graph.metadata_props.update(described)
+    if encoder is not None:
+        graph.metadata_props.update(_describe_decoder(job))
+        encoder.metadata_props.update({**described, DECODER_KEY: paths.graph.name})
     opset = graph.opset_imports[""]
     second = None
     if specification is not None:
@@ -248,7 +284,8 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
         job.on_progress(f"writing {paths.graph}")
         path = save_model(graph, staging)
         twin = _write_second(specification, second, path)
-        del graph, second, model
+        before = [] if encoder is None else [save_beside(encoder, staging, encoder_path(path))]
+        del graph, second, encoder, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
         sidecars = staging.folder / paths.files.relative_to(paths.root)
         _write_sidecar_files(job, sidecars)
@@ -257,7 +294,9 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
         verifications = [_verify(file, job, strategy) if options.verify else None for file in (path, *twin)]
         if specification is not None:
             specification.check(sidecars, path)
-        for file, figures in zip((path, *twin), verifications, strict=True):
+        # The two graphs of an encoder-decoder are verified together.
+        stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
+        for file, figures in stamped:
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         exported = ModelFile.open(path)
     return ExportReport(
@@ -293,6 +332,13 @@ def _write_sidecar_files(job: _Job, folder: Path) -> None:
     write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.paths.files, module_weights=with_weights)
     if specification is not None:
         specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
+
+
+def _describe_decoder(job: _Job) -> dict[str, str]:
+    """Return what the decoder of an encoder-decoder says of itself: where its encoder is, and what bounds it."""
+    longest = job.pipeline.longest if isinstance(job.pipeline, EncoderDecoderPipeline) else None
+    limit = {} if longest is None else {MAX_DECODER_LENGTH_KEY: str(longest)}
+    return {ENCODER_KEY: encoder_path(job.paths.graph).name, **limit}
 
 
 def _write_second(specification: TargetSpecification | None, second: Any, path: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
@@ -29,7 +30,7 @@ SIDECAR_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE_NAME,
     "preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",

@@ -72,7 +72,8 @@ def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None)
             if not axis.may_fail:
                 raise
             given[axis.name] = axis.usual
-    kept = [name for name in outputs if name not in _BESIDE or len(outputs) == 1]
+    # Qwen2-Audio gives its mask back.
+    kept = [name for name in outputs if name not in inputs and (name not in _BESIDE or len(outputs) == 1)]
     return Signature(
         {name: _shape(name, inputs[name], {axis: run[0][name] for axis, run in moved.items()}) for name in inputs},
         {name: _shape(name, outputs[name], {axis: run[1][name] for axis, run in moved.items()}) for name in kept},

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.limits import text_limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.answering import Item, answer_texts, make_request
 from onnxtool.infer.batches import BatchRules
+from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
@@ -90,6 +92,7 @@ def load(
         tokenizer.require_room(limit)
     head = head_for(task, model, folder, tokenizer)
     prompts = Prompts.of(folder)
+    template = ChatTemplate.of(folder, folder.sentence_modules, task)
     on_progress(f"loading {path}")
     return LoadedModel(
         session=open_session(path, provider=provider, threads=threads, inter_threads=inter_threads),
@@ -101,6 +104,7 @@ def load(
         batch_rules=BatchRules.of(model),
         num_ids=index_bounds(model).get("input_ids"),
         prompts=prompts,
+        chats=None if template is None else Chats(template, tokenizer),
     )
 
 

@@ -20,6 +20,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch, BatchRules
+from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.long_texts import CUT, LongTexts
@@ -47,6 +48,7 @@ class TextModel:
         batch_rules: what the graph takes at once.
         num_ids: how many tokens the graph knows; None where that does not show.
         prompts: what the checkpoint has written before texts.
+        chats: what reads texts as chats; None for a model that takes them as they are.
     """
 
     session: Session
@@ -58,6 +60,7 @@ class TextModel:
     batch_rules: BatchRules
     num_ids: int | None
     prompts: Prompts = field(default_factory=lambda: Prompts({}))
+    chats: Chats | None = None
 
     @property
     def is_sparse(self) -> bool:
@@ -99,6 +102,8 @@ class TextModel:
         """
         self.require_documents(prompt)
         before = self.prompts.find(prompt)
+        if self.chats is not None:
+            return self.chats.read(texts, before, self.limit, LongTexts.of(long), first=first)
         options = ReadOptions(
             with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
         )

@@ -276,6 +276,11 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
     return path
 
 
+def save_beside(model: ir.Model, staging: Staging, path: Path, *, max_inline_bytes: int = MAX_INLINE_BYTES) -> Path:
+    """Write another graph into the staging folder, at `path` beside the first one, and return `path`."""
+    return save_model(model, Staging(staging.folder, path, staging.folder), max_inline_bytes=max_inline_bytes)
+
+
 @contextmanager
 def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
     """Write `model`, of any size, to a file in `folder` that is there while the block runs."""

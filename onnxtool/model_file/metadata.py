@@ -18,6 +18,10 @@ HEAD_KEY = "onnxtool.head"
 DTYPE_KEY = "onnxtool.dtype"
 FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
+# Of the two graphs of an encoder-decoder: the file beside it, and the most tokens of the decoder.
+ENCODER_KEY = "onnxtool.encoder"
+DECODER_KEY = "onnxtool.decoder"
+MAX_DECODER_LENGTH_KEY = "onnxtool.max_decoder_length"
 VECTORS_KEY = "onnxtool.vectors"  # what the numbers of its vectors are stored as, where not as the model computes them
 RANGES_KEY = "onnxtool.vectors.ranges"
 STEPS_KEY = "onnxtool.steps"

@@ -54,7 +54,7 @@ class Storage:
         def constant(tensor: ir.TensorProtocol) -> ir.Value:
             name = f"{VECTORS_KEY}.constant_{len(graph.initializers)}"
             value = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.numpy().shape), const_value=tensor
             )
             graph.register_initializer(value)
             return value

@@ -56,6 +56,16 @@ CHAT_TEMPLATE = (
     "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+# As that of Qwen3-Reranker for sentence-transformers.
+QWEN_TEMPLATE = (
+    "{%- set system = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first | "
+    "default('Given a web search query, retrieve relevant passages') -%}"
+    "<|system|>Answer yes or no.\n<|user|><Instruct>: {{ system }}\n"
+    "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
+    "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+    "<|end|>\n{% if add_generation_prompt %}<|assistant|>{% endif %}\n\n"
+)
+USERS_TEMPLATE = "{% for m in messages if m.role == 'user' %}<|user|>{{ m.content }}{% endfor %}{{ eos_token }}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,8 @@ def _bytes() -> str:
         special_tokens=["<|pad|>", "<|end|>", "<|user|>", "<|system|>", "<|assistant|>", "<|query|>", "<|document|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(["the weather in the city is lovely today, yes or no"] * 4, trainer)
+    texts = ["the weather in the city is lovely today, yes or no", "yes", "no"]
+    tokenizer.train_from_iterator(texts * 4, trainer)
     return str(tokenizer.to_str())
 
 
@@ -285,10 +296,27 @@ def _reranker(
     return make
 
 
-def _decoder_reranker(template: str | None) -> Callable[[Path, Path], None]:
+def _decoder_reranker(
+    template: str | None, false: int | None = 301, side: str = "left", **settings: Any
+) -> Callable[[Path, Path], None]:
+    prompts = settings.pop("prompts", None)
+    activation = settings.pop("activation", None)
+
     def make(folder: Path, base: Path) -> None:
-        first = Transformer(str(decoder(base, template=template, causal=True)), transformer_task="text-generation")
-        CrossEncoder(modules=[first, LogitScore(300, 301)]).save_pretrained(str(folder))
+        path = str(decoder(base, template=template, causal=True, side=side))
+        first = Transformer(path, transformer_task="text-generation", **settings)
+        modules = [first, LogitScore(300, false)]
+        CrossEncoder(modules=modules, prompts=prompts, activation_fn=activation).save_pretrained(str(folder))
+
+    return make
+
+
+def _plain_reranker(template: str | None) -> Callable[[Path, Path], None]:
+    """A causal language model as it is on the hub, without modules: its card says what it is for."""
+
+    def make(folder: Path, base: Path) -> None:
+        decoder(folder, template=template, causal=True)
+        (folder / "README.md").write_text("---\npipeline_tag: text-ranking\n---\n")
 
     return make
 
@@ -431,7 +459,22 @@ def _reranker_cases() -> Iterator[Case]:
     yield Case("three labels, Sigmoid", RERANKER, _reranker(3, activation=torch.nn.Sigmoid()))
     yield Case("three labels, Softmax", RERANKER, _reranker(3, activation=torch.nn.Softmax(dim=-1)))
     yield Case("decoder", RERANKER, _decoder_reranker(None))
+    yield Case("decoder, one token, padding right", RERANKER, _decoder_reranker(None, None, side="right"))
+    identity = _decoder_reranker(None, activation=torch.nn.Identity())
+    yield Case("decoder, Identity", RERANKER, identity)
+    yield Case("decoder with prompts", RERANKER, _decoder_reranker(None, prompts=_PROMPTS), ("query",))
     yield Case("decoder with chat template", RERANKER, _decoder_reranker(CHAT_TEMPLATE))
+    asks = {"chat_template": {"add_generation_prompt": True}, "text": {"max_length": 40}}
+    for name, template in (("in parts", CHAT_TEMPLATE), ("of Qwen3-Reranker", QWEN_TEMPLATE)):
+        chat = _decoder_reranker(template, prompts=_PROMPTS, processing_kwargs=asks)
+        yield Case(f"chat template {name}, prompts, long texts", RERANKER, chat, ("query",))
+    cut = _decoder_reranker(
+        QWEN_TEMPLATE, processing_kwargs={"chat_template": {"restore_suffix": False}, "text": {"max_length": 110}}
+    )
+    yield Case("chat template whose end is cut", RERANKER, cut)
+    yield Case("decoder without modules", RERANKER, _plain_reranker(None))
+    yield Case("decoder without modules, chat template", RERANKER, _plain_reranker(QWEN_TEMPLATE))
+    yield Case("decoder without modules, template without pairs", RERANKER, _plain_reranker(USERS_TEMPLATE))
 
 
 def _late_cases() -> Iterator[Case]:

@@ -24,6 +24,7 @@ from onnxtool.errors import InputError
 from onnxtool.reports import Json
 
 TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 # As sentence-transformers 6.2 writes it for an encoder of texts.
 USUAL = {
     "transformer_task": "feature-extraction",
@@ -66,6 +67,9 @@ def refusal(folder: CheckpointFolder) -> str:
         {"max_seq_length": None, "query_length": None, "query_expansion": None, "unpad_inputs": False},
         {"processing_kwargs": {}, "model_args": {"attn_implementation": "sdpa"}, "config_kwargs": {}},
         {"processing_kwargs": {"text": {"max_length": 9, "truncation": True}}},
+        {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+        {"modality_config": {"message": {**FORWARD, "format": "flat"}, "text": FORWARD}},
+        {"modality_config": {"message": FORWARD}, "processing_kwargs": {"chat_template": {"enable_thinking": False}}},
         {"transformer_task": "fill-mask", "module_output_name": "token_embeddings"},
         {"transformer_task": "sequence-classification", "module_output_name": "scores"},
         {"transformer_task": "text-generation", "module_output_name": "causal_logits"},
@@ -80,15 +84,25 @@ def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"modality_config": {"text": {}, "message": {}}}, "chat template"),
+        ({"modality_config": {"text": {}, "message": {}}}, "modality_config"),
+        ({"modality_config": {"message": {**FORWARD, "format": "xml"}}}, "modality_config"),
+        ({"modality_config": {"message": FORWARD, "image": FORWARD}}, "modality_config"),
+        (
+            {"modality_config": {"message": FORWARD}, "processing_kwargs": {"text": {"add_special_tokens": False}}},
+            "add",
+        ),
+        ({"processing_kwargs": {"chat_template": {"truncation": False}}}, "processing_kwargs"),
+        ({"processing_kwargs": {"chat_template": {"chat_template": "{{ 1 }}"}}}, "processing_kwargs"),
+        ({"processing_kwargs": {"text": ["max_length"]}}, "processing_kwargs"),
+        ({"processing_kwargs": {"text": {"padding_side": "left"}}}, "processing_kwargs"),
         ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}}, "modality"),
         ({"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}}, "modality_config"),
         ({"module_output_name": "sentence_embedding"}, "module_output_name 'sentence_embedding'"),
         ({"transformer_task": "any-to-any"}, "transformer_task 'any-to-any'"),
         ({"transformer_task": ["fill-mask"]}, "transformer_task"),
-        ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "processing_kwargs"),
+        ({"processing_kwargs": {"text": {"add_special_tokens": "no"}}}, "processing_kwargs"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "processing_kwargs"),
-        ({"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}, "processing_kwargs"),
+        ({"processing_kwargs": {"common": {"return_tensors": "np"}}}, "processing_kwargs"),
         ({"query_length": 8}, "query_length 8"),
         ({"document_length": 20}, "document_length 20"),
         ({"query_expansion": {"length": 32}}, "query_expansion"),

@@ -329,12 +329,12 @@ def test_an_embedding_may_be_cut_and_stored_as_codes(minilm: Path, tmp_path: Pat
     assert stored is not None
     assert stored.ranges is not None
     np.testing.assert_allclose(stored.ranges, [theirs.min(axis=0), theirs.max(axis=0)], atol=1e-6)
-    ours = load(tmp_path / "m.onnx").encode(texts)
+    ours = np.asarray(load(tmp_path / "m.onnx").encode(texts))
     # A number at the edge of a step, as the least and the largest are, may be on its other side by a rounding error.
-    np.testing.assert_allclose(stored.nearest(np.asarray(ours), theirs), theirs, rtol=0, atol=1e-6)
-    codes = quantize_embeddings(theirs, precision="int8", ranges=stored.ranges)
+    np.testing.assert_allclose(stored.nearest(ours, theirs), theirs, rtol=0, atol=1e-6)
+    codes = np.asarray(quantize_embeddings(theirs, precision="int8", ranges=stored.ranges))
     assert ours.dtype == codes.dtype
-    assert np.abs(np.asarray(ours).astype(int) - codes.astype(int)).max() <= 1
+    assert np.abs(ours.astype(int) - codes.astype(int)).max() <= 1
 
 
 _TEXTS_OF_RANGES = """\

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.checkpoint.truncation import EncodedText, TokenOffsets
+from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, TokenOffsets
 from onnxtool.errors import InputError
 from onnxtool.infer import LoadedModel, LongTexts, SparseVectors, load
 from onnxtool.infer.heads.entities import Entities, TaggedToken
@@ -165,9 +165,9 @@ def test_a_huge_text_is_not_read_whole_to_be_cut(tmp_path: Path, monkeypatch: py
     seen: list[int] = []
     read = model.tokenizer._read
 
-    def watched(texts: list[Any], *, with_offsets: bool) -> Any:
+    def watched(texts: list[Any], options: ReadOptions) -> Any:
         seen.extend(len(text) for text in texts)
-        return read(texts, with_offsets=with_offsets)
+        return read(texts, options)
 
     monkeypatch.setattr(model.tokenizer, "_read", watched)
     (encoded,) = model.tokenize(["the cat sat on a mat " * 100_000])

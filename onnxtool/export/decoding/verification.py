@@ -34,7 +34,7 @@ from onnxtool.verification import Verification
 
 # One from the prompt, eight from the cache.
 NEW_TOKENS = 9
-# What `generate` chose, by which the candidate breaks its ties; see `_choose`.
+# What `generate` chose, by which the candidate breaks its ties; see `choose`.
 GENERATED = "generated"
 # How many tokens of the prompt each call takes, where it is more than one call.
 PIECES = "pieces"
@@ -201,7 +201,7 @@ def generate(
         cache = {name: outputs[present_name(name)] for name in cache}
         if end >= ids.shape[1]:
             wanted = None if expected is None else expected[:, len(chosen)]
-            chosen.append(_choose(outputs[LOGITS][:, -1], wanted, tolerance))
+            chosen.append(choose(outputs[LOGITS][:, -1], wanted, tolerance))
         start = end
     return np.concatenate(logits, axis=1), np.stack(chosen, axis=1)
 
@@ -216,7 +216,7 @@ def empty_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def _choose(logits: NDArray[Any], expected: NDArray[np.int64] | None, tolerance: Tolerance | None) -> NDArray[np.int64]:
+def choose(logits: NDArray[Any], expected: NDArray[np.int64] | None, tolerance: Tolerance | None) -> NDArray[np.int64]:
     """Return the best token of each row of logits [B, V]; the expected one where it is as good within the tolerance.
 
     Of two tokens that are equal but for rounding, either is right, and all that follows depends on which.

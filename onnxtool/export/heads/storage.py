@@ -13,6 +13,7 @@ from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measu
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
+from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.signature import run_torch_tensors
@@ -23,21 +24,21 @@ _LONGEST = 512  # tokens of a text that ranges are measured on, of a model witho
 
 
 def choose_storage(
-    options: ExportOptions, model: Any, head: Head, text: TextInputs | None, source: Source
+    options: ExportOptions, model: Any, head: Head, modality: Modality, source: Source
 ) -> tuple[VectorType, tuple[str, ...]]:
     """Return how vectors are stored, and what a user should know of the ranges.
 
     Raises:
         InputError: ranges or texts cannot be read.
-        ExportError: texts were passed for a model that takes none.
+        ExportError: texts were passed for a model that takes none, or pads them to a length of its own.
     """
     name = options.vectors_as or ""
     if options.calibration is None:
         return VectorType.of(name, None if options.ranges is None else read_ranges(options.ranges)), ()
-    if text is None:
-        raise ExportError("--calibration was passed for a model that takes no text", "pass --ranges")
+    if not isinstance(modality, TextInputs):
+        raise ExportError("--calibration measures on texts alone, and this model takes others", "pass --ranges")
     texts = [item.contents for item in read_texts(options.calibration)]
-    ranges, count = measure_ranges(_vectors(model, head, text, source, texts))
+    ranges, count = measure_ranges(_vectors(model, head, modality, source, texts))
     return VectorType.of(name, ranges), tuple(filter(None, [few_vectors(count)]))
 
 

@@ -1,0 +1,201 @@
+"""Put texts into the chat template of a checkpoint's tokenizer, as Transformer of sentence-transformers 6.2 does it.
+
+A text is a message of a user, a pair is one of a `query` and one of a `document`, and a prompt is one of the system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
+from onnxtool.checkpoint.tasks import RANKING
+from onnxtool.checkpoint.truncation import Text
+from onnxtool.errors import OnnxtoolError
+from onnxtool.reports import Json
+
+TEMPLATE_NAME = "chat_template.jinja"
+_TOKENIZER = "tokenizer_config.json"
+# What a checkpoint is for where texts are messages; text that is generated is asked for otherwise.
+_TASKS = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification", RANKING)
+_ROLES = ("query", "document")
+# Pairs whose chats must differ, as sentence-transformers tries them: by the query, and by the document.
+_PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
+# Two texts that no tokenizer ends alike, by which the tokens behind a text are found.
+FILLERS = ("0", "1 2 3 4")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# How a template that takes content in parts is known, and the models that are known by themselves.
+_STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+_FLAT_MODELS = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
+# Arguments of apply_chat_template that are no variables of a template; all others are passed on to it.
+NO_VARIABLES = frozenset(
+    (
+        *("chat_template", "continue_final_message", "max_length", "padding", "return_assistant_tokens_mask"),
+        *("return_dict", "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools"),
+        "truncation",
+    )
+)
+FORMATS = ("flat", "structured", "auto")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The template, and what it is rendered with.
+
+    Attributes:
+        source: in Jinja's language.
+        is_flat: whether the content of a message is a text; else a list with a part of that text.
+        special_tokens: by their names, such as `eos_token`.
+        passed: variables that the checkpoint sets, such as `add_generation_prompt`.
+        restores_end: whether what the template writes behind a text is put at the end of one that is cut.
+        files: the checkpoint, for errors.
+    """
+
+    source: str
+    is_flat: bool
+    special_tokens: Mapping[str, Json]
+    passed: Mapping[str, Json]
+    restores_end: bool
+    files: CheckpointFiles
+
+    @classmethod
+    def of(cls, files: CheckpointFiles, modules: SentenceModules, task: str) -> ChatTemplate | None:
+        """Read it; None for a checkpoint whose texts are read as they are.
+
+        Args:
+            files: the checkpoint.
+            modules: of the checkpoint.
+            task: what the model is for.
+
+        Raises:
+            OnnxtoolError: the checkpoint speaks of messages and has no template, or one that is no text.
+        """
+        config = as_object(modules.transformer.get("modality_config"))
+        is_stated = bool(modules.modules) and "message" in config
+        if task not in _TASKS or not (is_stated or (task == RANKING and not modules.modules)):
+            return None
+        source = _stored_template(files)
+        if source is None and is_stated:
+            raise files.refuse(
+                f"{files.label} puts texts into a chat template ({modules.transformer_file}), and its tokenizer has "
+                f"none ({TEMPLATE_NAME})"
+            )
+        if source is None:
+            return None
+        stated = as_object(config.get("message")).get("format", "auto")
+        if stated == "auto":
+            is_flat = files.read("config.json").get("model_type") in _FLAT_MODELS or not any(
+                pattern in source for pattern in _STRUCTURED
+            )
+        else:
+            is_flat = stated == "flat"
+        passed = dict(as_object(as_object(modules.transformer.get("processing_kwargs")).get("chat_template")))
+        restores_end = passed.pop("restore_suffix", True) is not False
+        return cls(source, is_flat, _special_tokens(files), passed, restores_end, files)
+
+    @property
+    def reads_task(self) -> bool:
+        """Whether it writes something else for a query than for a document."""
+        return "task" in self._compiled.variables
+
+    def render(self, text: Text, prompt: str = "", task: str | None = None) -> str:
+        """Return the chat of a text, or of a pair.
+
+        Args:
+            text: a text, or a pair.
+            prompt: what the system says; empty for nothing.
+            task: what the text is for, `query` or `document`, for templates that read it; None for neither.
+
+        Raises:
+            OnnxtoolError: the template fails, or reaches a bound.
+        """
+        about = {"task": task} if task is not None and self.reads_task else {}
+        variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": False}
+        variables |= {**self.special_tokens, **about, **self.passed, "messages": self.messages(text, prompt)}
+        num_characters = len(prompt) + (len(text) if isinstance(text, str) else sum(map(len, text)))
+        try:
+            return str(self._compiled.render(variables, num_characters))
+        except Exception as error:  # a program of the checkpoint, which can fail in any way
+            raise self._failure("fails", error) from error
+
+    def messages(self, text: Text, prompt: str = "") -> list[dict[str, Json]]:
+        """Return what the template is given: a message of the system for a prompt, and those of the text."""
+        parts = (("user", text),) if isinstance(text, str) else tuple(zip(_ROLES, text, strict=True))
+        said = (*((("system", prompt),) if prompt else ()), *parts)
+        return [
+            {"role": role, "content": part if self.is_flat else [{"type": "text", "text": part}]} for role, part in said
+        ]
+
+    def require_pairs(self) -> None:
+        """Refuse a template that leaves a query or a document out, as sentence-transformers does.
+
+        Raises:
+            OnnxtoolError: it does.
+        """
+        base, *others = map(self.render, _PROBES)
+        dropped = [role for role, other in zip(_ROLES, others, strict=True) if other == base]
+        if dropped:
+            raise self.files.refuse(
+                f"the chat template of {self.files.label} leaves out the {' and the '.join(dropped)} of a pair",
+                f"sentence-transformers asks for one that writes messages of the roles query and document: save it as "
+                f"{TEMPLATE_NAME} beside the tokenizer",
+            )
+
+    def fillers(self, text: Text) -> tuple[Text, Text]:
+        """Return two other texts, or pairs, of the form of `text`, whose chats have what is written behind a text."""
+        first, second = FILLERS
+        return (first, second) if isinstance(text, str) else ((first, first), (second, second))
+
+    @cached_property
+    def _compiled(self) -> Any:
+        from onnxtool.checkpoint.template_sandbox import SandboxedTemplate
+
+        try:
+            return SandboxedTemplate(self.source)
+        except Exception as error:  # as above
+            raise self._failure("cannot be read", error) from error
+
+    def _failure(self, what: str, error: Exception) -> OnnxtoolError:
+        reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
+        return self.files.refuse(
+            f"the chat template of {self.files.label} {what}: {reason}",
+            "it came with the checkpoint; if you trust that, run it with sentence-transformers",
+        )
+
+
+def common_end(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """Return the tokens by which two chats of different texts end; none where one of them is all of the other's end."""
+    count = 0
+    while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
+        count += 1
+    return tuple(first[len(first) - count :]) if count < min(len(first), len(second)) else ()
+
+
+def _stored_template(files: CheckpointFiles) -> str | None:
+    """Return the template, as transformers looks for it; of several, that called `default`."""
+    text = files.read_text(TEMPLATE_NAME)
+    if text is not None:
+        return text
+    stated = files.read(_TOKENIZER).get("chat_template")
+    if isinstance(stated, list):
+        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        stated = named.get("default")
+        if stated is None:
+            raise files.refuse(f"{files.label} has several chat templates ({_TOKENIZER}), and none called default")
+    if stated is not None and not isinstance(stated, str):
+        raise files.malformed(_TOKENIZER, "its chat_template is no text")
+    return stated
+
+
+def _special_tokens(files: CheckpointFiles) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for name in ("special_tokens_map.json", _TOKENIZER):
+        for key in _SPECIAL_TOKENS:
+            value = files.read(name).get(key)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                found[key] = value
+    return found

@@ -1,0 +1,85 @@
+"""Read texts that a model takes as chats: put into its template, and cut so that the template's end stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from onnxtool.checkpoint.chat_templates import ChatTemplate, common_end
+from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
+from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
+from onnxtool.errors import InputError
+from onnxtool.infer.long_texts import LongTexts
+
+_AS_WRITTEN = ReadOptions(adds_special=False)
+_MOST_ENDS = 256  # that are remembered: one for each prompt, task and form of a text
+
+
+@dataclass(frozen=True)
+class Chats:
+    """A template, and the tokenizer that reads what it makes. Threads may share it."""
+
+    template: ChatTemplate
+    tokenizer: TextTokenizer
+    _ends: dict[tuple[str, str | None, bool], tuple[int, ...]] = field(default_factory=dict, compare=False)
+
+    def read(
+        self,
+        texts: Sequence[Text],
+        prompt: str,
+        limit: Limit | None,
+        long: LongTexts,
+        *,
+        task: str | None = None,
+        first: int = 1,
+    ) -> list[list[EncodedText]]:
+        """Read each of N texts, or pairs of texts, as one window.
+
+        Args:
+            texts: texts, and pairs of texts.
+            prompt: what the system says; empty for nothing.
+            limit: the most tokens; None where there is no limit.
+            long: what becomes of longer ones, which are not read in windows: a template is for a whole text.
+            task: as in ChatTemplate.render.
+            first: the number of the first text, for errors.
+
+        Raises:
+            InputError: the template fails, leaves a part of a pair out, or a text has no tokens or too many.
+        """
+        require_unicode(texts, first)
+        if any(isinstance(text, tuple) for text in texts):
+            self._takes_pairs  # noqa: B018  raises where it does not
+        chats = [self.template.render(text, prompt, task) for text in texts]
+        if long.way == "window":
+            whole = self.tokenizer.encode(chats, None, _AS_WRITTEN)
+            if limit is not None and any(len(chat) > limit.tokens for chat in whole):
+                raise InputError(
+                    "a text that is put into a chat template cannot be read in windows",
+                    "cut it (--long truncate), or pass passages",
+                )
+        read = replace(long, way="truncate", overlap=None) if long.way == "window" else long
+        windows = read.read(self.tokenizer, chats, limit, _AS_WRITTEN, first=first)
+        return [
+            [self._with_end(window, text, prompt, task) if window.truncated else window for window in group]
+            for text, group in zip(texts, windows, strict=True)
+        ]
+
+    @cached_property
+    def _takes_pairs(self) -> None:
+        self.template.require_pairs()
+
+    def _with_end(self, window: EncodedText, text: Text, prompt: str, task: str | None) -> EncodedText:
+        """Write what the template has behind a text over the last tokens of one that was cut."""
+        if not self.template.restores_end:
+            return window
+        key = (prompt, task, isinstance(text, str))
+        if key not in self._ends:
+            if len(self._ends) >= _MOST_ENDS:
+                self._ends.clear()
+            chats = [self.template.render(filler, prompt, task) for filler in self.template.fillers(text)]
+            one, other = self.tokenizer.encode(chats, None, _AS_WRITTEN)
+            self._ends[key] = common_end(one.ids, other.ids)
+        end = self._ends[key][-len(window) :]
+        return replace(window, ids=window.ids[: len(window) - len(end)] + end)
