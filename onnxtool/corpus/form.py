@@ -61,7 +61,7 @@ def choose_form(model: LoadedModel, options: CorpusOptions) -> CorpusForm:
         ranges, count = measure_ranges(_vectors(model, read_texts(options.calibration), options))
         form = replace(form, stored=VectorType.of(options.vectors_as, ranges))
         notes = tuple(filter(None, [few_vectors(count)]))
-    sample: Any = form.apply(model.encode([_SAMPLE], prompt=options.prompt))
+    sample: Any = form.apply(model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.task)))
     by_token = isinstance(sample, TokenVectors)
     array = sample.vectors if by_token else sample
     given = model.head.stored if isinstance(model.head, Embeddings) else None
@@ -73,5 +73,7 @@ def choose_form(model: LoadedModel, options: CorpusOptions) -> CorpusForm:
 def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: CorpusOptions) -> Iterator[NDArray[np.float32]]:
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = [text.contents for text in texts[start : start + _TEXTS_AT_A_TIME]]
-        vectors: Any = model.encode(part, prompt=options.prompt, dimensions=options.dimensions)
+        vectors: Any = model.encode(
+            part, prompt=options.prompt, task=model.task_of(options.task), dimensions=options.dimensions
+        )
         yield vectors.vectors if isinstance(vectors, TokenVectors) else vectors

@@ -57,6 +57,7 @@ class Plan:
         rules: which texts run together.
         workers: batches that run at once.
         prompt: what is written before each text, as `LoadedModel.tokenize` takes it.
+        task: what the texts are for, likewise.
         keep_special: whether tokens that frame a text may be terms.
         form: how vectors are cut and stored.
     """
@@ -64,6 +65,7 @@ class Plan:
     rules: BatchRules
     workers: int
     prompt: str | None
+    task: str | None
     keep_special: bool
     form: VectorForm
 
@@ -127,7 +129,7 @@ def encode_windows(
 
 
 def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    read, rejects = _tokenize(model, window.documents, plan.prompt)
+    read, rejects = _tokenize(model, window.documents, plan)
     refused = {(reject.file, reject.line) for reject in rejects}
     kept = tuple(document for document in window.documents if (document.file, document.line) not in refused)
     window = replace(window, documents=kept)
@@ -138,17 +140,18 @@ def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolEx
 
 
 def _tokenize(
-    model: LoadedModel, documents: Sequence[Document], prompt: str | None
+    model: LoadedModel, documents: Sequence[Document], plan: Plan
 ) -> tuple[list[EncodedText], tuple[Reject, ...]]:
     """Read all texts at once; where one of them has no token, one after the other, and say which."""
     try:
-        return model.tokenize([document.contents for document in documents], prompt=prompt), ()
+        texts = [document.contents for document in documents]
+        return model.tokenize(texts, prompt=plan.prompt, task=plan.task), ()
     except InputError:
         read: list[EncodedText] = []
         rejects: list[Reject] = []
         for document in documents:
             try:
-                read += model.tokenize([document.contents], prompt=prompt)
+                read += model.tokenize([document.contents], prompt=plan.prompt, task=plan.task)
             except InputError:
                 rejects.append(Reject(document.file, document.line, "has contents without any token", document.id))
         return read, tuple(rejects)

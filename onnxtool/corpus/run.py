@@ -71,7 +71,7 @@ def encode_corpus(
     provider = resolve_provider(options.provider)
     threads = options.threads or 1
     model = load(model_path, model_name=options.model_name, provider=provider, threads=threads)
-    model.require_documents(options.prompt)
+    model.require_documents(options.task or options.prompt)
     kind = _kind(model, options)
     form = choose_form(model, options)
     shard_format = _shard_format(model, options, kind, by_token=form.by_token)
@@ -123,7 +123,8 @@ def _plan(model: LoadedModel, options: CorpusOptions, form: CorpusForm) -> Plan:
         tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
     on_device = model.session.provider != "cpu"
     workers = options.workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
-    return Plan(batch_rules(model, tokens), workers, options.prompt, options.keep_special, form.form)
+    task = model.task_of(options.task)
+    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form)
 
 
 def _identity(
@@ -138,7 +139,8 @@ def _identity(
     chosen = {
         **asdict(shard_format),
         "keep_special": options.keep_special,
-        "prompt": model.prompts.find(options.prompt),
+        "prompt": model.prompts.find(options.prompt, plan.task),
+        **({"reading": plan.task} if plan.task else {}),
         "shard_size": options.shard_size,
         "batch_tokens": plan.rules.max_tokens,
         "provider": model.session.provider,
@@ -260,7 +262,7 @@ class _Run:
             resumed=bool(self.earlier),
             vectors_as=str(self.form.description["as"]),
             dimensions=self.form.dimensions,
-            notes=(*self.form.notes, *_notes(self.model, num_truncated, left_out)),
+            notes=(*self.form.notes, *_notes(self.model, self.plan.task, num_truncated, left_out)),
         )
 
 
@@ -271,13 +273,14 @@ def _stopped_by(reject: Reject) -> InputError:
     )
 
 
-def _notes(model: LoadedModel, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
+def _notes(model: LoadedModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
     if left_out:
         yield f"{len(left_out)} files of the folder are no part of a corpus by their suffix, such as {left_out[0]}"
     if isinstance(model.head, VectorHead) and model.head.note:
         yield model.head.note
-    if num_truncated and model.limit is not None:
-        yield f"{num_truncated} texts were cut to {model.limit.tokens} tokens ({model.limit.source})"
+    limit = model.limit_of(task)
+    if num_truncated and limit is not None:
+        yield f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
     if model.is_sparse and any(len(shape) == 3 for shape in outputs.values()) and "sparse" not in outputs:
         yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"

@@ -14,7 +14,7 @@ from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_side_head
+from onnxtool.export.heads.choice import Head, choose_head, choose_side_head, require_expanding_token
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
@@ -225,6 +225,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
                     options.head, side, source, signature, scales=scales, pads=isinstance(modality, PaddedTexts)
                 )
             head_name, head, why = choice.name, choice.head, choice.why
+            if head is not None and tokenizer is not None:
+                require_expanding_token(source, tokenizer)
             if head is not None and options.dimensions is not None:
                 head = head.truncated(options.dimensions, signature)
             if head is not None and head.name == "embedding" and options.vectors_as is not None:

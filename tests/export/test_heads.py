@@ -121,7 +121,7 @@ def test_the_head_is_recognized(
     [
         ([("Pooling", {}), ("WordWeights", {})], "modules WordWeights"),
         ([("CNN", {}), ("Pooling", {})], "modules CNN"),
-        ([("Dense", {}), ("Pooling", {})], "computes Dense on tokens, before its Pooling"),
+        ([("Dense", {}), ("Pooling", {})], "computes Dense before its Pooling, on sentence_e"),
         ([("LSTM", {})], "names Transformer, LSTM, and onnxtool computes no pooling but"),
         ([("Pooling", {"pooling_mode": "median"})], "pools with median"),
         ([("Pooling", {"weights": [1, 2]})], r"1_Pooling/config.json of .* has the settings weights"),
@@ -222,7 +222,7 @@ def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
     [
         ({"activation_function": "torch.nn.modules.activation.PReLU"}, "activated by torch.nn.*PReLU"),
         ({"activation_function": "mine.Tanh"}, "activated by mine.Tanh"),
-        ({"module_input_name": "token_embeddings"}, "works on sentence_embedding, token_embeddings"),
+        ({"module_input_name": "token_embeddings"}, "computes Dense behind its Pooling, on token_emb"),
         ({"in_features": 5}, r"of shape \[2, 4\], and its config.json says \[2, 5\]"),
     ],
 )
