@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
 from onnxtool.export.modalities.sizes import SEQUENCE, Modality, usual_sizes
@@ -116,8 +117,11 @@ def verify_file(
     reference: ReferenceOutputs,
     tolerance: Tolerance,
     specification: TargetSpecification | None = None,
+    stored: VectorType | None = None,
 ) -> Verification:
     """Compare the file at `path` with the outputs of the PyTorch model; with a `specification`, run as its target does.
+
+    Vectors that the file has `stored` as codes or bits are compared by the nearest vectors of such codes.
 
     Raises:
         VerificationError: an output differs by more than `tolerance`.
@@ -134,6 +138,6 @@ def verify_file(
             }
         )
 
-    verification = verify(run, reference, tolerance)
+    verification = verify(run, reference, tolerance, stored)
     require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
     return verification

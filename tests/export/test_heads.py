@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
+from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.choice import Head, read_head, recognize_head, require_output
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from tests.checkpoint.test_pooling_modules import head_of, run_head
+from tests.checkpoint.test_pooling_modules import head_of, run_head, vectors
 
 
 def test_the_raw_output_may_stay_beside_the_head() -> None:
@@ -24,6 +27,22 @@ def test_the_raw_output_may_stay_beside_the_head() -> None:
     names, (_, raw) = run_head(head_of(Pooling()), values, keep_raw=True)
     assert names == ["vector", "raw"]
     np.testing.assert_array_equal(raw, values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("name", VECTOR_TYPES)
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_graph_stores_vectors_as_numpy_does(name: str, opset: int, dtype: str) -> None:
+    """Bit for bit, from what the head computes: in float32, also of a model in half precision."""
+    values = np.random.default_rng(0).standard_normal((4, 5, 16)).astype(dtype)
+    head = head_of(Pooling(), Normalize())
+    floats = vectors(head, values.astype(np.float64 if dtype == "float64" else np.float32), opset)
+    ranges = np.stack([floats.min(axis=0), floats.max(axis=0) * 0.9]).astype(np.float32)
+    stored = VectorType.of(name, ranges if name in CODES else None)
+    names, (found,) = run_head(replace(head, stored=stored), values, opset)
+    assert names == ["vector"]
+    assert found.dtype == stored.dtype
+    np.testing.assert_array_equal(found, stored.apply(floats))
 
 
 def test_modules_that_do_not_fit_are_refused() -> None:

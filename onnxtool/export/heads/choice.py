@@ -22,6 +22,7 @@ from onnxtool.checkpoint.pooling_modules import (
     read_pooling_modules,
     truncated,
 )
+from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TOKENS, TRANSFORMERS
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
@@ -49,6 +50,7 @@ class Head:
         task: what a model with this head is for, whatever its checkpoint says.
         modules: what is computed, in order.
         unseen_length: the length of queries of which tokens count that the model does not see; 0 where there are none.
+        stored: how the vectors are stored that the graph gives; None for as they are computed.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Head:
     task: str
     modules: tuple[PoolingModule, ...]
     unseen_length: int = 0
+    stored: VectorType | None = None
 
     @property
     def keeps_tokens(self) -> bool:
@@ -66,7 +69,7 @@ class Head:
     def reference(self, value: Any, mask: Any) -> Any:
         """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W], or to [B, S, W].
 
-        Tensors [B, N], of a model that pools itself, take no mask.
+        Tensors [B, N], of a model that pools itself, take no mask. They are the vectors before they are stored.
         """
         import torch
 
@@ -104,6 +107,17 @@ class Head:
                 "pass a smaller number, or leave --dimensions out",
             )
         return replace(self, modules=truncated(self.modules, dimensions))
+
+    def stored_as(self, stored: VectorType, signature: Signature) -> Head:
+        """Return the head whose vectors are stored so.
+
+        Raises:
+            InputError: they cannot be, by their width.
+        """
+        before = signature.outputs[self.source][-1]
+        if isinstance(before, int):
+            stored.columns(self.width(before))
+        return replace(self, stored=stored)
 
     def check(self, signature: Signature) -> None:
         """Refuse a model that cannot have this head.
@@ -411,14 +425,21 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
         output = module.build(build, output, mask)
     if output is source:  # which stays under its own name
         output = build.op("Identity", source)
-    if build.dtype != source.dtype:
+    dtype = source.dtype
+    before = source.shape[-1] if source.shape is not None else None
+    width = head.width(before) if isinstance(before, int) else None
+    if head.stored is not None:
+        output = output if head.modules else build.cast(output)
+        output.name, output.dtype, output.shape = FLOATS, build.dtype, ir.Shape([BATCH, width])
+        output = head.stored.build(build, output)
+        dtype = ir.DataType.from_numpy(head.stored.dtype)
+        width = None if width is None else head.stored.columns(width)
+    elif build.dtype != source.dtype:
         output = build.cast(output, source.dtype)
     if source.name == head.output:
         source.name = f"{head.output}.tokens"
     output.name = head.output
-    output.dtype = source.dtype
-    before = source.shape[-1] if source.shape is not None else None
-    width = head.width(before) if isinstance(before, int) else None
+    output.dtype = dtype
     output.shape = ir.Shape([BATCH, *(source.shape[1:2] if head.keeps_tokens and source.shape else ()), width])
     graph.outputs[:] = [output, source] if keep_raw else [output]
     common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler
