@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.late_interaction import METADATA_NAME
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -41,6 +42,7 @@ SIDECAR_FILES = (
     MODULES_NAME,
     ROUTER_NAME,
     ENCODER_NAME,
+    METADATA_NAME,
     *TRANSFORMER_NAMES,
 )
 

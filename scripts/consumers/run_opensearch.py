@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     limit = tokenizer.truncation["max_length"] if tokenizer.truncation else MODEL_MAX_LENGTH
     tokenizer.enable_truncation(min(limit, MODEL_MAX_LENGTH))
-    translate = {"TEXT_EMBEDDING": _vector, "SPARSE_ENCODING": _terms}[request["function_name"]]
+    translators: dict[str, Callable[..., Answer]] = {"TEXT_EMBEDDING": _vector, "SPARSE_ENCODING": _terms}
+    translate = translators[request["function_name"]]
     return [translate(session, tokenizer.encode(text), request.get("model_config", {})) for text in texts]
 
 

@@ -95,7 +95,7 @@ class OpenSearch(Target):
         width, vector.name = vector.shape[-1] if vector.shape is not None else None, "vector"
         build = Builder(graph.graph, ir.DataType.FLOAT)
         state = build.op("Unsqueeze", vector, build.integers(1))
-        state.name, state.dtype, state.shape = _VECTOR.name, vector.dtype, ir.Shape([BATCH, 1, width])
+        state.name, state.type, state.shape = _VECTOR.name, vector.type, ir.Shape([BATCH, 1, width])
         graph.graph.outputs[:] = [state]
 
     def restore(self, outputs: Mapping[str, NDArray[Any]], model: TargetModel, batch: int) -> dict[str, NDArray[Any]]:
