@@ -31,6 +31,10 @@ def case(name: str) -> Case:
         ("chat template of Qwen3-Reranker, prompts, long texts", "equal"),
         ("inference-free SPLADE", "equal"),
         ("Router of two encoders", "refused"),
+        ("query expansion, fixed, attend False", "equal"),
+        ("PyLate, tokens added", "equal"),
+        ("Stanford", "equal"),
+        ("HierarchicalTokenPooling", "refused"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of other libraries; what is compared is files that one of them writes

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
+from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_side_head
+from onnxtool.export.heads.choice import Head, choose_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
 from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
@@ -89,6 +91,10 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
     if options.dimensions is not None and (head is None or head.name != "embedding"):
         raise ExportError(
             "--dimensions keeps a part of an embedding, and this graph computes none", "leave --dimensions out"
+        )
+    if options.vectors_as is not None and (head is None or head.name != "embedding"):
+        raise ExportError(
+            "--vectors_as stores the numbers of an embedding, and this graph computes none", "leave --vectors_as out"
         )
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
@@ -173,10 +179,12 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     stopwatch = Stopwatch()
     source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
     target = find_target(options.target)
-    if not target.takes_any_graph and (options.head != "auto" or options.keep_raw or options.dimensions):
+    check_ranges_options(options.vectors_as, options.ranges, options.calibration)
+    changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
+    if not target.takes_any_graph and changed:
         raise TargetError(
-            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw or --dimensions was "
-            "passed as well",
+            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw, --dimensions or "
+            "--vectors_as was passed as well",
             "leave these out, or pass --target plain",
         )
     paths = layout(target, options.output, source.name)
@@ -192,6 +200,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
     task, head_name, head, why = checkpoint.task, "logits", None, ""
+    notes: tuple[str, ...] = ()
     pipeline: ExportPipeline
     specification: TargetSpecification | None = None
     if task in _WITH_CACHE:
@@ -216,22 +225,29 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
                     options.head, side, source, signature, scales=scales, pads=isinstance(modality, PaddedTexts)
                 )
             head_name, head, why = choice.name, choice.head, choice.why
+            if head is not None and tokenizer is not None:
+                require_expanding_token(source, tokenizer)
             if head is not None and options.dimensions is not None:
                 head = head.truncated(options.dimensions, signature)
+            if head is not None and head.name == "embedding" and options.vectors_as is not None:
+                stored, few = choose_storage(options, models.first, head, modality, source)
+                head, notes = head.stored_as(stored, signature), notes + few
         else:
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
+            modality = specification.fed(modality)
         task = task if head is None else head.task
         pipeline = SingleCallPipeline.of(
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
-    if text is not None and check_chat_template(source, tokenizer, task) is not None and specification is not None:
+    reads_text_alone = specification is not None and not specification.needs_module_weights
+    if text is not None and reads_text_alone and check_chat_template(source, tokenizer, task) is not None:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",
         )
     stopwatch.lap("load")
-    reasons = (why,) if why else ()
+    reasons = ((why,) if why else ()) + notes
     return _Job(
         options, paths, checkpoint, models, pipeline, specification, task, head_name, tokenizer, max_length, reasons,
         on_progress, stopwatch,
@@ -286,6 +302,8 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
+        if specification is not None:
+            specification.target.pack(specification.model, sidecars, path)
         exported = ModelFile.open(path)
     return ExportReport(
         output=str(paths.graph),
