@@ -132,11 +132,6 @@ class TextTokenizer:
         """Return the text of tokens, without special ones."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    @property
-    def pads_left(self) -> bool:
-        """Whether padding stands before a text."""
-        return self._pad_side == "left"
-
     def require_room(self, limit: Limit, *, is_pair: bool = False) -> None:
         """Refuse a limit that leaves no room for a token of the text.
 

@@ -173,8 +173,9 @@ def _softmax(scores: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def _log_softmax(scores: Scores) -> Scores:
-    shifted: Scores = scores - scores.max()
-    return shifted - np.log(np.exp(shifted).sum())
+    shifted = scores - scores.max()
+    logs: Scores = shifted - np.log(np.exp(shifted).sum())
+    return logs
 
 
 def _top_k(scores: Scores, count: int) -> Scores:
