@@ -46,6 +46,7 @@ ONLY_IN = {
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},
+    "PIL": {"checkpoint"},
     "pyarrow": {"corpus"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
     "onnx": {"autodiff", "export", "graph", "model_file", "optimize", "runtime", "stats", "torch_backend", "training"},
@@ -53,7 +54,7 @@ ONLY_IN = {
 }
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
-    *("matplotlib", "pyarrow", "sentence_transformers"),
+    *("matplotlib", "pyarrow", "sentence_transformers", "PIL"),
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {

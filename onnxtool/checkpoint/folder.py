@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,8 @@ _HUB_PATTERNS = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "modules.json",
     "sentence_*_config.json",
     ENCODER_NAME,
@@ -70,24 +72,27 @@ class CheckpointFolder(CheckpointFiles):
         )
 
 
-def find_checkpoint_folder(model: ModelFile, model_name: str | None = None) -> CheckpointFolder:
-    """Find the tokenizer and configuration of `model`.
+def find_checkpoint_folder(
+    model: ModelFile, model_name: str | None = None, *, needs: Sequence[str] = (TOKENIZER_NAME,)
+) -> CheckpointFolder:
+    """Find the tokenizer and configuration of `model`; of a model of pictures, its image processor.
 
-    `model_name`, a folder or an id on the hub, decides where it is given. Else the folder that the model's metadata
-    names, folders named after the model, and the model's own folder are tried.
+    A folder has one of the files that it `needs`. `model_name`, a folder or an id on the hub, decides where it is
+    given. Else the folder that the model's metadata names, folders named after the model, and the model's own folder
+    are tried.
 
     Raises:
         InputError: there is no tokenizer, or it cannot be fetched.
         ModelFileError: the model's metadata names a folder that is not beside it.
     """
     if model_name is not None:
-        return _named_folder(model_name)
+        return _named_folder(model_name, needs)
     tried = list(dict.fromkeys(_candidates(model)))
     for path in tried:
-        if (path / TOKENIZER_NAME).is_file():
+        if any((path / name).is_file() for name in needs):
             return CheckpointFolder(path)
     raise InputError(
-        f"no {TOKENIZER_NAME} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
+        f"no {' or '.join(needs)} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
         "pass --model_name with the checkpoint's folder or its id on the hub",
     )
 
@@ -114,14 +119,14 @@ def _plain_name(model: ModelFile, name: str) -> str:
     return name
 
 
-def _named_folder(model_name: str) -> CheckpointFolder:
+def _named_folder(model_name: str, needs: Sequence[str]) -> CheckpointFolder:
     folder = Path(model_name).expanduser()
     if not folder.is_dir():
         folder = _fetch(model_name)
-    if not (folder / TOKENIZER_NAME).is_file():
+    if not any((folder / name).is_file() for name in needs):
         raise InputError(
-            f"{model_name} has no {TOKENIZER_NAME}",
-            "onnxtool reads the file that tokenizer.save_pretrained() of transformers writes; save it there",
+            f"{model_name} has no {' or '.join(needs)}",
+            "onnxtool reads the file that save_pretrained() of transformers writes; save it there",
         )
     return CheckpointFolder(folder)
 

@@ -33,6 +33,12 @@ _TASKS: Mapping[Json, _Task] = {
     _CLASSES: _Task("logits", "scores"),
     _CAUSAL: _Task("logits", "causal_logits"),
 }
+# What the transformer module of a dual encoder gives: by modality, the method of the model and what of its output.
+_DUAL_NAME = "sentence_embedding"
+_DUAL: Mapping[str, Json] = {
+    modality: {"method": f"get_{modality}_features", "method_output_name": "pooler_output"}
+    for modality in ("text", "image")
+}
 # The classes of encoders that give a vector for each token: of sentence-transformers, and of PyLate.
 _LATE_INTERACTION = ("MultiVectorEncoder", "ColBERT")
 # Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
@@ -42,6 +48,10 @@ _HARMLESS_ARGUMENTS = frozenset(
 # Arguments of a tokenizer's call that change nothing, or are followed: padding is masked, and texts are cut to the
 # limit in any case.
 _HARMLESS_CALLS = frozenset(("max_length", "padding", "pad_to_multiple_of", "truncation", "return_tensors"))
+
+
+# Whether a setting says what the transformer gives, and that is what it gives here.
+_Follows = Callable[[str, Json, _Task], bool]
 
 
 def _is_nothing(value: Json) -> bool:
@@ -111,10 +121,23 @@ def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> 
     Raises:
         OnnxtoolError: there is one that changes the answer.
     """
+    _require(modules, files, _follows_task)
+
+
+def require_known_settings_of_sides(modules: SentenceModules, files: CheckpointFiles) -> None:
+    """Refuse settings that are not followed of a dual encoder, whose sides are exported one by one.
+
+    Raises:
+        OnnxtoolError: there is one that changes the answer.
+    """
+    _require(modules, files, _follows_side)
+
+
+def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows) -> None:
     if not modules.modules:  # then sentence-transformers reads none of these files either
         return
     require_no_late_interaction(modules, files)
-    unknown = list(_unknown_settings(modules))
+    unknown = list(_unknown_settings(modules, follows))
     if unknown:
         raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
 
@@ -126,20 +149,20 @@ def transformer_output(modules: SentenceModules) -> str:
     return "" if task is None else task.name
 
 
-def _unknown_settings(modules: SentenceModules) -> Iterator[str]:
+def _unknown_settings(modules: SentenceModules, follows: _Follows) -> Iterator[str]:
     first = modules.modules[0]
     if first.kind in TRANSFORMERS:
-        yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind])
+        yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind], follows)
 
 
-def _unknown_of_transformer(modules: SentenceModules, default: str) -> Iterator[str]:
+def _unknown_of_transformer(modules: SentenceModules, default: str, follows: _Follows) -> Iterator[str]:
     settings, name = modules.transformer, modules.transformer_file
     stated = settings.get("transformer_task", default)
     task = _TASKS.get(stated) if isinstance(stated, str) else None
     if task is None:
         yield f"transformer_task {stated!r} of {name}"
     for key, value in settings.items():
-        if key == "transformer_task" or (task is not None and _follows_task(key, value, task)):
+        if key == "transformer_task" or (task is not None and follows(key, value, task)):
             continue
         if key == "processing_kwargs" and _follows_call(modules, value):
             continue
@@ -163,3 +186,10 @@ def _follows_task(key: str, value: Json, task: _Task) -> bool:
 def _is_forward(value: Json, task: _Task) -> bool:
     settings = as_object(value)
     return settings.get("method") == "forward" and settings.get("method_output_name") in (task.output, [task.output])
+
+
+def _follows_side(key: str, value: Json, _task: _Task) -> bool:
+    """Whether a setting says of texts and pictures what a dual encoder gives for them anyway."""
+    if key == "module_output_name":
+        return value in (None, _DUAL_NAME)
+    return key == "modality_config" and isinstance(value, dict) and value == _DUAL

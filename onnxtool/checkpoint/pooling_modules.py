@@ -20,7 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, Builder, Floats, Value, activation_name
-from onnxtool.checkpoint.module_settings import require_known_settings, transformer_output
+from onnxtool.checkpoint.module_settings import (
+    require_known_settings,
+    require_known_settings_of_sides,
+    transformer_output,
+)
 from onnxtool.checkpoint.pooling_modes import POOLING_MODES, Mask, largest
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, StoredModule, positive
 from onnxtool.reports import Json
@@ -672,12 +676,41 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         raise files.refuse(f"{files.label} pools twice, and tokens can be pooled once")
     if first is LogitScore and len(stored) > 1:
         raise files.refuse(f"{files.label} computes {stored[1].kind} behind a score, which onnxtool does not")
+    return _read_all(stored, modules, _ENCODER_MODULES.get(first, ("", first)))
+
+
+def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]:
+    """Read what follows a dual encoder, which gives vectors itself: modules of vectors, as read_pooling_modules does.
+
+    Raises:
+        OnnxtoolError: it has modules or settings that are not computed here.
+    """
+    if not modules.modules:
+        return ()
+    files = modules.modules[0].files
+    require_known_settings_of_sides(modules, files)
+    stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
+    of_vectors = {kind for kind, module in _CLASSES.items() if not module.pools_tokens}
+    others = sorted({module.kind for module in stored} - of_vectors)
+    if others:
+        raise files.refuse(
+            f"{files.label} has the modules {', '.join(others)} behind a model that gives one vector for a text or a "
+            "picture, and onnxtool does not compute them there"
+        )
+    return _read_all(stored, modules, _ENCODER_MODULES[Pooling])
+
+
+def _read_all(
+    stored: Iterable[StoredModule], modules: SentenceModules, of_encoder: tuple[str, type[PoolingModule]]
+) -> tuple[PoolingModule, ...]:
+    """Read modules, and behind them the one that is a setting of the encoder."""
     for module in stored:
         _require_known_keys(module, _CLASSES[module.kind].keys)
     read = tuple(_CLASSES[module.kind].read(module) for module in stored)
-    key, last = _ENCODER_MODULES.get(first, ("", first))
+    key, last = of_encoder
     if modules.encoder.get(key) is None:
         return read
+    files = modules.modules[0].files
     return (*read, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
 
 

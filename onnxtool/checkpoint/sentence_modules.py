@@ -16,9 +16,17 @@ from onnxtool.reports import Json
 
 MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
-_ROUTER, _STATIC = "Router", "SparseStaticEmbedding"
+# Asym is the older name of Router.
+_ROUTERS, _STATIC = ("Router", "Asym"), "SparseStaticEmbedding"
+_TASKS = ("query", "document")
 # Modules that are a transformer, and the task of each where its settings name none.
-TRANSFORMERS: Mapping[str, str] = {"Transformer": "feature-extraction", "MLMTransformer": "fill-mask"}
+TRANSFORMERS: Mapping[str, str] = {
+    "Transformer": "feature-extraction",
+    "MLMTransformer": "fill-mask",
+    "CLIPModel": "feature-extraction",
+}
+# The older name of a transformer that is a dual encoder of texts and pictures.
+_DUAL = "CLIPModel"
 # Whose classes sentence-transformers loads without trust_remote_code.
 _PACKAGES = ("sentence_transformers", "pylate", "onnxtool")
 ENCODER_NAME = "config_sentence_transformers.json"
@@ -62,6 +70,7 @@ class SentenceModules:
         transformer_file: the file that holds them; empty where there is none.
         query: the module that encodes queries without a model, by weights of their tokens; None where queries are
             encoded as other texts are. `modules` are those for documents then.
+        routes: the names of those between which a Router among `modules` chooses; empty where there is none.
     """
 
     modules: tuple[StoredModule, ...] = ()
@@ -69,22 +78,27 @@ class SentenceModules:
     transformer: Mapping[str, Json] = field(default_factory=dict)
     transformer_file: str = ""
     query: StoredModule | None = None
+    routes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, files: CheckpointFiles) -> SentenceModules:
+    def of(cls, files: CheckpointFiles, route: str | None = None) -> SentenceModules:
         """Read them.
 
+        Args:
+            files: the checkpoint.
+            route: the one of a Router that is meant; None for a checkpoint without a Router, or that looks queries up.
+
         Raises:
-            OnnxtoolError: modules.json is not a list of modules, one has no type or a path outside the checkpoint, or
-                a file of settings is not a JSON object.
+            OnnxtoolError: modules.json is not a list of modules, one has no type or a path outside the checkpoint, a
+                file of settings is not a JSON object, or there is no such route.
         """
-        modules, query = _read_routes(files)
+        modules, query, routes = _read_routes(files, route)
         folder = _transformer_folder(modules)
         # As in 6.2, the first file that says anything decides. An exported model has them at its top.
         names = [*(f"{folder}/{name}" for name in TRANSFORMER_NAMES if folder), *TRANSFORMER_NAMES]
         transformer_file = next((name for name in names if files.read(name)), "")
         settings = files.read(transformer_file) if transformer_file else {}
-        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query)
+        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query, routes)
 
     @property
     def encoder_class(self) -> str:
@@ -100,6 +114,12 @@ class SentenceModules:
     def find(self, kind: str) -> StoredModule | None:
         """Return the first module of a kind; None where there is none."""
         return next((module for module in self.modules if module.kind == kind), None)
+
+    @property
+    def encodes_pictures(self) -> bool:
+        """Whether the transformer gives one vector for a text or a picture, as a dual encoder does."""
+        text = as_object(as_object(self.transformer.get("modality_config")).get("text"))
+        return _DUAL in self.kinds or text.get("method") == "get_text_features"
 
     @property
     def max_sequence_length(self) -> int | None:
@@ -132,38 +152,55 @@ def positive(value: Json) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def transformer_folder(files: CheckpointFiles) -> str:
-    """Return the folder of the checkpoint in which its transformer lies; empty for its top."""
-    return _transformer_folder(_read_routes(files)[0])
+def transformer_folder(files: CheckpointFiles, route: str | None = None) -> str:
+    """Return the folder of the checkpoint in which its transformer lies, or that of a route; empty for its top."""
+    return _transformer_folder(_read_routes(files, route)[0])
 
 
 def _transformer_folder(modules: tuple[StoredModule, ...]) -> str:
     return modules[0].folder if modules and modules[0].kind in TRANSFORMERS else ""
 
 
-def _read_routes(files: CheckpointFiles) -> tuple[tuple[StoredModule, ...], StoredModule | None]:
-    """Read the modules for documents, and the one that encodes queries without a model.
+def _read_routes(
+    files: CheckpointFiles, chosen: str | None
+) -> tuple[tuple[StoredModule, ...], StoredModule | None, tuple[str, ...]]:
+    """Read the modules of the route that is meant, the one that encodes queries without a model, and all other routes.
 
-    A Router of other routes than these two stays a Router, which nothing here computes.
+    A Router that looks queries up has one route with a model, that of documents. Of others, one has to be chosen; until
+    then they stay a Router, which nothing here computes.
     """
     modules = _read_modules(files)
-    if not modules or modules[0].kind != _ROUTER:
-        return modules, None
-    router, *behind = modules
-    name = router.file(ROUTER_NAME)
-    settings = files.read(name)
-    types, routes = as_object(settings.get("types")), as_object(settings.get("structure"))
+    place = next((index for index, module in enumerate(modules) if module.kind in _ROUTERS), None)
+    if place is None:
+        if chosen is not None:
+            raise files.refuse(f"the route {chosen!r} was chosen, and {files.label} has no routes", "leave it out")
+        return modules, None, ()
+    before, router, behind = modules[:place], modules[place], modules[place + 1 :]
+    settings, name = files.read(router.file(ROUTER_NAME)), router.file(ROUTER_NAME)
+    if not settings and router.folder:  # as Asym wrote it
+        settings, name = router.settings, router.file("config.json")
+    types = as_object(settings.get("types"))
+    routes = {
+        route: tuple(
+            _stored(files, types.get(str(folder)), router.file(str(folder)) if folder else router.folder, name)
+            for folder in _as_list(folders)
+        )
+        for route, folders in as_object(settings.get("structure")).items()
+    }
+    looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [_STATIC]}
     parameters = as_object(settings.get("parameters"))
-    query, document = (
-        tuple(_stored(files, types.get(str(folder)), router.file(str(folder)) if folder else router.folder, name)
-              for folder in _as_list(routes.get(route)))
-        for route in ("query", "document")
-    )  # fmt: skip
-    is_lookup = [module.kind for module in query] == [_STATIC] and document and document[0].kind in TRANSFORMERS
     is_usual = parameters.get("default_route") == "document" and not parameters.get("route_mappings")
-    if not is_lookup or not is_usual or routes.keys() != {"query", "document"}:
-        return modules, None
-    return (*document, *behind), query[0]
+    document = routes.get("document", ())
+    if looked_up == {"query"} and set(routes) == set(_TASKS) and not before and is_usual and chosen in (None, "document"):
+        if document and document[0].kind in TRANSFORMERS:
+            return (*document, *behind), routes["query"][0], ()
+    if chosen is None:
+        return modules, None, tuple(routes)
+    if chosen not in routes or chosen in looked_up:
+        others = ", ".join(route for route in routes if route not in looked_up)
+        why = "has no model: its texts are looked up" if chosen in looked_up else "is none of the checkpoint's"
+        raise files.refuse(f"the route {chosen!r} of {files.label} {why}", f"choose one of {others or 'none'}")
+    return (*before, *routes[chosen], *behind), None, ()
 
 
 def _read_modules(files: CheckpointFiles) -> tuple[StoredModule, ...]:

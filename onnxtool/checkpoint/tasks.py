@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 TASK_WITH_CACHE = "text-generation-with-past"
+TASK_OF_PICTURES = "image-feature-extraction"
 TEXT_TO_TEXT_WITH_CACHE = "text2text-generation-with-past"
 # Of a decoder that scores a pair of texts, whose answer is one of two tokens. Rerankers of labels classify texts.
 RANKING = "text-ranking"
@@ -51,6 +52,7 @@ TASKS: tuple[Task, ...] = (
     Task("audio-classification", ("AutoModelForAudioClassification",)),
     Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
     Task("sentence-similarity", ("AutoModel",)),
+    Task(TASK_OF_PICTURES, ("AutoModel",)),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
 

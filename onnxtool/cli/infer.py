@@ -89,7 +89,7 @@ def command(
         encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet)
         return 0
     _refuse(_FOR_CORPORA, "no folder to encode into: pass --output NAME/, or")
-    has_texts = bool(options.texts) or options.input_path is not None
+    has_texts = bool(options.texts or options.images) or options.input_path is not None
     if benchmark:
         _refuse(_FOR_TEXTS - {"text", "input", "model_name"}, "--benchmark times the model and gives no answers;")
         if has_texts:
@@ -100,7 +100,7 @@ def command(
         _refuse(_FOR_BENCHMARKS, "nothing is timed without --benchmark; pass it, or")
         if not has_texts:
             beside = " beside --query" if options.query is not None else ""
-            raise click.UsageError(f"nothing to run: pass --text, --input or --benchmark{beside}")
+            raise click.UsageError(f"nothing to run: pass --text, --image, --input or --benchmark{beside}")
         if options.overlap is not None and options.long != "window":
             raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
     if output is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.infer.report import InferReport, TextAnswer
 
@@ -24,7 +25,7 @@ def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
         blocks += _similarity_blocks(report)
     else:
         for number, answer in enumerate(report.answers, start=1):
-            blocks += [Heading(_title(number, answer)), _answer_block(report.kind, answer)]
+            blocks += [Heading(f"{number}. {_title(report, answer)}"), _answer_block(report.kind, answer)]
     return [*blocks, *_vector_blocks(report)] if vectors else blocks
 
 
@@ -51,19 +52,17 @@ def _ranking_blocks(report: InferReport) -> list[Block]:
         for rank, place in enumerate(ranking.order, start=1):
             answer = report.answers[place]
             score = f"{answer.candidates[0].score:.4f}"
-            rows.append((str(rank), score, f"{answer.num_tokens}{_how_read(answer)}", _label(answer)))
-        blocks.append(Table(("rank", "score", "tokens", "text"), rows, frozenset({"rank", "score"})))
+            rows.append((str(rank), score, *_read(report, answer)))
+        blocks.append(Table(("rank", "score", *_columns(report)), rows, frozenset({"rank", "score"})))
     return blocks
 
 
 def _similarity_blocks(report: InferReport) -> list[Block]:
-    rows = [
-        (str(number), f"{answer.num_tokens}{_how_read(answer)}", _label(answer))
-        for number, answer in enumerate(report.answers, start=1)
-    ]
-    blocks: list[Block] = [Heading("Texts"), Table(("#", "tokens", "text"), rows, frozenset({"#", "tokens"}))]
+    rows = [(str(number), *_read(report, answer)) for number, answer in enumerate(report.answers, start=1)]
+    what = "Pictures" if _is_of_pictures(report) else "Texts"
+    blocks: list[Block] = [Heading(what), Table(("#", *_columns(report)), rows, frozenset({"#", "tokens"}))]
     if len(rows) <= _MAX_MATRIX:
-        numbers = [number for number, _, _ in rows]
+        numbers = [row[0] for row in rows]
         matrix = [
             (number, *(f"{value:.4f}" for value in row))
             for number, row in zip(numbers, report.similarities, strict=True)
@@ -74,7 +73,7 @@ def _similarity_blocks(report: InferReport) -> list[Block]:
         other = max((index for index in range(len(row)) if index != place), key=lambda index: row[index])
         nearest.append((str(place + 1), str(other + 1), f"{row[other]:.4f}"))
     columns = ("#", "nearest", "cosine")
-    return [*blocks, Heading("Nearest other text of each"), Table(columns, nearest, frozenset(columns))]
+    return [*blocks, Heading(f"Nearest other {what[:-1].lower()} of each"), Table(columns, nearest, frozenset(columns))]
 
 
 def _vector_blocks(report: InferReport) -> list[Block]:
@@ -86,9 +85,27 @@ def _vector_blocks(report: InferReport) -> list[Block]:
     return [Heading("Vectors"), Facts(rows)] if rows else []
 
 
-def _title(number: int, answer: TextAnswer) -> str:
+def _is_of_pictures(report: InferReport) -> bool:
+    return report.task == TASK_OF_PICTURES
+
+
+def _columns(report: InferReport) -> tuple[str, ...]:
+    """Return what is shown of each text or picture; a picture has no tokens."""
+    return ("picture",) if _is_of_pictures(report) else ("tokens", "text")
+
+
+def _read(report: InferReport, answer: TextAnswer) -> tuple[str, ...]:
+    """Return the cells of these columns."""
+    if _is_of_pictures(report):
+        return (_label(answer),)
+    return f"{answer.num_tokens}{_how_read(answer)}", _label(answer)
+
+
+def _title(report: InferReport, answer: TextAnswer) -> str:
+    if _is_of_pictures(report):
+        return _label(answer)
     query = "" if answer.query is None else f"{_one_line(answer.query)} | "
-    return f"{number}. {query}{_label(answer)} ({answer.num_tokens} tokens{_how_read(answer)})"
+    return f"{query}{_label(answer)} ({answer.num_tokens} tokens{_how_read(answer)})"
 
 
 def _how_read(answer: TextAnswer) -> str:

@@ -13,8 +13,10 @@ from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head
-from onnxtool.export.modalities.finding import find_modality, text_of
+from onnxtool.export.heads.choice import Head, choose_head, choose_side_head
+from onnxtool.export.modalities.combined import PaddedTexts
+from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
+from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
 from onnxtool.export.pipelines import (
@@ -67,12 +69,13 @@ class _Models:
 
     def load(self, attention: str | None) -> Any:
         """Load the weights again."""
-        return self._checkpoint.load_model(
+        model = self._checkpoint.load_model(
             dtype=self._options.dtype,
             device=self._options.device,
             attention=attention,
             allow_missing_weights=self._options.allow_missing_weights,
         )
+        return restrict(model, self._checkpoint.task)
 
 
 def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: TextInputs | None) -> None:
@@ -182,6 +185,10 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
+    side = find_side(models.first, checkpoint.task)
+    if side is not None and not target.takes_any_graph:
+        raise TargetError(f"the target {target.name} takes no side of a dual encoder", "leave --target out")
+    modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
     task, head_name, head, why = checkpoint.task, "logits", None, ""
@@ -200,7 +207,14 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
-            choice = choose_head(options.head, checkpoint, signature, task=options.task)
+            if side is None:
+                choice = choose_head(options.head, checkpoint, signature, task=options.task)
+            else:
+                both = find_both_sides(models.first, checkpoint)
+                scales = scales_to_length_one(models.first, modality, both, side)
+                choice = choose_side_head(
+                    options.head, side, source, signature, scales=scales, pads=isinstance(modality, PaddedTexts)
+                )
             head_name, head, why = choice.name, choice.head, choice.why
             if head is not None and options.dimensions is not None:
                 head = head.truncated(options.dimensions, signature)

@@ -88,7 +88,9 @@ class TorchReference:
 
         tensors = run_torch_tensors(self.model, feeds)
         if self.head is not None:
-            mask = torch.from_numpy(feeds["attention_mask"]).to(self.model.device)
+            mask = (
+                torch.from_numpy(feeds["attention_mask"]).to(self.model.device) if "attention_mask" in feeds else None
+            )
             raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
             tensors = {self.head.output: self.head.reference(tensors[self.head.source], mask), **raw}
         return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}

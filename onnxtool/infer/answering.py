@@ -28,7 +28,7 @@ Item = str | tuple[str, str] | TextInput
 # Texts are read and sorted by length this many at a time, so that batches are even and any number of them fits.
 _TEXTS_AT_A_TIME = 1024
 # A table of all pairs grows with the square of the texts.
-_MAX_SIMILARITIES = 1000
+MAX_SIMILARITIES = 1000
 _TOP_TERMS = 10
 
 
@@ -221,11 +221,11 @@ def _text_answer(
         query=text.query,
         num_windows=len(windows),
         spans=answer.spans,
-        vector=() if vector is None else _numbers(vector),
+        vector=() if vector is None else numbers_of(vector),
     )
 
 
-def _numbers(vector: NDArray[Any]) -> tuple[float, ...]:
+def numbers_of(vector: NDArray[Any]) -> tuple[float, ...]:
     """Return codes as integers, and floats as the shortest decimals that are the same float32."""
     return tuple(vector.tolist() if vector.dtype.kind in "iu" else (float(str(value)) for value in vector))
 
@@ -235,8 +235,8 @@ def _similarities(model: TextModel, read: Read) -> tuple[tuple[float, ...], ...]
     count = len(read.vectors)
     if count < 2 or not isinstance(model.head, Embeddings):
         return ()
-    if count > _MAX_SIMILARITIES:
-        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {_MAX_SIMILARITIES} texts")
+    if count > MAX_SIMILARITIES:
+        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {MAX_SIMILARITIES} texts")
         return ()
     return tuple(tuple(float(value) for value in row) for row in model.head.similarities(np.stack(read.vectors)))
 

@@ -36,8 +36,10 @@ class InferOptions:
         model_path: the ONNX file.
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
         texts: texts to run.
-        query: makes a pair with every text.
-        input_path: a file of further texts.
+        images: picture files to run, for a model of pictures.
+        query: makes a pair with every text; what pictures are ranked for.
+        text_model: the ONNX file of the other side of a dual encoder, which encodes the query for pictures.
+        input_path: a file of further texts, or a folder or list of pictures.
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for the default.
         long: what happens to long texts, one of LONG_TEXTS; None for what suits the task.
         overlap: tokens that neighbouring windows share; None for a quarter of a window.
@@ -49,15 +51,26 @@ class InferOptions:
     model_path: Annotated[Path, Option("The ONNX file.")]
     model_name: ModelName = None
     texts: Annotated[tuple[str, ...], Option("A text to run; may be given several times.", name="text")] = ()
+    images: Annotated[
+        tuple[str, ...], Option("A picture to run, of a model of pictures; may be given several times.", name="image")
+    ] = ()
     query: Annotated[
         str | None,
         Option(
-            "Makes a pair with every text: a query to rank texts for, a question to answer from them, or a premise."
+            "Makes a pair with every text: a query to rank texts for, a question to answer from them, or a premise. "
+            "With --image, what to rank pictures for."
         ),
+    ] = None
+    text_model: Annotated[
+        Path | None, Option("The ONNX file that encodes --query, where --model_path encodes pictures.")
     ] = None
     input_path: Annotated[
         Path | None,
-        Option("A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line.", name="input"),
+        Option(
+            "A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line. For a model of "
+            "pictures, a folder of them, or a file with a path, or id and image, on each line.",
+            name="input",
+        ),
     ] = None
     prompt: Prompt = None
     long: Annotated[

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.checkpoint.text_files import TextInput, read_texts
+from onnxtool.errors import InputError
 from onnxtool.infer.answering import answer_queries
 from onnxtool.infer.loading import load
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.options import InferOptions
+from onnxtool.infer.pictures.answering import answer_pictures
+from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
+from onnxtool.model_file import ModelFile
 
 
 def given_texts(options: InferOptions) -> list[TextInput]:
@@ -24,13 +29,20 @@ def given_texts(options: InferOptions) -> list[TextInput]:
 
 
 def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda _stage: None) -> InferReport:
-    """Load a model with its tokenizer, and answer each text by what the model is for.
+    """Load a model with its tokenizer, and answer each text by what the model is for; pictures, for a model of them.
 
     Queries of an inference-free sparse encoder (`prompt` is `query`) are looked up, and no model is loaded.
 
     Raises:
         OnnxtoolError: of `load`, or of `LoadedModel.answer`.
     """
+    if takes_pictures(ModelFile.open(options.model_path)):
+        return answer_pictures(options, on_progress)
+    if options.images or options.text_model is not None:
+        raise InputError(
+            f"{options.model_path} takes no pictures, and --image or --text_model was passed",
+            f"pass the side of a dual encoder for pictures, exported with --task {TASK_OF_PICTURES}",
+        )
     texts = given_texts(options)
     if options.prompt == QUERY:
         queries = load_queries(options.model_path, model_name=options.model_name)

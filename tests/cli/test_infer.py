@@ -209,7 +209,7 @@ def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing to run: pass --text, --input or --benchmark"),
+        ((), "nothing to run: pass --text, --image, --input or --benchmark"),
         (("--text", "cat", "--runs", "3"), "without --benchmark; pass it, or leave out --runs\n"),
         (("--text", "cat", "--duration", "3"), "without --benchmark; pass it, or leave out --duration\n"),
         (("--text", "cat", "--warmup", "3"), "without --benchmark; pass it, or leave out --warmup\n"),
@@ -219,7 +219,7 @@ def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -
             "without --benchmark; pass it, or leave out --sequence_length and --runs\n",
         ),
         (("--text", "cat", "--top_k", "0"), "top_k"),
-        (("--query", "cat"), "nothing to run: pass --text, --input or --benchmark beside --query"),
+        (("--query", "cat"), "nothing to run: pass --text, --image, --input or --benchmark beside --query"),
         (("--benchmark", "--query", "cat"), "leave out --query\n"),
         (("--text", "cat", "--overlap", "3"), "pass --long window, or leave out --overlap"),
         (("--text", "cat", "--long", "wrap"), "'wrap' is not one of 'truncate', 'window', 'fail'"),

@@ -36,7 +36,7 @@ V = len(VOCABULARY)
 
 def test_similarities_of_a_corpus_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of all pairs grows with the square of the texts."""
-    monkeypatch.setattr(answering, "_MAX_SIMILARITIES", 2)
+    monkeypatch.setattr(answering, "MAX_SIMILARITIES", 2)
     model = model_for("sentence-similarity", table(V, 6), "last_hidden_state")
     path = write_model(tmp_path, model, modules=POOLED)
     report = infer(path, TEXTS)

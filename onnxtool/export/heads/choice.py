@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.checkpoint.module_settings import require_known_settings, require_no_late_interaction
 from onnxtool.checkpoint.pooling_modules import (
     LogitScore,
+    Normalize,
     Pooling,
     PoolingModule,
     SpladePooling,
+    read_modules_of_sides,
     read_pooling_modules,
     truncated,
 )
@@ -24,6 +26,7 @@ from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require
 from onnxtool.checkpoint.tasks import RANKING, SPARSE_TAGS
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
+from onnxtool.export.modalities.sides import SIDES, Side
 from onnxtool.export.modalities.sizes import BATCH
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
@@ -39,7 +42,7 @@ class Head:
     """A head with the settings and weights of its checkpoint.
 
     Attributes:
-        source: the output of the model that it reads, float [B, S, N].
+        source: the output of the model that it reads, float [B, S, N], or [B, N] where no module pools.
         output: the output of the graph that it makes, float [B, W].
         task: what a model with this head is for, whatever its checkpoint says.
         modules: what is computed, in order.
@@ -52,7 +55,7 @@ class Head:
     modules: tuple[PoolingModule, ...]
 
     def reference(self, value: Any, mask: Any) -> Any:
-        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W]."""
+        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W]; [B, N] takes no mask."""
         import torch
 
         with torch.inference_mode():
@@ -99,6 +102,10 @@ class Head:
         """
         require_output(self.name, self.source, signature)
         shape = signature.outputs[self.source]
+        if not any(module.pools_tokens for module in self.modules):
+            if isinstance(shape[-1], int):
+                self.width(shape[-1])
+            return
         if len(shape) != 3:
             raise ExportError(
                 f"the head {self.name} needs {self.source} of three axes, one of them the sequence; "
@@ -267,6 +274,43 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
     return choice
 
 
+def choose_side_head(
+    name: str, side: Side, source: Source, signature: Signature, *, scales: bool, pads: bool
+) -> Choice:
+    """Decide on what follows one side of a dual encoder: what sentence-transformers computes, or the model itself.
+
+    Args:
+        name: one of HEAD_NAMES.
+        side: what is exported of the model.
+        source: the checkpoint.
+        signature: of the side.
+        scales: whether the model's own forward scales vectors to length 1 before it compares them.
+        pads: whether vectors of texts depend on their padding.
+
+    Raises:
+        CheckpointError: the checkpoint has modules or settings that are not computed here.
+        ExportError: the head is none of a dual encoder.
+    """
+    if name == "none":
+        return Choice(name, None)
+    if name not in ("auto", "embedding"):
+        raise ExportError(f"the head {name} is not for a side of a dual encoder", "pass --head auto, or none")
+    modules = read_modules_of_sides(source.sentence_modules)
+    if pads and source.sentence_modules.modules:
+        raise source.refuse(
+            f"the vectors of texts of {source.model_name} depend on their padding, and sentence-transformers pads to "
+            "the longest text of a batch: they are others in each batch",
+            "export the checkpoint of transformers, without modules.json, which pads to one length",
+        )
+    why = "modules.json says what follows"
+    if not source.sentence_modules.modules:
+        modules = (Normalize(),) if scales else ()
+        why = f"{side.embeddings} as the model's own forward compares them"
+    head = Head("embedding", side.features, side.embeddings, side.task, modules)
+    head.check(signature)
+    return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
+
+
 def _require_own_outputs(source: Source) -> None:
     """Refuse a checkpoint whose answer is more than the outputs of its model, such as a reranker that is a decoder.
 
@@ -275,6 +319,11 @@ def _require_own_outputs(source: Source) -> None:
     """
     modules = source.sentence_modules
     require_no_late_interaction(modules, source)
+    if modules.encodes_pictures:
+        raise source.refuse(
+            f"sentence-transformers encodes texts and pictures by themselves with {source.model_name}",
+            f"export each side: {' and '.join(f'--task {side.task}' for side in SIDES)}",
+        )
     others = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]
     if others:
         raise source.refuse(
@@ -304,7 +353,7 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
 
     graph = model.graph
     source = next(value for value in graph.outputs if value.name == head.source)
-    mask = next(value for value in graph.inputs if value.name == "attention_mask")
+    mask = next((value for value in graph.inputs if value.name == "attention_mask"), source)
     if source.dtype is None:
         raise ExportError("the exporter did not type the output that the head reads", "try the other --exporter")
     build = Builder(graph, source.dtype)

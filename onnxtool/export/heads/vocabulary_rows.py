@@ -28,7 +28,7 @@ def keep_read_rows(model: Any, head: Head, signature: Signature) -> tuple[Head, 
     """
     import torch
 
-    (score, *_) = head.modules
+    score = next(iter(head.modules), None)
     if not isinstance(score, LogitScore):
         return head, signature
     whole = model.get_output_embeddings()

@@ -6,11 +6,11 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from onnxtool.checkpoint.tasks import RANKING, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
+from onnxtool.checkpoint.tasks import RANKING, TASK_OF_PICTURES, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.audio import AudioInputs
-from onnxtool.export.modalities.combined import SideBySide, WithDecoder
+from onnxtool.export.modalities.combined import PaddedTexts, SideBySide, WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
@@ -46,6 +46,8 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     """
     parameters = inspect.signature(model.forward).parameters
     accepted = tuple(parameters)
+    if checkpoint.task == TASK_OF_PICTURES and "pixel_values" not in accepted:
+        raise ExportError(f"{type(model).__name__} takes no pictures", "leave --task out, or pass another one")
     modality: Modality
     if "pixel_values" in accepted and "input_ids" in accepted:
         modality = _text_and_images(model, checkpoint, accepted, text)
@@ -75,12 +77,26 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     return modality
 
 
+def find_both_sides(model: Any, checkpoint: Checkpoint) -> Modality:
+    """Return texts and pictures for a dual encoder, whichever side of it its forward encodes now.
+
+    Raises:
+        CheckpointError: the checkpoint lacks the tokenizer or the image processor.
+        ExportError: they do not fit the model.
+    """
+    accepted = tuple(inspect.signature(type(model).forward).parameters)
+    texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted)
+    return _side_by_side(texts, ImageInputs.of(model, checkpoint.load_processor("image processor"), accepted))
+
+
 def text_of(modality: Modality) -> TextInputs | None:
     """Return the part of a modality that is text; None where there is none."""
     if isinstance(modality, WithDecoder):
         return text_of(modality.encoder)
     if isinstance(modality, SideBySide):
         return next((text for part in modality.parts if (text := text_of(part)) is not None), None)
+    if isinstance(modality, PaddedTexts):
+        return modality.texts
     return modality if isinstance(modality, TextInputs) else None
 
 
@@ -113,4 +129,8 @@ def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     if not dual:
         return replace(texts, left_out=_left_out(accepted))
     images = ImageInputs.of(model, checkpoint.load_processor("image processor"), accepted)
+    return _side_by_side(texts, images)
+
+
+def _side_by_side(texts: TextInputs, images: ImageInputs) -> SideBySide:
     return SideBySide((replace(texts, batch_axis="text_batch_size"), replace(images, batch_axis="image_batch_size")))

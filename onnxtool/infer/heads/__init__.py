@@ -11,7 +11,7 @@ from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.embeddings import EMBEDDING, Embeddings
+from onnxtool.infer.heads.embeddings import EMBEDDING, SIDE, Embeddings
 from onnxtool.infer.heads.entities import Entities
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, VectorHead
 from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
@@ -55,7 +55,8 @@ def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer)
 
 
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    return Embeddings.of(folder, in_graph=_has_output(model, EMBEDDING), stored=VectorType.of_model(model))
+    in_graph = _has_output(model, EMBEDDING) or _has_output(model, SIDE)
+    return Embeddings.of(folder, in_graph=in_graph, stored=VectorType.of_model(model))
 
 
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:

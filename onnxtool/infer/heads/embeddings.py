@@ -27,6 +27,7 @@ from onnxtool.infer.heads.head import VectorHead, require_finite
 from onnxtool.infer.vectors import DenseVectors, cosine_similarities
 
 EMBEDDING = "sentence_embedding"
+SIDE = "text_embeds"  # of a dual encoder of texts and pictures
 
 
 def _by_tokens(vectors: DenseVectors, counts: DenseVectors) -> DenseVectors:
@@ -112,7 +113,7 @@ class Embeddings(VectorHead[DenseVectors]):
         if self.stored is not None and not self.stored.is_float:
             return batch.output(2, EMBEDDING)
         if self.in_graph or self.pooling is None:
-            vectors = batch.output(2, EMBEDDING).astype(np.float32)
+            vectors = batch.output(2, EMBEDDING, SIDE).astype(np.float32)
         else:
             states = batch.output(3, "last_hidden_state", "token_embeddings")
             vectors = np.asarray(self.pooling.apply(states, batch.pooled), np.float32)

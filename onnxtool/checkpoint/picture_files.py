@@ -1,0 +1,156 @@
+"""Read picture files: those named, those of a folder, and those that a list names. Pictures are untrusted.
+
+Letters of shapes: H height, W width.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.checkpoint.text_files import LineError, decode_line
+from onnxtool.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# What sentence-transformers takes for a picture by its suffix. Pillow decodes no others here: some of its formats run
+# other programs.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP")
+LISTS = (".txt", ".jsonl")
+# 100 bytes may say that they are a picture of any size. An A3 page at 600 dpi has 70 million pixels.
+MAX_PIXELS = 1 << 27
+MAX_LINES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PictureInput:
+    """A picture to run.
+
+    Attributes:
+        id: what the list calls it; of a folder its name in it; None for a picture by itself.
+    """
+
+    path: Path
+    id: str | None = None
+
+
+def read_picture(path: Path) -> Image:
+    """Decode the picture at `path` to RGB, turned as its EXIF data says, as load_image of transformers does.
+
+    Of an animation it is the first frame. A palette is looked up, alpha is dropped, 16 bits become 8 as Pillow does it.
+
+    Raises:
+        InputError: it is no picture of a known format, is damaged or too large, or Pillow is not installed.
+    """
+    pillow, operations = _pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a picture that is large, or damaged where nobody looks
+            with pillow.open(path, formats=_FORMATS) as picture:
+                width, height = picture.size
+                if width * height > MAX_PIXELS:
+                    raise InputError(
+                        f"{path} is a picture of {width} x {height} pixels, more than {MAX_PIXELS}", "make it smaller"
+                    )
+                upright: Image = operations.exif_transpose(picture).convert("RGB")
+                return upright
+    except FileNotFoundError:
+        raise InputError(f"no such picture: {path}", "check the path") from None
+    except InputError:
+        raise
+    except Exception as error:  # decoders fail with whatever a damaged file leads them to
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"cannot read {path} as a picture: {reason}", f"use a file of one of the formats {', '.join(_FORMATS)}"
+        ) from error
+
+
+def find_pictures(place: Path) -> tuple[PictureInput, ...]:
+    """Return the pictures of a folder, in the order of their names, or those that a list names.
+
+    A list is a text file with a path on each line, or JSON Lines with `id` and `image`. Paths are relative to the
+    folder of the list, and stay inside it.
+
+    Raises:
+        InputError: there are none, the list cannot be read, or a path leaves its folder.
+    """
+    try:
+        if place.is_dir():
+            inside = sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+            found = tuple(PictureInput(path, path.name) for path in inside if not path.name.startswith("."))
+        elif place.suffix.lower() in LISTS:
+            found = tuple(_listed(place))
+        else:
+            raise InputError(
+                f"{place} is no folder of pictures and no list of them",
+                f"pass a folder, a list that ends in {' or '.join(LISTS)}, or single pictures with --image",
+            )
+    except FileNotFoundError:
+        raise InputError(f"no such input file: {place}", "check --input") from None
+    except OSError as error:
+        raise InputError(f"cannot read {place}: {error.strerror}", "check --input") from error
+    if not found:
+        raise InputError(f"{place} has no pictures", f"pictures are known by their suffixes: {', '.join(SUFFIXES)}")
+    return found
+
+
+def _listed(place: Path) -> Iterator[PictureInput]:
+    folder = place.parent.resolve()
+    with place.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                line = decode_line(raw)
+                if line.strip():
+                    name, picture = _entry(line) if place.suffix.lower() == ".jsonl" else (line.strip(), line.strip())
+                    yield PictureInput(_inside(folder, picture), name)
+            except LineError as error:
+                raise InputError(f"{place}:{number} {error.reason}", error.hint) from None
+
+
+def _entry(line: str) -> tuple[str, str]:
+    """Read id and path of a picture from a JSON object."""
+    hint = 'each line is an object such as {"id": "1", "image": "pages/1.png"}'
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise LineError(f"is not JSON: {error}", hint) from None
+    name, picture = (entry.get("id"), entry.get("image")) if isinstance(entry, dict) else (None, None)
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise LineError("has no id that is a string or an integer", hint)
+    if not isinstance(picture, str) or not picture:
+        raise LineError("has no image that is a path", hint, str(name))
+    return str(name), picture
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the path of a picture below `folder`, after links are followed."""
+    try:
+        path = (folder / name).resolve()
+    except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name too long, a ring of links
+        raise LineError(f"names {name[:80]!r}, which is no path: {error}", "name a file below the list") from None
+    if not path.is_relative_to(folder):
+        raise LineError(
+            f"names {name[:80]!r}, outside the folder of the list", "put the list above the pictures, or copy them"
+        )
+    return path
+
+
+def _pillow() -> tuple[Any, Any]:
+    """Return the modules of Pillow.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise InputError(
+            "pictures are read with Pillow, which is not installed", "pip install 'onnxtool[images]'"
+        ) from error
+    return Image, ImageOps

@@ -1,0 +1,1 @@
+"""Run picture files through a model: vectors of pictures, and pictures ranked for a text."""

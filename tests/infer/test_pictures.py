@@ -1,0 +1,258 @@
+"""Pictures are encoded and ranked by the sides of a dual encoder as transformers computes them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
+from onnxtool.errors import CheckpointError, ExportError, InputError, TargetError
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.infer import InferOptions, load, run_texts
+from onnxtool.infer.pictures.model import load_pictures
+from tests.cli.entry_point import json_of, run_infer
+from tests.export.test_modalities import TEXT, VISION, save, with_tokenizer
+from tests.infer.tiny_models import CLS, PAD, SEP
+
+SIZES = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+
+
+class Clip:
+    """A tiny CLIP with both sides exported.
+
+    Attributes:
+        model: the PyTorch model.
+        pictures: files of several sizes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        config = transformers.CLIPConfig(
+            text_config=TEXT | {"eos_token_id": SEP, "pad_token_id": PAD}, vision_config=VISION, projection_dim=16
+        )
+        self.root = root
+        self.folder = with_tokenizer(save(transformers.CLIPModel(config).eval(), root / "clip", spread=0.15))
+        write_processor(self.folder, "CLIPImageProcessor", SIZES)
+        self.model = transformers.CLIPModel.from_pretrained(self.folder).eval()
+        self.images, self.texts = root / "clip-images.onnx", root / "clip-texts.onnx"
+        self.report = export_side(self.folder, self.images, TASK_OF_PICTURES)
+        export_side(self.folder, self.texts, "sentence-similarity")
+        (root / "pictures").mkdir()
+        for number, (height, width) in enumerate([(60, 80), (90, 40), (33, 35), (32, 32)]):
+            pixels = np.random.default_rng(number).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+            picture = Image.fromarray(pixels).resize((width, height))
+            picture.save(root / "pictures" / f"{number}.png")
+        self.pictures = sorted((root / "pictures").iterdir())
+
+    def expected(self, query: str | None = None) -> Any:
+        """Return what the model's own forward compares: pictures [N, D], or those of a text [1, D]."""
+        processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil")
+        tokens = transformers.AutoTokenizer.from_pretrained(self.folder)([query or "a"], return_tensors="pt")
+        pixels = processor([str(path) for path in self.pictures], return_tensors="pt")
+        with torch.inference_mode():
+            outputs = self.model(**tokens, **pixels)
+        return (outputs.image_embeds if query is None else outputs.text_embeds).numpy()
+
+
+def write_processor(folder: Path, name: str, settings: dict[str, Any]) -> None:
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": name, **settings}))
+
+
+def export_side(folder: Path, output: Path, task: str, **options: Any) -> Any:
+    return export_model(ExportOptions(str(folder), output=output, task=task, **options))
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
+    """Exported once."""
+    return Clip(tmp_path_factory.mktemp("dual"))
+
+
+def test_the_picture_side_takes_pixels_alone(clip: Clip) -> None:
+    """The file holds one encoder, and gives what the model's forward compares."""
+    report = clip.report
+    assert [(tensor.name, tensor.shape) for tensor in (*report.inputs, *report.outputs)] == [
+        ("pixel_values", ("batch_size", 3, 32, 32)),
+        ("image_embeds", ("batch_size", 16)),
+    ]
+    assert report.head == "embedding"
+    assert any("as the model's own forward compares them" in note for note in report.notes)
+    names = [weight.name for weight in onnx.load(clip.images).graph.initializer]
+    assert not any("text" in name for name in names)
+
+
+def test_vectors_are_those_of_transformers(clip: Clip) -> None:
+    """Of picture files of several sizes, and of texts."""
+    np.testing.assert_allclose(load_pictures(clip.images).encode(clip.pictures), clip.expected(), atol=1e-5)
+    texts = np.asarray(load(clip.texts).encode(["a cat"]))
+    np.testing.assert_allclose(texts, clip.expected("a cat"), atol=1e-5)
+
+
+def test_pictures_are_ranked_for_a_text(clip: Clip) -> None:
+    """By the cosine of what both sides give, as logits_per_text sorts them."""
+    options = InferOptions(
+        clip.images, query="cat", text_model=clip.texts, input_path=clip.root / "pictures", provider="cpu"
+    )
+    report = run_texts(options)
+    scores = clip.expected("cat") @ clip.expected().T
+    assert report.kind == "scores"
+    assert list(report.rankings[0].order) == np.argsort(-scores[0]).tolist()
+    found = [answer.candidates[0].score for answer in report.answers]
+    np.testing.assert_allclose(found, scores[0], atol=1e-5)
+    assert [answer.id for answer in report.answers] == [path.name for path in clip.pictures]
+
+
+def test_the_command_shows_pictures_and_how_similar_they_are(clip: Clip) -> None:
+    """Without a query; JSON has the vectors."""
+    images = [part for path in clip.pictures[:2] for part in ("--image", str(path))]
+    shown = run_infer(clip.root, "--model_path", str(clip.images), *images, "--quiet")
+    assert "Pictures:\n#  picture\n" in shown.stdout
+    printed = json_of(run_infer(clip.root, "--model_path", str(clip.images), *images, "--format", "json"))
+    assert printed["similarities"][0][1] == pytest.approx(float(clip.expected()[0] @ clip.expected()[1]), abs=1e-5)
+    assert printed["answers"][0]["vector"] == pytest.approx(clip.expected()[0].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no pictures to run"),
+        ({"texts": ("cat",)}, "takes pictures, and --text was passed"),
+        ({"images": ("missing.png",)}, "no such picture: missing.png"),
+        ({"images": ("0.png",), "top_k": 3}, "--top_k was passed, which is for texts"),
+        ({"images": ("0.png",), "text_model": Path("m.onnx")}, "--text_model was passed"),
+        ({"images": ("0.png",), "query": "cat"}, "the model of texts is not named"),
+    ],
+)
+def test_what_pictures_do_not_take_is_refused(clip: Clip, options: dict[str, Any], message: str) -> None:
+    """By the name of the option."""
+    with pytest.raises(InputError) as raised:
+        run_texts(InferOptions(clip.images, **options))
+    assert message in raised.value.message
+
+
+def test_pictures_for_a_model_of_texts_are_refused(clip: Clip) -> None:
+    """They would be left out."""
+    with pytest.raises(InputError, match="takes no pictures, and --image"):
+        run_texts(InferOptions(clip.texts, texts=("cat",), images=(str(clip.pictures[0]),)))
+
+
+def test_sides_of_two_checkpoints_are_refused(clip: Clip, tmp_path: Path) -> None:
+    """Their vectors have the same width, and no common space."""
+    other = onnx.load(clip.texts)
+    next(entry for entry in other.metadata_props if entry.key == "onnxtool.weights_sha256").value = "0" * 64
+    onnx.save(other, tmp_path / "clip-texts.onnx")
+    shutil.copytree(clip.root / "clip-texts", tmp_path / "clip-texts")
+    options = InferOptions(clip.images, images=(str(clip.pictures[0]),), query="cat", text_model=clip.texts)
+    run_texts(options)
+    with pytest.raises(InputError, match="come from different weights"):
+        run_texts(replace(options, text_model=tmp_path / "clip-texts.onnx"))
+
+
+def test_an_image_processor_of_another_model_is_refused(clip: Clip, tmp_path: Path) -> None:
+    """Its pixels are of another size."""
+    write_processor(tmp_path, "CLIPImageProcessor", {**SIZES, "crop_size": 30})
+    model = load_pictures(clip.images, model_name=str(tmp_path))
+    with pytest.raises(InputError, match=r"makes pixels of \[3, 30, 30\] .* takes \[3, 32, 32\]"):
+        model.encode(clip.pictures)
+
+
+def test_a_side_of_sentence_transformers_ends_as_its_modules_say(clip: Clip, tmp_path: Path) -> None:
+    """Its Transformer gives features as they are; a Normalize behind it scales them; another module is refused."""
+    features = clip.expected()
+    for path in clip.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    written = {
+        "modality_config": {
+            kind: {"method": f"get_{kind}_features", "method_output_name": "pooler_output"}
+            for kind in ("text", "image")
+        },
+        "module_output_name": "sentence_embedding",
+    }
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(written))
+
+    def write_modules(*kinds: str) -> None:
+        listed = [{"type": f"sentence_transformers.models.{kind}", "path": f"{n}_{kind}" if n else ""}
+                  for n, kind in enumerate(kinds)]  # fmt: skip
+        (tmp_path / "modules.json").write_text(json.dumps(listed))
+
+    write_modules("CLIPModel")
+    export_side(tmp_path, tmp_path / "out" / "m.onnx", TASK_OF_PICTURES)
+    vectors = load_pictures(tmp_path / "out" / "m.onnx").encode(clip.pictures)
+    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).min() > 0.1
+    np.testing.assert_allclose(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), features, atol=1e-5)
+    with pytest.raises(CheckpointError, match="encodes texts and pictures by themselves"):
+        export_model(ExportOptions(str(tmp_path), output=tmp_path / "out" / "both.onnx"))
+    write_modules("Transformer", "Pooling")
+    with pytest.raises(CheckpointError, match="the modules Pooling behind a model that gives one vector"):
+        export_side(tmp_path, tmp_path / "out" / "n.onnx", TASK_OF_PICTURES)
+    write_modules("Transformer")
+    written["modality_config"]["image"]["method_output_name"] = "last_hidden_state"  # type: ignore[index]
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(written))
+    with pytest.raises(CheckpointError, match="settings that onnxtool does not follow: modality_config"):
+        export_side(tmp_path, tmp_path / "out" / "n.onnx", TASK_OF_PICTURES)
+
+
+def test_texts_whose_padding_counts_are_padded_to_one_length(clip: Clip, tmp_path: Path) -> None:
+    """SigLIP reads the last token, and was trained on texts of one length."""
+    config = transformers.SiglipConfig(
+        text_config=TEXT | {"max_position_embeddings": 24, "bos_token_id": CLS, "eos_token_id": SEP},
+        vision_config=VISION,
+    )
+    folder = with_tokenizer(save(transformers.SiglipModel(config).eval(), tmp_path / "siglip", spread=0.15))
+    write_processor(folder, "SiglipImageProcessor", {"size": {"height": 32, "width": 32}})
+    report = export_side(folder, tmp_path / "texts.onnx", "sentence-similarity")
+    assert report.inputs[0].shape == ("batch_size", 24)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(["cat", "a cat"], padding="max_length", max_length=24, return_tensors="pt")
+    with torch.inference_mode():
+        features = transformers.SiglipModel.from_pretrained(folder).get_text_features(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
+        )
+    expected = torch.nn.functional.normalize(features.pooler_output).numpy()
+    np.testing.assert_allclose(np.asarray(load(tmp_path / "texts.onnx").encode(["cat", "a cat"])), expected, atol=1e-5)
+
+
+def test_what_has_no_such_side_is_refused(clip: Clip, tmp_path: Path) -> None:
+    """A model of texts has no pictures; a target or a head of texts takes no side."""
+    bert = with_tokenizer(save(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert"))
+    with pytest.raises(ExportError, match="BertModel takes no pictures"):
+        export_side(bert, tmp_path / "m.onnx", TASK_OF_PICTURES)
+    with pytest.raises(ExportError, match="the head splade is not for a side"):
+        export_side(clip.folder, tmp_path / "m.onnx", TASK_OF_PICTURES, head="splade")
+    with pytest.raises(TargetError, match="takes no side of a dual encoder"):
+        export_side(clip.folder, tmp_path / "m", "sentence-similarity", target="fastembed")
+
+
+def test_a_model_that_compares_something_else_is_refused(
+    clip: Clip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its forward compares is found by running it."""
+    own = transformers.CLIPModel.get_image_features
+
+    @functools.wraps(own)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        outputs = own(*args, **kwargs)
+        outputs.pooler_output = outputs.pooler_output.abs()
+        return outputs
+
+    forward = transformers.CLIPModel.forward
+
+    @functools.wraps(forward)
+    def whole(self: Any, **inputs: Any) -> Any:
+        monkeypatch.setattr(transformers.CLIPModel, "get_image_features", own)
+        return forward(self, **inputs)
+
+    monkeypatch.setattr(transformers.CLIPModel, "get_image_features", other)
+    monkeypatch.setattr(transformers.CLIPModel, "forward", whole)
+    with pytest.raises(ExportError, match="does not compare what its get_image_features gives"):
+        export_side(clip.folder, tmp_path / "m.onnx", TASK_OF_PICTURES)
