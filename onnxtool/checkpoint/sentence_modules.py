@@ -18,7 +18,6 @@ MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 # Asym is the older name of Router.
 _ROUTERS, _STATIC = ("Router", "Asym"), "SparseStaticEmbedding"
-_TASKS = ("query", "document")
 # Modules that are a transformer, and the task of each where its settings name none.
 TRANSFORMERS: Mapping[str, str] = {
     "Transformer": "feature-extraction",
@@ -176,7 +175,8 @@ def _read_routes(
             raise files.refuse(f"the route {chosen!r} was chosen, and {files.label} has no routes", "leave it out")
         return modules, None, ()
     before, router, behind = modules[:place], modules[place], modules[place + 1 :]
-    settings, name = files.read(router.file(ROUTER_NAME)), router.file(ROUTER_NAME)
+    name = router.file(ROUTER_NAME)
+    settings: Mapping[str, Json] = files.read(name)
     if not settings and router.folder:  # as Asym wrote it
         settings, name = router.settings, router.file("config.json")
     types = as_object(settings.get("types"))
@@ -187,13 +187,11 @@ def _read_routes(
         )
         for route, folders in as_object(settings.get("structure")).items()
     }
-    looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [_STATIC]}
-    parameters = as_object(settings.get("parameters"))
-    is_usual = parameters.get("default_route") == "document" and not parameters.get("route_mappings")
-    document = routes.get("document", ())
-    if looked_up == {"query"} and set(routes) == set(_TASKS) and not before and is_usual and chosen in (None, "document"):
-        if document and document[0].kind in TRANSFORMERS:
+    if chosen is None or chosen == "document":
+        document = _documents_of_lookup(routes, as_object(settings.get("parameters")))
+        if document and not before:
             return (*document, *behind), routes["query"][0], ()
+    looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [_STATIC]}
     if chosen is None:
         return modules, None, tuple(routes)
     if chosen not in routes or chosen in looked_up:
@@ -201,6 +199,17 @@ def _read_routes(
         why = "has no model: its texts are looked up" if chosen in looked_up else "is none of the checkpoint's"
         raise files.refuse(f"the route {chosen!r} of {files.label} {why}", f"choose one of {others or 'none'}")
     return (*before, *routes[chosen], *behind), None, ()
+
+
+def _documents_of_lookup(
+    routes: Mapping[str, tuple[StoredModule, ...]], parameters: Mapping[str, Json]
+) -> tuple[StoredModule, ...]:
+    """Return the modules for documents of a Router that looks queries up and nothing else; empty for any other."""
+    document = routes.get("document", ())
+    is_lookup = [module.kind for module in routes.get("query", ())] == [_STATIC]
+    is_usual = parameters.get("default_route") == "document" and not parameters.get("route_mappings")
+    is_model = bool(document) and document[0].kind in TRANSFORMERS
+    return document if routes.keys() == {"query", "document"} and is_lookup and is_usual and is_model else ()
 
 
 def _read_modules(files: CheckpointFiles) -> tuple[StoredModule, ...]:

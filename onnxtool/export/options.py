@@ -26,7 +26,7 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
 _STAMPED = (
-    *("target", "dimensions", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
+    *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
     *("atol", "rtol", "min_cosine"),
 )
 
@@ -54,6 +54,7 @@ class ExportOptions:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
         target: what will run the model, one of TARGET_NAMES.
         dimensions: how many numbers of an embedding are kept, its first; None for all.
+        route: the modules that a Router has for some of its texts, by their name.
         keep_raw: keep the output that the head reads beside the head's own.
         text: what to trace a model of text on, beside a text of our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
@@ -85,6 +86,10 @@ class ExportOptions:
             minimum=1,
             default="all",
         ),
+    ] = None
+    route: Annotated[
+        str | None,
+        Option("Of a checkpoint with a Router, the modules to export, e.g. query or document.", metavar="NAME"),
     ] = None
     keep_raw: Annotated[bool, Option("Keep the output that the head reads beside the head's own.")] = False
     exporter: Annotated[

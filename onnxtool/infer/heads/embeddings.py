@@ -20,6 +20,7 @@ from onnxtool.checkpoint.pooling_modules import (
     read_pooling_modules,
 )
 from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
@@ -81,6 +82,11 @@ class Embeddings(VectorHead[DenseVectors]):
         stated = modules.find("Pooling")
         pooling = None if stated is None else Pooling.read(stated)
         after = () if in_graph else read_pooling_modules(modules, Pooling)[1:]
+        if not in_graph and TokenStates.of(modules, folder) is not None:
+            raise InputError(
+                f"{folder.path} pools other states than those of the last layer, which its graph gives",
+                "export it with its head (--head auto)",
+            )
         if pooling is None and not in_graph:
             pooling = Pooling()
         if pooling is not None and not pooling.includes_prompt and "weightedmean" in pooling.modes:
