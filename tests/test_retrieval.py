@@ -33,6 +33,10 @@ def case(name: str) -> Case:
         ("Router of two encoders", "refused"),
         ("Router behind the pooling, by --route", "equal"),
         ("WeightedLayerPooling of all layers", "equal"),
+        ("query expansion, fixed, attend False", "equal"),
+        ("PyLate, tokens added", "equal"),
+        ("Stanford", "equal"),
+        ("HierarchicalTokenPooling", "refused"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of other libraries; what is compared is files that one of them writes

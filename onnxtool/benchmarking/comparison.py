@@ -118,6 +118,8 @@ def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> 
     if not pairs and len(own) == len(others) == 1:
         (first,), ((second, array),) = own, others.items()
         pairs = [(first, second, array)] if own[first].shape == array.shape else []
+    # Codes and bits of a vector are no numbers to measure an error or a cosine of.
+    pairs = [pair for pair in pairs if not {own[pair[0]].dtype.kind, pair[2].dtype.kind} & {"i", "u"}]
     errors = [measure(own[name], array, mask) for name, _, array in pairs]
     if not errors:
         return OutputDifference()

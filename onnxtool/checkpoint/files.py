@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,19 +83,25 @@ class CheckpointFiles(ABC):
             raise self.malformed(name, "not a JSON object")
         return content
 
-    def read_tensors(self, folder: str) -> dict[str, NDArray[np.float32]]:
+    def read_tensors(self, folder: str, names: Collection[str] | None = None) -> dict[str, NDArray[np.float32]]:
         """Return the weights of the module in `folder` as float32, from safetensors only: a pickle can run code.
 
         Tensors of integers and truths are left out: they count steps of a training.
+
+        Args:
+            folder: of the module; empty for the checkpoint's own.
+            names: the tensors that are read; None for all.
 
         Raises:
             OnnxtoolError: there are none, or they cannot be read.
         """
         from safetensors import SafetensorError, deserialize
 
-        path = self.locate(f"{folder}/{MODULE_WEIGHTS}")
+        inside = f"{folder}/" if folder else ""
+        path = self.locate(f"{inside}{MODULE_WEIGHTS}")
+        folder = folder or "the folder"
         if path is None:
-            if self.locate(f"{folder}/{_MODULE_PICKLE}") is not None:
+            if self.locate(f"{inside}{_MODULE_PICKLE}") is not None:
                 raise self.refuse(
                     f"{folder} of {self.label} has its weights in a pickle only ({_MODULE_PICKLE}), which can run code",
                     "load it where you trust it; save_pretrained(...) of sentence-transformers writes safetensors",
@@ -107,7 +114,11 @@ class CheckpointFiles(ABC):
         entries: list[tuple[str, Any]]
         try:
             entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # a Rust extension without types
-            return {name: _to_float32(entry) for name, entry in entries if not entry["dtype"].startswith(_NO_WEIGHTS)}
+            return {
+                name: _to_float32(entry)
+                for name, entry in entries
+                if not entry["dtype"].startswith(_NO_WEIGHTS) and (names is None or name in names)
+            }
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise self.refuse(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
 

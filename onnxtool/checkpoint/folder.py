@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
@@ -27,6 +28,7 @@ _HUB_PATTERNS = (
     "modules.json",
     "sentence_*_config.json",
     ENCODER_NAME,
+    METADATA_NAME,
     "[0-9]*_*/config.json",
     # Small ones; those of the transformer may lie in a folder as well.
     "*_Dense/model.safetensors",
@@ -54,7 +56,7 @@ class CheckpointFolder(CheckpointFiles):
         Raises:
             InputError: a file of it is malformed.
         """
-        return SentenceModules.of(self)
+        return as_multi_vector(SentenceModules.of(self), self)
 
     def locate(self, name: str) -> Path | None:
         """Return the path of a file in the folder; None where there is none."""

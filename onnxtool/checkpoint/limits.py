@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.tasks import RANKING
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.graph.operators import named_inputs
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
@@ -23,7 +23,10 @@ _PADDED_POSITIONS = frozenset(
     )
 )
 # What a checkpoint of sentence-transformers is for. Its limit is how it is used for these, not what its model takes.
-_SENTENCE_TASKS = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification", RANKING)
+_SENTENCE_TASKS = (
+    *("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification"),
+    *(RANKING, LATE_INTERACTION),
+)
 _DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
 # Tokenizers without a limit say 1e30 (transformers' VERY_LARGE_INTEGER).
 _UNLIMITED = 10**9
@@ -52,6 +55,24 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
     stamped = _stamped_limit(model)
     limits = _deduced_limits(model, folder) if stamped is None else (stamped, *_shape_limit(model))
     return min((*limits, *_sentence_limit(folder, task)), default=None)
+
+
+def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit | None:
+    """Return the limit of queries, or of documents, where the checkpoint has one of its own; None where it has none.
+
+    As in sentence-transformers it takes the place of the limit of texts, longer or shorter: up to what the graph takes.
+
+    Args:
+        model: the file.
+        folder: of the checkpoint.
+        task: `query` or `document`.
+    """
+    modules = folder.sentence_modules
+    length = modules.stated_length(task)
+    if length is None:
+        return None
+    own = Limit(length, f"the length of a {task} in {modules.transformer_file}")
+    return min((own, *_graph_limits(model, reserved_positions(folder))))
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnxtool.checkpoint.chat_templates import FORMATS, NO_VARIABLES
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, as_object, positive
+from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, as_object, positive
 from onnxtool.checkpoint.token_states import stated_layer
 from onnxtool.reports import Json
 
@@ -40,8 +40,6 @@ _DUAL: Mapping[str, Json] = {
     modality: {"method": f"get_{modality}_features", "method_output_name": "pooler_output"}
     for modality in ("text", "image")
 }
-# The classes of encoders that give a vector for each token: of sentence-transformers, and of PyLate.
-_LATE_INTERACTION = ("MultiVectorEncoder", "ColBERT")
 # Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
 _HARMLESS_ARGUMENTS = frozenset(
     ("attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast")
@@ -92,26 +90,13 @@ _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
     "max_seq_length": lambda value: value is None or positive(value) is not None,
     "do_lower_case": lambda value: isinstance(value, bool),
     "unpad_inputs": _anything,  # of how padding is computed, not of what
-    "query_length": _is_nothing,
-    "document_length": _is_nothing,
-    "query_expansion": _is_nothing,
+    "query_length": lambda value: value is None or positive(value) is not None,
+    "document_length": lambda value: value is None or positive(value) is not None,
+    "query_expansion": _is_nothing,  # but of late interaction
     "tokenizer_name_or_path": _is_nothing,
     **dict.fromkeys(("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"), _is_harmless_arguments),
     **dict.fromkeys(("config_args", "config_kwargs"), _is_harmless_arguments),
 }
-
-
-def require_no_late_interaction(modules: SentenceModules, files: CheckpointFiles) -> None:
-    """Refuse encoders that give a vector for each token.
-
-    Raises:
-        OnnxtoolError: the checkpoint is one.
-    """
-    if modules.encoder_class in _LATE_INTERACTION:
-        raise files.refuse(
-            f"{files.label} is a late-interaction encoder (model_type {modules.encoder_class} of {ENCODER_NAME}), "
-            "whose vectors of tokens onnxtool does not compute"
-        )
 
 
 def require_no_routes(modules: SentenceModules, files: CheckpointFiles) -> None:
@@ -150,7 +135,6 @@ def require_known_settings_of_sides(modules: SentenceModules, files: CheckpointF
 def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows) -> None:
     if not modules.modules:  # then sentence-transformers reads none of these files either
         return
-    require_no_late_interaction(modules, files)
     require_no_routes(modules, files)
     unknown = list(_unknown_settings(modules, follows))
     if unknown:
@@ -178,6 +162,8 @@ def _unknown_of_transformer(modules: SentenceModules, default: str, follows: _Fo
         yield f"transformer_task {stated!r} of {name}"
     for key, value in settings.items():
         if key == "transformer_task" or (task is not None and follows(key, value, task)):
+            continue
+        if key == "query_expansion" and modules.is_late_interaction:  # QueryExpansion reads it
             continue
         if key == "processing_kwargs" and _follows_call(modules, value):
             continue

@@ -12,7 +12,7 @@ Letters of shapes: B batch, S sequence, H hidden, V vocabulary, W width of a vec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +26,15 @@ from onnxtool.checkpoint.module_settings import (
     transformer_output,
 )
 from onnxtool.checkpoint.pooling_modes import POOLING_MODES, Mask, largest
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS, SentenceModules, StoredModule, positive
+from onnxtool.checkpoint.sentence_modules import (
+    ENCODER_NAME,
+    TOKENS,
+    TRANSFORMERS,
+    VECTOR,
+    SentenceModules,
+    StoredModule,
+    positive,
+)
 from onnxtool.checkpoint.token_states import WEIGHTED
 from onnxtool.reports import Json
 
@@ -34,7 +42,6 @@ from onnxtool.reports import Json
 _SMALLEST_NORM = 1e-12
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
 _DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
-_VECTOR = "sentence_embedding"
 _NAMES = ("module_input_name", "module_output_name")  # of what a module reads and makes
 _LAST = POOLING_MODES["lasttoken"]
 
@@ -81,6 +88,11 @@ class PoolingModule(ABC):
             ValueError: the module takes vectors of another width.
         """
         return before
+
+    @property
+    def on_tokens(self) -> bool:
+        """Whether it takes and gives a vector for each token, [B, S, W]."""
+        return False
 
     @property
     def description(self) -> str:
@@ -215,7 +227,7 @@ class SpladePooling(PoolingModule):
 
 @dataclass(frozen=True, eq=False)
 class Dense(PoolingModule):
-    """Project: float [B, W] to [B, W'], with an activation.
+    """Project: float [B, W] to [B, W'], or each token's vector, [B, S, W] to [B, S, W'], with an activation.
 
     Attributes:
         name: of the module's folder, after which the weights are called.
@@ -223,6 +235,7 @@ class Dense(PoolingModule):
         bias: float32 [W'], or None.
         activation: one of ACTIVATIONS.
         residual: float32 [W', W], what the input is multiplied with to be added to the result; None for no such sum.
+        on_tokens: whether it projects the vectors of tokens.
     """
 
     keys = frozenset(("in_features", "out_features", "bias", "activation_function", "use_residual", *_NAMES))
@@ -232,11 +245,12 @@ class Dense(PoolingModule):
     bias: NDArray[np.float32] | None
     activation: str
     residual: NDArray[np.float32] | None = None
+    on_tokens: bool = False
 
     @classmethod
     def read(cls, stored: StoredModule) -> Dense:
         """Read the projection; without an activation it is Tanh."""
-        _require_vectors(stored)
+        on_tokens = works_on_tokens(stored)
         settings = stored.settings
         path = settings.get("activation_function", "torch.nn.Tanh")
         activation = activation_name(path)
@@ -245,8 +259,12 @@ class Dense(PoolingModule):
                 f"{stored.folder} of {stored.files.label} is activated by {path}, which onnxtool does not compute; it "
                 f"knows {', '.join(ACTIVATIONS)} of torch.nn"
             )
-        tensors = stored.files.read_tensors(stored.folder)
+        # That of Stanford's ColBERT lies among the weights of the transformer, and its shape is written nowhere else.
+        files = stored.files
+        tensors = files.read_tensors(stored.folder) if stored.folder else files.read_tensors("", ("linear.weight",))
         columns, rows = settings.get("in_features"), settings.get("out_features")
+        if not stored.folder and "linear.weight" in tensors and tensors["linear.weight"].ndim == 2:
+            rows, columns = tensors["linear.weight"].shape
         weight = _tensor(stored, tensors, "linear.weight", (rows, columns))
         bias = _tensor(stored, tensors, "linear.bias", (rows,)) if settings.get("bias", True) else None
         residual = None
@@ -257,10 +275,10 @@ class Dense(PoolingModule):
                 if is_square
                 else _tensor(stored, tensors, "residual.weight", (rows, columns))
             )
-        return cls(stored.folder, weight, bias, activation, residual)
+        return cls(stored.folder or "projection", weight, bias, activation, residual, on_tokens)
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, W']."""
+        """Return float32 [B, W'], or [B, S, W']."""
         linear = values @ self.weight.T
         if self.bias is not None:
             linear += self.bias
@@ -271,6 +289,8 @@ class Dense(PoolingModule):
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
+        if self.on_tokens:
+            return self._build_on_tokens(build, value)
         weights = [build.weight(self.weight, f"{self.name}.linear.weight")]
         if self.bias is not None:
             weights.append(build.weight(self.bias, f"{self.name}.linear.bias"))
@@ -278,6 +298,18 @@ class Dense(PoolingModule):
         if self.residual is None:
             return result
         residual = build.op("Gemm", value, build.weight(self.residual, f"{self.name}.residual.weight"), transB=1)
+        return build.op("Add", result, residual)
+
+    def _build_on_tokens(self, build: Builder, value: Value) -> Value:
+        """Append it for [B, S, W], which Gemm does not take."""
+        value = build.cast(value)
+        linear = build.op("MatMul", value, build.weight(self.weight.T, f"{self.name}.linear.weight"))
+        if self.bias is not None:
+            linear = build.op("Add", linear, build.weight(self.bias, f"{self.name}.linear.bias"))
+        result = ACTIVATIONS[self.activation].build(build, linear)
+        if self.residual is None:
+            return result
+        residual = build.op("MatMul", value, build.weight(self.residual.T, f"{self.name}.residual.weight"))
         return build.op("Add", result, residual)
 
     def reference(self, torch: Any, value: Any, mask: Any) -> Any:
@@ -349,21 +381,23 @@ class LayerNorm(PoolingModule):
 
 @dataclass(frozen=True)
 class Normalize(PoolingModule):
-    """Scale to length 1: float [B, W]. A vector of zeros stays."""
+    """Scale to length 1: float [B, W], or each token's vector, [B, S, W]. A vector of zeros stays."""
+
+    on_tokens: bool = False
 
     @classmethod
     def read(cls, stored: StoredModule) -> Normalize:
-        """It has no settings of its own."""
-        _require_vectors(stored)
-        return cls()
+        """Read on what it works."""
+        return cls(works_on_tokens(stored))
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, W]."""
+        """Return float32 of the same shape."""
         return np.asarray(normalize(values), np.float32)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
-        norm = build.reduce("ReduceL2", value, keepdims=1)
+        value = build.cast(value) if self.on_tokens else value
+        norm = build.reduce("ReduceL2", value, axis=-1, keepdims=1)
         return build.op("Div", value, build.op("Max", norm, build.number(_SMALLEST_NORM)))
 
     def reference(self, torch: Any, value: Any, mask: Any) -> Any:
@@ -665,15 +699,20 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
             f"{files.label} has the modules {', '.join(unknown)}, which onnxtool does not compute; it computes "
             f"{', '.join(_CLASSES)}"
         )
-    if stored[0].kind != first.__name__ and first.__name__ in modules.kinds:
-        raise files.refuse(
-            f"{files.label} computes {stored[0].kind} on tokens, before its {first.__name__}; onnxtool pools first"
-        )
-    if stored[0].kind != first.__name__:
+    num_before = modules_before(stored, first)
+    if num_before == len(stored):
         raise files.refuse(
             f"{files.label} does not say how it pools: it has no modules.json with a {first.__name__} before "
             f"{stored[0].kind}"
         )
+    for place, module in enumerate(stored):
+        if place != num_before and works_on_tokens(module) != (place < num_before):
+            where = "before its" if place < num_before else "behind its"
+            raise files.refuse(
+                f"{files.label} computes {module.kind} {where} {first.__name__}, on "
+                f"{VECTOR if place < num_before else TOKENS}; onnxtool computes modules of tokens before it, and of "
+                "vectors behind it"
+            )
     if transformer_output(modules) != first.reads:
         raise files.refuse(
             f"{first.__name__} of {files.label} reads {first.reads}, and its transformer gives "
@@ -712,7 +751,7 @@ def _read_all(
 ) -> tuple[PoolingModule, ...]:
     """Read modules, and behind them the one that is a setting of the encoder."""
     for module in stored:
-        _require_known_keys(module, _CLASSES[module.kind].keys)
+        require_known_keys(module, _CLASSES[module.kind].keys)
     read = tuple(_CLASSES[module.kind].read(module) for module in stored)
     key, last = of_encoder
     if modules.encoder.get(key) is None:
@@ -721,7 +760,12 @@ def _read_all(
     return (*read, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
 
 
-def _require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> None:
+def require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> None:
+    """Refuse a module with settings that are not known; all are, where `known` is None.
+
+    Raises:
+        OnnxtoolError: it has one.
+    """
     unknown = [] if known is None else sorted(set(stored.settings) - known)
     # Flags of unknown modes that are off change nothing; those that are on are named as unknown modes.
     unknown = [key for key in unknown if not key.startswith("pooling_mode_")]
@@ -757,14 +801,30 @@ def _stated_modes(settings: Mapping[str, Json]) -> tuple[str, ...]:
     return tuple(map(str, modes)) or ("mean",)
 
 
-def _require_vectors(stored: StoredModule) -> None:
-    """Refuse a module of a multi-vector encoder, which works on tokens."""
-    names = {stored.settings.get(name) or _VECTOR for name in _NAMES}
-    if names != {_VECTOR}:
+def modules_before(modules: Sequence[StoredModule | PoolingModule], first: type[PoolingModule]) -> int:
+    """Return how many modules stand before the first of a kind; all where there is none."""
+    places = (
+        place
+        for place, module in enumerate(modules)
+        if (module.kind if isinstance(module, StoredModule) else type(module).__name__) == first.__name__
+    )
+    return next(places, len(modules))
+
+
+def works_on_tokens(stored: StoredModule) -> bool:
+    """Whether a module works on the vectors of tokens, and not on the one of a text.
+
+    Raises:
+        OnnxtoolError: it reads or makes anything else.
+    """
+    given = stored.settings.get("module_input_name") or VECTOR
+    made = stored.settings.get("module_output_name") or given
+    if made != given or given not in (TOKENS, VECTOR):
         raise stored.files.refuse(
-            f"{stored.kind} of {stored.files.label} works on {', '.join(map(str, sorted(names, key=str)))}, "
-            "and onnxtool computes one vector for each text"
+            f"{stored.kind} of {stored.files.label} makes {made} of {given}; onnxtool computes modules that replace "
+            f"{TOKENS} or {VECTOR}"
         )
+    return given == TOKENS
 
 
 def _count(stored: StoredModule, key: str) -> int:
@@ -801,5 +861,5 @@ def _projected_width(name: str, weight: NDArray[np.float32], before: int) -> int
 
 
 def normalize(vectors: Floats) -> Floats:
-    """Scale each vector, float [B, W], to length 1; a vector of zeros stays."""
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SMALLEST_NORM))
+    """Scale each vector, float [..., W], to length 1; a vector of zeros stays."""
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _SMALLEST_NORM))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
+from onnxtool.checkpoint.late_interaction import as_multi_vector
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError
 
 # What looks like a name; a prompt that is none of the checkpoint's has at least a space or a colon.
@@ -28,12 +29,12 @@ class Prompts:
 
     @classmethod
     def of(cls, folder: CheckpointFiles) -> Prompts:
-        """Read them from config_sentence_transformers.json.
+        """Read them from config_sentence_transformers.json, or from where an older late-interaction encoder has them.
 
         Raises:
             InputError: the file is malformed, or its default is none of its prompts.
         """
-        config = folder.read(ENCODER_NAME)
+        config = as_multi_vector(SentenceModules.of(folder), folder).encoder
         stated = config.get("prompts") or {}
         if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
             raise folder.malformed(ENCODER_NAME, f"its prompts are no texts by name: {stated}")
@@ -43,15 +44,20 @@ class Prompts:
             raise folder.malformed(ENCODER_NAME, f"its default prompt {default!r} is none of {', '.join(by_name)}")
         return cls(by_name, default)
 
-    def find(self, prompt: str | None) -> str:
+    def find(self, prompt: str | None, task: str | None = None) -> str:
         """Return the text to write before others.
 
         Args:
-            prompt: a name, or the text itself; empty for none, and None for the checkpoint's default.
+            prompt: a name, or the text itself; empty for none, and None for the one of the task, or the checkpoint's
+                default where there is no task.
+            task: `query` or `document`, as encode_query and encode_document of sentence-transformers. It has a prompt
+                of its name or none: version 6.2 does not fall back to the default, nor to one called `passage`.
 
         Raises:
             InputError: it reads like a name, and the checkpoint has no such prompt.
         """
+        if prompt is None and task is not None:
+            return self.by_name.get(task, "")
         if prompt is None:
             return "" if self.default is None else self.by_name[self.default]
         if prompt in self.by_name or not _NAME.fullmatch(prompt):

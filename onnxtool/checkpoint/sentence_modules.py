@@ -29,6 +29,10 @@ _DUAL = "CLIPModel"
 # Whose classes sentence-transformers loads without trust_remote_code.
 _PACKAGES = ("sentence_transformers", "pylate", "onnxtool")
 ENCODER_NAME = "config_sentence_transformers.json"
+# The class of encoders that give a vector for each token.
+MULTI_VECTOR = "MultiVectorEncoder"
+# What modules read and make: the vectors of tokens, and the one of a text.
+TOKENS, VECTOR = "token_embeddings", "sentence_embedding"
 # The settings of the transformer module. Versions before 2 called the file after the architecture.
 TRANSFORMER_NAMES = tuple(
     f"sentence_{architecture}_config.json"
@@ -69,6 +73,8 @@ class SentenceModules:
         transformer_file: the file that holds them; empty where there is none.
         query: the module that encodes queries without a model, by weights of their tokens; None where queries are
             encoded as other texts are. `modules` are those for documents then.
+        prefixes: what stands before texts and is a single token, where the vocabulary has it, whatever the tokenizer
+            makes of it.
         routes: the names of those between which a Router among `modules` chooses; empty where there is none.
     """
 
@@ -77,6 +83,7 @@ class SentenceModules:
     transformer: Mapping[str, Json] = field(default_factory=dict)
     transformer_file: str = ""
     query: StoredModule | None = None
+    prefixes: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
 
     @classmethod
@@ -106,6 +113,11 @@ class SentenceModules:
         return stated if isinstance(stated, str) else ""
 
     @property
+    def is_late_interaction(self) -> bool:
+        """Whether the checkpoint gives a vector for each token."""
+        return self.encoder_class == MULTI_VECTOR
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of the modules, in their order."""
         return tuple(module.kind for module in self.modules)
@@ -128,6 +140,21 @@ class SentenceModules:
         """
         text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
         return positive(text.get("max_length")) or positive(self.transformer.get("max_seq_length"))
+
+    def stated_length(self, task: str) -> int | None:
+        """Return what sentence-transformers cuts texts of a task to, in place of all other limits; None for no number.
+
+        Args:
+            task: `query` or `document`.
+        """
+        text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
+        expansion = as_object(self.transformer.get("query_expansion")) if task == "query" else {}
+        stated, least = positive(self.transformer.get(f"{task}_length")), positive(expansion.get("length"))
+        if expansion.get("strategy") == "fixed":
+            return least
+        if positive(text.get("max_length")) is not None or stated is None:
+            return None
+        return stated if least is None else max(stated, least)
 
     @property
     def adds_special_tokens(self) -> bool:

@@ -1,6 +1,7 @@
 """What checkpoints are for: a table of tasks, and how a checkpoint tells its own.
 
-Task names are the pipeline tags of the hub, which has none for SPLADE and similar models: `sparse-encoding` is ours.
+Task names are the pipeline tags of the hub, which has none for SPLADE and similar models, nor for ColBERT:
+`sparse-encoding` and `late-interaction` are ours.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 TASK_WITH_CACHE = "text-generation-with-past"
+LATE_INTERACTION = "late-interaction"
 TASK_OF_PICTURES = "image-feature-extraction"
 TEXT_TO_TEXT_WITH_CACHE = "text2text-generation-with-past"
 # Of a decoder that scores a pair of texts, whose answer is one of two tokens. Rerankers of labels classify texts.
@@ -52,6 +54,7 @@ TASKS: tuple[Task, ...] = (
     Task("audio-classification", ("AutoModelForAudioClassification",)),
     Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
     Task("sentence-similarity", ("AutoModel",)),
+    Task(LATE_INTERACTION, ("AutoModel",)),
     Task(TASK_OF_PICTURES, ("AutoModel",)),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)

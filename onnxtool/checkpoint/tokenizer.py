@@ -6,11 +6,12 @@ Letters of shapes: B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, normalizers
+from tokenizers import AddedToken, Encoding, Tokenizer, normalizers
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
@@ -55,7 +56,13 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         if folder.sentence_modules.lower_cases:
             self._lower_case()
+        self._register(folder.sentence_modules.prefixes)
         self._adds_special = folder.sentence_modules.adds_special_tokens
+
+    @property
+    def pads_left(self) -> bool:
+        """Whether padding stands before a text."""
+        return self._pad_side == "left"
 
     @property
     def vocabulary_size(self) -> int:
@@ -73,6 +80,35 @@ class TextTokenizer:
         tokens = [self._named_token(name) for name in _FRAMING]
         ids = [self._tokenizer.token_to_id(token) for token in tokens if token is not None]
         return frozenset({self._pad_id, *(token_id for token_id in ids if token_id is not None)})
+
+    def expand(self, text: EncodedText, length: int, token_id: int, *, attended: bool) -> EncodedText:
+        """Return a text of at least `length` tokens, with `token_id` where padding would stand.
+
+        Args:
+            text: as it was read.
+            length: the tokens of the result; a text that has as many stays.
+            token_id: what is added.
+            attended: whether the model sees what is added.
+        """
+        count = length - len(text)
+        if count <= 0:
+            return text
+        ids, segments = (token_id,) * count, (self._pad_segment_id,) * count
+        added = EncodedText(ids, segments, (True,) * count, truncated=False, attended=(attended,) * count)
+        first, second = (added, text) if self.pads_left else (text, added)
+        return replace(
+            text,
+            ids=first.ids + second.ids,
+            segment_ids=first.segment_ids + second.segment_ids,
+            is_special=first.is_special + second.is_special,
+            attended=tuple(seen for part in (first, second) for seen in (part.attended or (True,) * len(part))),
+            offsets=None,
+        )
+
+    @property
+    def expanding_tokens(self) -> tuple[str | None, str | None]:
+        """The tokens that queries are expanded by where nothing else is said, the first that there is."""
+        return self._named_token("mask_token"), self._named_token("eos_token")
 
     def id_of(self, token: str) -> int | None:
         """Return the id of `token`, or None where there is no such token."""
@@ -167,7 +203,8 @@ class TextTokenizer:
         mask = np.zeros_like(ids)
         for row, text in enumerate(texts):
             position = slice(longest - len(text), longest) if self._pad_side == "left" else slice(0, len(text))
-            ids[row, position], segments[row, position], mask[row, position] = text.ids, text.segment_ids, 1
+            ids[row, position], segments[row, position] = text.ids, text.segment_ids
+            mask[row, position] = 1 if text.attended is None else text.attended
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
 
     def _read(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
@@ -200,6 +237,22 @@ class TextTokenizer:
             if isinstance(value, str):
                 return value
         return None
+
+    def _register(self, prefixes: Sequence[str]) -> None:
+        """Let what the vocabulary has as one token be read as that token where it stands before a text.
+
+        Older late-interaction encoders put the id of a token such as `[unused0]` before a text; written as text, it
+        would be taken apart. As sentence-transformers, and only where the vocabulary has it.
+        """
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        found = []
+        for prefix in prefixes:
+            known = (one for one in (prefix, *prefix.split(None, 1)[:1]) if one.strip() and one in vocabulary)
+            token = next(known, None)
+            if token is not None and self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+                found.append(AddedToken(token, normalized=False, special=True))
+        if found:
+            self._tokenizer.add_special_tokens(found)
 
     def _lower_case(self) -> None:
         """Lower texts before all else, which sentence-transformers does on top of the tokenizer's own rules."""

@@ -70,6 +70,8 @@ class EncodedText:
         truncated: whether the text was longer than the limit; windows are not truncated.
         offsets: where in the texts the tokens are; None where that was not asked for.
         num_prompt: so many tokens at the start are not pooled over, because they are a prompt.
+        attended: whether the model sees the token, for each; None where it sees all.
+        counted: whether the vector of the token counts, for each, in late interaction; None where all count.
     """
 
     ids: tuple[int, ...]
@@ -78,6 +80,8 @@ class EncodedText:
     truncated: bool
     offsets: TokenOffsets | None = None
     num_prompt: int = 0
+    attended: tuple[bool, ...] | None = None
+    counted: tuple[bool, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

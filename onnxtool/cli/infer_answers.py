@@ -82,6 +82,11 @@ def _vector_blocks(report: InferReport) -> list[Block]:
         for number, answer in enumerate(report.answers, start=1)
         if answer.vector
     ]
+    rows += [
+        (f"{number}, token {token}", " ".join(map(str, vector)))
+        for number, answer in enumerate(report.answers, start=1)
+        for token, vector in enumerate(answer.token_vectors, start=1)
+    ]
     return [Heading("Vectors"), Facts(rows)] if rows else []
 
 

@@ -15,7 +15,7 @@ from onnxtool.checkpoint.vector_types import (
     check_ranges_options,
 )
 from onnxtool.errors import InputError
-from onnxtool.infer.options import ModelName, Prompt, Provider, Threads
+from onnxtool.infer.options import ModelName, Prompt, Provider, TextTask, Threads
 from onnxtool.options import Force, Option
 
 # What vectors are written as, and the weights of terms in them.
@@ -31,6 +31,7 @@ class CorpusOptions:
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
             None for the checkpoint's default.
+        task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither.
         provider: `auto`, `cpu` or `cuda`.
         workers: batches that run at once, sharing one session; 0 for one a core, and two on a device.
         threads: intra-op threads of the session; 0 for one, as the workers have the other cores.
@@ -52,6 +53,7 @@ class CorpusOptions:
 
     model_name: ModelName = None
     prompt: Prompt = None
+    task: TextTask = None
     provider: Provider = "auto"
     workers: Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)] = 0
     threads: Threads = 0

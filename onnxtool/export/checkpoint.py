@@ -15,7 +15,7 @@ from typing import Any
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
-from onnxtool.checkpoint.tasks import RANKING, recognize_task
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.configuration import (
     architecture_for,
@@ -87,6 +87,8 @@ class Checkpoint:
                 f"config.json of {source.model_name} names no architecture",
                 f'add one to it ("architectures": ["…"]), or pass --task: {candidates(config)}',
             )
+        if source.sentence_modules.is_late_interaction:
+            return cls(source, config, base_architecture(config), LATE_INTERACTION, allow_pickle)
         kinds, architecture = source.sentence_modules.kinds, named[0]
         general = task_of_architecture(config.model_type, architecture)
         if general != "feature-extraction" and Pooling.__name__ in kinds:

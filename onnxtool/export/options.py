@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
+from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs
 from onnxtool.errors import ExportError
 from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.options import Force, Option
@@ -21,7 +22,7 @@ DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 # Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
 # `logits` and `none` put nothing on the model; the first insists on logits.
-HEAD_NAMES = ("auto", "logits", "splade", "embedding", "reranker", "none")
+HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "reranker", "none")
 EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
@@ -55,6 +56,9 @@ class ExportOptions:
         target: what will run the model, one of TARGET_NAMES.
         dimensions: how many numbers of an embedding are kept, its first; None for all.
         route: the modules that a Router has for some of its texts, by their name.
+        vectors_as: what the numbers of an embedding are stored as, one of VECTOR_TYPES; None for as computed.
+        ranges: a file with the range of each number, for int8 and uint8.
+        calibration: texts to measure these ranges on, in place of that file.
         keep_raw: keep the output that the head reads beside the head's own.
         text: what to trace a model of text on, beside a text of our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
@@ -79,14 +83,10 @@ class ExportOptions:
         str,
         Option("What will run the model: names, layout and files are as it expects them.", choices=TARGET_NAMES),
     ] = "plain"
-    dimensions: Annotated[
-        int | None,
-        Option(
-            "Keep the first numbers of an embedding, scaled to length 1 again where the checkpoint scales it.",
-            minimum=1,
-            default="all",
-        ),
-    ] = None
+    dimensions: Dimensions = None
+    vectors_as: VectorsAs = None
+    ranges: RangesFile = None
+    calibration: Calibrated = None
     route: Annotated[
         str | None,
         Option("Of a checkpoint with a Router, the modules to export, e.g. query or document.", metavar="NAME"),

@@ -84,6 +84,7 @@ class SingleCallPipeline:
         tidy(graph, signature)
         if head is not None:
             append_head(graph, head, keep_raw=self.keep_raw)
+            graph.metadata_props.update({} if head.stored is None else head.stored.metadata)
         return Graphs(graph)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
@@ -95,7 +96,8 @@ class SingleCallPipeline:
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Compare all outputs."""
-        return verify_file(path, reference, tolerance, self.specification)
+        stored = None if self.head is None else self.head.stored
+        return verify_file(path, reference, tolerance, self.specification, stored)
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """Say which axes are fixed, and by whom, and which inputs are not there."""

@@ -24,6 +24,8 @@ _FIGURES = {
     "num_layers": "num_hidden_layers",
 }
 
+_WITH_WEIGHTS = ("embedding", "late-interaction")  # heads whose modules may have weights
+
 
 def describe(
     checkpoint: Checkpoint,
@@ -58,7 +60,7 @@ def describe(
         "onnxtool.source": source.name if source.is_local else source.model_name,
         "onnxtool.revision": checkpoint.revision,
         "onnxtool.weights_sha256": checkpoint.weights_sha256,
-        "onnxtool.module_weights_sha256": checkpoint.module_weights_sha256 if head == "embedding" else "",
+        "onnxtool.module_weights_sha256": checkpoint.module_weights_sha256 if head in _WITH_WEIGHTS else "",
         "onnxtool.architecture": checkpoint.architecture,
         "onnxtool.random_weights": ", ".join(checkpoint.initialized),
         TASK_KEY: task,

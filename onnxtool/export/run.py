@@ -11,10 +11,12 @@ from typing import Any
 
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.token_states import TokenStates
+from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_side_head
+from onnxtool.export.heads.choice import Head, choose_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
 from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
@@ -101,6 +103,10 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
     if options.dimensions is not None and (head is None or head.name != "embedding"):
         raise ExportError(
             "--dimensions keeps a part of an embedding, and this graph computes none", "leave --dimensions out"
+        )
+    if options.vectors_as is not None and (head is None or head.name != "embedding"):
+        raise ExportError(
+            "--vectors_as stores the numbers of an embedding, and this graph computes none", "leave --vectors_as out"
         )
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
@@ -211,10 +217,12 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         route=options.route,
     )
     target = find_target(options.target)
-    if not target.takes_any_graph and (options.head != "auto" or options.keep_raw or options.dimensions):
+    check_ranges_options(options.vectors_as, options.ranges, options.calibration)
+    changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
+    if not target.takes_any_graph and changed:
         raise TargetError(
-            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw or --dimensions was "
-            "passed as well",
+            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw, --dimensions or "
+            "--vectors_as was passed as well",
             "leave these out, or pass --target plain",
         )
     paths = layout(target, options.output, source.name)
@@ -230,6 +238,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
     task, head_name, head, why = checkpoint.task, "logits", None, ""
+    notes: tuple[str, ...] = ()
     pipeline: ExportPipeline
     specification: TargetSpecification | None = None
     if task in _WITH_CACHE:
@@ -254,8 +263,13 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
                     options.head, side, source, signature, scales=scales, pads=isinstance(modality, PaddedTexts)
                 )
             head_name, head, why = choice.name, choice.head, choice.why
+            if head is not None and tokenizer is not None:
+                require_expanding_token(source, tokenizer)
             if head is not None and options.dimensions is not None:
                 head = head.truncated(options.dimensions, signature)
+            if head is not None and head.name == "embedding" and options.vectors_as is not None:
+                stored, few = choose_storage(options, models.first, head, modality, source)
+                head, notes = head.stored_as(stored, signature), notes + few
         else:
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
         task = task if head is None else head.task
@@ -271,7 +285,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",
         )
     stopwatch.lap("load")
-    reasons = (why,) if why else ()
+    reasons = ((why,) if why else ()) + notes
     return _Job(
         options, paths, checkpoint, models, pipeline, specification, task, head_name, tokenizer, max_length, reasons,
         on_progress, stopwatch,

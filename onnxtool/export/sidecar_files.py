@@ -12,6 +12,7 @@ from typing import Any
 
 from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.late_interaction import METADATA_NAME
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -41,6 +42,7 @@ SIDECAR_FILES = (
     ROUTER_NAME,
     ENCODER_NAME,
     IDF_NAME,
+    METADATA_NAME,
     *TRANSFORMER_NAMES,
 )
 

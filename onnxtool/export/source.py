@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.module_settings import require_no_routes
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
@@ -28,7 +29,7 @@ from onnxtool.checkpoint.sentence_modules import (
 from onnxtool.errors import CheckpointError
 
 # What describes the checkpoint as a whole.
-_AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, "README.md")
+_AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, METADATA_NAME, "README.md")
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Source(CheckpointFiles):
         Raises:
             CheckpointError: a file of it is malformed, or modules.json names a path outside the checkpoint.
         """
-        return SentenceModules.of(self, self.route)
+        return as_multi_vector(SentenceModules.of(self, self.route), self)
 
     @cached_property
     def card_tags(self) -> tuple[str, ...]:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.choice import Head
-from onnxtool.export.modalities.sizes import SEQUENCE, Modality
+from onnxtool.export.modalities.sizes import SEQUENCE, Modality, usual_sizes
 from onnxtool.export.signature import Shape, run_torch_tensors, to_numpy
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
@@ -52,6 +53,9 @@ class TorchReference:
 
         cases = self.modality.cases(self.fixed)
         sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
+        if self.head is not None and self.head.keeps_tokens:
+            sequences |= {self.head.output}
+            cases += self._unseen_tokens(self.head.unseen_length)
         before = torch.get_rng_state()
         outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
         if not torch.equal(before, torch.get_rng_state()):
@@ -62,6 +66,18 @@ class TorchReference:
                 "this model takes few sizes; --no_verify exports it unverified",
             )
         return outputs
+
+    def _unseen_tokens(self, length: int) -> list[Case]:
+        """Return texts with tokens behind them that the model does not see, and whose vectors count all the same."""
+        sizes = {**usual_sizes(self.modality), SEQUENCE: length, **self.fixed}
+        if not length or sizes[SEQUENCE] != length:
+            return []
+        feeds = self.modality.feeds(sizes)
+        if "attention_mask" not in feeds:  # then it sees all tokens
+            return []
+        mask = feeds["attention_mask"].copy()
+        mask[0, max(1, length // 2) :] = 0
+        return [Case("tokens that the model does not see", {**feeds, "attention_mask": mask}, None)]
 
     def _require_same_outputs(self, outputs: ReferenceOutputs) -> None:
         """Run a model that draws random numbers twice more: under a seed of its own it draws the same ones.
@@ -101,8 +117,11 @@ def verify_file(
     reference: ReferenceOutputs,
     tolerance: Tolerance,
     specification: TargetSpecification | None = None,
+    stored: VectorType | None = None,
 ) -> Verification:
     """Compare the file at `path` with the outputs of the PyTorch model; with a `specification`, run as its target does.
+
+    Vectors that the file has `stored` as codes or bits are compared by the nearest vectors of such codes.
 
     Raises:
         VerificationError: an output differs by more than `tolerance`.
@@ -119,6 +138,6 @@ def verify_file(
             }
         )
 
-    verification = verify(run, reference, tolerance)
+    verification = verify(run, reference, tolerance, stored)
     require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
     return verification

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.checkpoint.truncation import EncodedText, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
+from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
-from onnxtool.infer.static_queries import StaticQueries
+from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.text_model import TextModel
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput
@@ -33,39 +35,45 @@ _TOP_TERMS = 10
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a model is to answer.
+class Asked:
+    """How a model is to answer, as a user says it.
 
     Attributes:
-        texts: at least one.
         prompt: as in TextModel.tokenize.
+        task: as in TextModel.tokenize.
+        long: what becomes of long texts; None for what suits the model.
         top_k: the most candidates for a text; None for what the head gives by itself.
     """
 
+    prompt: str | None = None
+    task: str | None = None
+    long: LongTexts | None = None
+    top_k: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a model is to answer; `texts` are at least one, and the other attributes as in Asked."""
+
     texts: Sequence[TextInput]
     prompt: str | None
+    task: str | None
     long: LongTexts
     top_k: int | None
 
 
 @dataclass
 class Read:
-    """What was read and answered so far, a text an entry."""
+    """What was read and answered so far, a text an entry; and the queries that texts were ranked for."""
 
     windows: list[list[EncodedText]] = field(default_factory=list)
     answers: list[TextAnswer] = field(default_factory=list)
     vectors: list[DenseVectors] = field(default_factory=list)
+    queries: dict[str, TokenVectors] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def make_request(
-    model: TextModel,
-    texts: Sequence[Item],
-    query: str | None,
-    prompt: str | None,
-    long: LongTexts | None,
-    top_k: int | None,
-) -> Request:
+def make_request(model: TextModel, texts: Sequence[Item], query: str | None, asked: Asked) -> Request:
     """Check texts and options against `model`.
 
     Raises:
@@ -73,15 +81,18 @@ def make_request(
     """
     if not texts:
         raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
-    if top_k is not None and top_k < 1:
-        raise InputError(f"top_k is {top_k}", "ask for at least one candidate")
+    if asked.top_k is not None and asked.top_k < 1:
+        raise InputError(f"top_k is {asked.top_k}", "ask for at least one candidate")
     named = [_named(item, query) for item in texts]
     _require_form(model, named)
+    long, task = asked.long, asked.task
+    if model.is_late_interaction:
+        task = _task_of_tokens(model, named, task)
     if long is None:
         long = LongTexts("window") if model.head.splits_long_texts else LongTexts()
     if long.way == "window":
         model.head.require_windows()
-    return Request(named, prompt, long, top_k)
+    return Request(named, asked.prompt, task, long, asked.top_k)
 
 
 def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str], None]) -> InferReport:
@@ -92,14 +103,15 @@ def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str]
         part = texts[start : start + _TEXTS_AT_A_TIME]
         on_progress(f"running texts {start + 1} to {start + len(part)} of {len(texts)}")
         _answer_part(model, part, request, read, first=start + 1)
+    kind = "scores" if read.queries else model.head.kind
     return InferReport(
         model=str(model.session.model.path),
         provider=model.session.provider,
         task=model.task,
-        kind=model.head.kind,
+        kind=kind,
         answers=tuple(read.answers),
         similarities=_similarities(model, read),
-        rankings=_rankings(read.answers) if model.head.kind == "scores" else (),
+        rankings=_rankings(read.answers) if kind == "scores" else (),
         notes=tuple(dict.fromkeys([*_notes(model, request, read), *read.notes])),
     )
 
@@ -149,10 +161,10 @@ def _named(item: Item, query: str | None) -> TextInput:
 
 def _require_form(model: TextModel, texts: Sequence[TextInput]) -> None:
     path, head = model.session.model.path, model.head
-    if any(text.query is not None for text in texts) and not head.takes_pairs:
+    if any(text.query is not None for text in texts) and not head.takes_pairs and not model.is_late_interaction:
         raise InputError(
             f"{path} is for {model.task}, and takes no pairs of a query and a text",
-            "pass texts alone; pairs are for rerankers, classifiers and models that answer questions",
+            "pass texts alone; pairs are for rerankers, late interaction, classifiers and models that answer questions",
         )
     if any(text.query is None for text in texts) and head.needs_pairs:
         raise InputError(
@@ -161,10 +173,30 @@ def _require_form(model: TextModel, texts: Sequence[TextInput]) -> None:
         )
 
 
+def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | None) -> str | None:
+    """Return what the texts of late interaction are for: documents, unless something else is asked for.
+
+    Raises:
+        InputError: some texts have a query and others have none, or queries are to be ranked for a query.
+    """
+    num_pairs = sum(text.query is not None for text in texts)
+    if num_pairs not in (0, len(texts)):
+        raise InputError(
+            f"{num_pairs} of {len(texts)} texts have a query, and the others have none",
+            "rank all of them for a query, or none",
+        )
+    if num_pairs and task == QUERY:
+        raise InputError("texts are ranked for a query as documents, and --task query was passed", "leave it out")
+    return model.task_of(task)
+
+
 def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request, read: Read, *, first: int) -> None:
-    items: list[Text] = [text.contents if text.query is None else (text.query, text.contents) for text in texts]
-    windows = model.windows(items, prompt=request.prompt, long=request.long, first=first)
     head = model.head
+    items: list[Text] = [
+        text.contents if text.query is None or model.is_late_interaction else (text.query, text.contents)
+        for text in texts
+    ]
+    windows = model.windows(items, prompt=request.prompt, task=request.task, long=request.long, first=first)
     answers: Iterable[Answer]
     vectors: Sequence[DenseVectors] = ()
     if isinstance(head, AnswerHead):
@@ -174,6 +206,8 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request,
         if isinstance(encoded, SparseVectors):
             rows = encoded.terms(request.top_k or _TOP_TERMS)
             answers = [Answer(tuple(Scored(*term) for term in row.items() if term[1] > 0)) for row in rows]
+        elif isinstance(encoded, TokenVectors):
+            answers = _token_answers(model, texts, encoded, read)
         else:
             vectors = list(encoded)
             answers = [Answer(outputs={"sentence_embedding": vector.shape}) for vector in vectors]
@@ -184,6 +218,22 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request,
     read.notes += [answer.note for answer in answers if answer.note]
     for position, (text, group, answer) in enumerate(zip(texts, windows, answers, strict=True)):
         read.answers.append(_text_answer(text, group, answer, vectors[position] if vectors else None))
+
+
+def _token_answers(model: TextModel, texts: Sequence[TextInput], encoded: TokenVectors, read: Read) -> Iterator[Answer]:
+    """Answer with the similarity to the query of each text, or with its vectors where it has none."""
+    is_mean = isinstance(model.head, TokensOfTexts) and model.head.is_mean
+    for place, text in enumerate(texts):
+        if text.query is None:
+            vectors = encoded.row(place)
+            yield Answer(outputs={TOKENS: vectors.shape}, token_vectors=vectors)
+            continue
+        if text.query not in read.queries:
+            query = model.encode_windows(model.windows([text.query], task=QUERY))
+            assert isinstance(query, TokenVectors)  # noqa: S101  as `encoded`, of the same head
+            read.queries[text.query] = query
+        scores = read.queries[text.query].max_similarities(encoded.take([place]), is_mean=is_mean)
+        yield Answer((Scored("meanmaxsim" if is_mean else "maxsim", float(scores[0, 0])),))
 
 
 def _read_answers(
@@ -222,6 +272,7 @@ def _text_answer(
         num_windows=len(windows),
         spans=answer.spans,
         vector=() if vector is None else numbers_of(vector),
+        token_vectors=tuple(map(numbers_of, answer.token_vectors)),
     )
 
 
@@ -256,15 +307,16 @@ def _notes(model: TextModel, request: Request, read: Read) -> list[str]:
     notes = []
     if not stated_task(model.session.model):
         notes.append(f"the model does not say what it is for; read as {model.task} from its outputs")
-    if prompt := model.prompts.find(request.prompt):
+    if prompt := model.prompts.find(request.prompt, request.task):
         notes.append(f"{prompt!r} stands before each text")
+    limit = model.limit_of(request.task)
     flat = [window for group in read.windows for window in group]
     total = len(read.windows)
     cut, parted = sum(window.truncated for window in flat), sum(len(group) > 1 for group in read.windows)
-    if model.limit is not None and cut:
-        notes.append(f"{cut} of {total} texts were cut to {model.limit.tokens} tokens ({model.limit.source})")
-    if model.limit is not None and parted:
-        most = f"windows of at most {model.limit.tokens} tokens ({model.limit.source})"
+    if limit is not None and cut:
+        notes.append(f"{cut} of {total} texts were cut to {limit.tokens} tokens ({limit.source})")
+    if limit is not None and parted:
+        most = f"windows of at most {limit.tokens} tokens ({limit.source})"
         notes.append(f"{parted} of {total} texts were read in {most}")
     empty = sum(not text.contents.strip() for text in request.texts)
     if empty:

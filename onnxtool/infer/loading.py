@@ -7,10 +7,10 @@ from pathlib import Path
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import find_checkpoint_folder
-from onnxtool.checkpoint.limits import text_limit
+from onnxtool.checkpoint.limits import limit_of_task, text_limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.infer.answering import Item, answer_texts, make_request
+from onnxtool.infer.answering import Asked, Item, answer_texts, make_request
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import head_for
@@ -18,9 +18,8 @@ from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.tasks import deduce_task, stated_task
-from onnxtool.infer.text_model import TextModel
+from onnxtool.infer.text_model import TASKS, AnyVectors, TextModel
 from onnxtool.infer.vector_form import RangesLike
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
@@ -35,6 +34,7 @@ class LoadedModel(TextModel):
         *,
         query: str | None = None,
         prompt: str | None = None,
+        task: str | None = None,
         long: LongTexts | str | None = None,
         top_k: int | None = None,
         on_progress: Callable[[str], None] = lambda _stage: None,
@@ -45,6 +45,7 @@ class LoadedModel(TextModel):
             texts: N texts, with or without an id, or pairs of a query and a text.
             query: makes a pair with every text that is none.
             prompt: as in `tokenize`.
+            task: as in `encode`; None for documents in late interaction, where a query reads itself as one.
             long: as in `windows`; None for windows where the task is to find something in a text, else they are cut.
             top_k: the most candidates for a text; None for all labels of a classifier, and a few of anything else.
             on_progress: is told what is being done.
@@ -54,7 +55,7 @@ class LoadedModel(TextModel):
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
         asked = None if long is None else LongTexts.of(long)
-        return answer_texts(self, make_request(self, texts, query, prompt, asked, top_k), on_progress)
+        return answer_texts(self, make_request(self, texts, query, Asked(prompt, task, asked, top_k)), on_progress)
 
 
 def load(
@@ -88,8 +89,10 @@ def load(
     tokenizer = TextTokenizer(folder)
     task = stated_task(model) or deduce_task(model, folder, tokenizer.vocabulary_size)
     limit = text_limit(model, folder, task)
-    if limit is not None:
-        tokenizer.require_room(limit)
+    of_tasks = ((name, limit_of_task(model, folder, name)) for name in TASKS)
+    limits = {name: own for name, own in of_tasks if own is not None}
+    for one in (*limits.values(), *(() if limit is None else (limit,))):
+        tokenizer.require_room(one)
     head = head_for(task, model, folder, tokenizer)
     prompts = Prompts.of(folder)
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
@@ -104,6 +107,7 @@ def load(
         batch_rules=BatchRules.of(model),
         num_ids=index_bounds(model).get("input_ids"),
         prompts=prompts,
+        limits=limits,
         chats=None if template is None else Chats(template, tokenizer),
     )
 
@@ -120,7 +124,7 @@ def encode(
     vectors_as: str | None = None,
     ranges: RangesLike | None = None,
     dimensions: int | None = None,
-) -> DenseVectors | SparseVectors:
+) -> AnyVectors:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
 
     For queries that are looked up, no session is opened.

@@ -22,6 +22,15 @@ Prompt = Annotated[
         default="as the checkpoint says",
     ),
 ]
+TextTask = Annotated[
+    str | None,
+    Option(
+        "Read texts as queries or as documents: with the prompt of that name, and the length and the tokens that count "
+        "of the checkpoint.",
+        choices=("query", "document"),
+        default="document for late interaction, else neither",
+    ),
+]
 Provider = Annotated[
     str, Option("Where to run: cuda fails where it cannot, auto uses it where it can.", choices=("auto", *PROVIDERS))
 ]
@@ -40,7 +49,9 @@ class InferOptions:
         query: makes a pair with every text; what pictures are ranked for.
         text_model: the ONNX file of the other side of a dual encoder, which encodes the query for pictures.
         input_path: a file of further texts, or a folder or list of pictures.
-        prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for the default.
+        prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for that of the task,
+            or for the default.
+        task: what the texts are for, `query` or `document`; None for neither.
         long: what happens to long texts, one of LONG_TEXTS; None for what suits the task.
         overlap: tokens that neighbouring windows share; None for a quarter of a window.
         top_k: the most candidates of a text; None for what suits the task.
@@ -73,6 +84,7 @@ class InferOptions:
         ),
     ] = None
     prompt: Prompt = None
+    task: TextTask = None
     long: Annotated[
         str | None,
         Option(

@@ -45,6 +45,8 @@ class TextAnswer:
         num_windows: how many windows the text was read in.
         spans: entities and words in the order of the text; answers to a question with the best first.
         vector: the embedding, as the shortest decimals that are the same float32; empty for other models.
+        token_vectors: likewise the vectors of the tokens that count, in late interaction; empty for other models, and
+            where texts are ranked.
     """
 
     text: str
@@ -57,6 +59,7 @@ class TextAnswer:
     num_windows: int = 1
     spans: tuple[Span, ...] = ()
     vector: tuple[float, ...] = ()
+    token_vectors: tuple[tuple[float, ...], ...] = ()
 
     @property
     def scores(self) -> dict[str, float]:
@@ -82,7 +85,8 @@ class InferReport:
     """Answers for a list of texts.
 
     Attributes:
-        kind: what the answers are: `terms`, `labels`, `scores`, `tokens`, `spans`, `similarities` or `shapes`.
+        kind: what the answers are: `terms`, `labels`, `scores`, `tokens`, `spans`, `similarities`,
+            `token_vectors` or `shapes`.
         similarities: cosine of every pair of texts, for embeddings with more than one text; else empty.
         rankings: for scores, one a query in the order of the queries; else empty.
         notes: what a user should know about these answers.

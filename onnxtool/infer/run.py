@@ -31,7 +31,7 @@ def given_texts(options: InferOptions) -> list[TextInput]:
 def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda _stage: None) -> InferReport:
     """Load a model with its tokenizer, and answer each text by what the model is for; pictures, for a model of them.
 
-    Queries of an inference-free sparse encoder (`prompt` is `query`) are looked up, and no model is loaded.
+    Queries of an inference-free sparse encoder (`task` or `prompt` is `query`) are looked up, and no model is loaded.
 
     Raises:
         OnnxtoolError: of `load`, or of `LoadedModel.answer`.
@@ -44,7 +44,7 @@ def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda
             f"pass the side of a dual encoder for pictures, exported with --task {TASK_OF_PICTURES}",
         )
     texts = given_texts(options)
-    if options.prompt == QUERY:
+    if QUERY in (options.task, options.prompt):
         queries = load_queries(options.model_path, model_name=options.model_name)
         if queries is not None:
             return answer_queries(queries, texts, options)
@@ -59,6 +59,7 @@ def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda
         texts,
         query=options.query,
         prompt=options.prompt,
+        task=options.task,
         long=None if options.long is None else LongTexts(options.long, options.overlap),
         top_k=options.top_k,
         on_progress=on_progress,

@@ -47,7 +47,7 @@ class StaticQueries:
 
     def read(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         """Return the tokens of N queries, without those that the tokenizer puts around a text."""
-        before = self.prompts.find(QUERY if prompt is None and QUERY in self.prompts.by_name else prompt)
+        before = self.prompts.find(prompt, QUERY)
         encoded = self.tokenizer.encode([before + text for text in texts])
         return [
             [token for token, added in zip(text.ids, text.is_special, strict=True) if not added] for text in encoded
@@ -58,7 +58,7 @@ class StaticQueries:
 
         Args:
             texts: N queries.
-            prompt: as in `LoadedModel.encode`; None for the prompt called `query`, else the checkpoint's default.
+            prompt: as in `LoadedModel.encode`; None for the prompt called `query`, where there is one.
             keep_special: whether tokens that frame texts may be terms, where a query spells them out.
 
         Raises:

@@ -23,15 +23,17 @@ from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.vector_form import RangesLike, VectorForm
-from onnxtool.infer.vectors import DenseVectors, SparseVectors
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
 
-# The names of prompts for each task, as sentence-transformers looks for them.
-_PROMPTS = {QUERY: (QUERY,), "document": ("document", "passage", "corpus")}
+# What a text can be for, as encode_query and encode_document of sentence-transformers.
+TASKS = (QUERY, "document")
+AnyVectors = DenseVectors | SparseVectors | TokenVectors
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class TextModel:
         batch_rules: what the graph takes at once.
         num_ids: how many tokens the graph knows; None where that does not show.
         prompts: what the checkpoint has written before texts.
+        limits: of queries and of documents, by task, where the checkpoint has others for these.
         chats: what reads texts as chats; None for a model that takes them as they are.
     """
 
@@ -60,6 +63,7 @@ class TextModel:
     batch_rules: BatchRules
     num_ids: int | None
     prompts: Prompts = field(default_factory=lambda: Prompts({}))
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     chats: Chats | None = None
 
     @property
@@ -68,31 +72,46 @@ class TextModel:
         return self.head.kind == "terms"
 
     @property
+    def is_late_interaction(self) -> bool:
+        """Whether texts are encoded as a vector for each token."""
+        return isinstance(self.head, TokensOfTexts)
+
+    @property
     def gives_vectors(self) -> bool:
-        """Whether the model is a sentence encoder or a sparse encoder, which encode texts to vectors."""
+        """Whether the model encodes texts to vectors: a sentence encoder, a sparse one, or one of late interaction."""
         return isinstance(self.head, VectorHead)
 
-    def tokenize(self, texts: Sequence[Text], *, prompt: str | None = None) -> list[EncodedText]:
+    def tokenize(
+        self, texts: Sequence[Text], *, prompt: str | None = None, task: str | None = None
+    ) -> list[EncodedText]:
         """Read N texts, or pairs of texts, each cut to the model's limit.
 
         Args:
             texts: texts, and pairs of texts.
             prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
-                None for the checkpoint's default.
+                None for that of the task, or for the checkpoint's default where there is no task.
+            task: what the texts are for, `query` or `document`; None for neither.
 
         Raises:
-            InputError: a text is no Unicode text, or there is no such prompt.
+            InputError: a text is no Unicode text, or there is no such prompt or task.
         """
-        return [window for (window,) in self.windows(texts, prompt=prompt)]
+        return [window for (window,) in self.windows(texts, prompt=prompt, task=task)]
 
     def windows(
-        self, texts: Sequence[Text], *, prompt: str | None = None, long: LongTexts | str = CUT, first: int = 1
+        self,
+        texts: Sequence[Text],
+        *,
+        prompt: str | None = None,
+        task: str | None = None,
+        long: LongTexts | str = CUT,
+        first: int = 1,
     ) -> list[list[EncodedText]]:
         """Read N texts, or pairs of texts, each as one or more windows that the model takes.
 
         Args:
             texts: texts, and pairs of texts.
             prompt: as in `tokenize`.
+            task: as in `tokenize`.
             long: what becomes of texts that are longer than the limit: `truncate`, `window` or `fail`, or with an
                 overlap as LongTexts.
             first: the number of the first text, for errors.
@@ -100,10 +119,14 @@ class TextModel:
         Raises:
             InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
         """
-        self.require_documents(prompt)
-        before = self.prompts.find(prompt)
+        if task is not None and task not in TASKS:
+            raise InputError(f"no task called {task!r}", f"pass one of {', '.join(TASKS)}, or none")
+        self.require_documents(task or prompt)
+        before, limit = self.prompts.find(prompt, task), self.limit_of(task)
         if self.chats is not None:
-            return self.chats.read(texts, before, self.limit, LongTexts.of(long), first=first)
+            return self._prepared(
+                self.chats.read(texts, before, limit, LongTexts.of(long), task=task, first=first), task
+            )
         options = ReadOptions(
             with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
         )
@@ -113,10 +136,24 @@ class TextModel:
             num_tokens, num_special = self.tokenizer.count(before)
             options = replace(options, num_leading=num_tokens)
             num_left_out = 0 if self.head.includes_prompt else num_special + num_tokens
-        read = LongTexts.of(long).read(self.tokenizer, texts, self.limit, options, first=first)
+        read = LongTexts.of(long).read(self.tokenizer, texts, limit, options, first=first)
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
-        return read
+        return self._prepared(read, task)
+
+    def _prepared(self, read: list[list[EncodedText]], task: str | None) -> list[list[EncodedText]]:
+        head = self.head
+        if not isinstance(head, VectorHead):
+            return read
+        return [[head.prepare(window, task) for window in group] for group in read]
+
+    def task_of(self, task: str | None) -> str | None:
+        """Return what texts are for where a user says nothing of it: those of late interaction are documents."""
+        return task or ("document" if self.is_late_interaction else None)
+
+    def limit_of(self, task: str | None) -> Limit | None:
+        """Return the most tokens of a text of a task; None where there is no limit."""
+        return self.limits.get(task or "", self.limit)
 
     def feeds(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
         """Pad B texts and return the inputs of the graph; a graph of a fixed batch gets the last text again.
@@ -153,8 +190,8 @@ class TextModel:
             )
         return text_feeds(self.session.model, arrays)
 
-    def pool(self, batch: Batch, *, keep_special: bool = False) -> DenseVectors | SparseVectors:
-        """Return one vector for each text of a batch: float32 [B, H] of an embedder, terms of a sparse encoder.
+    def pool(self, batch: Batch, *, keep_special: bool = False) -> AnyVectors:
+        """Return the vectors of a batch: float32 [B, H] of an embedder, terms, or vectors of the tokens of each text.
 
         Args:
             batch: what a run gave.
@@ -178,15 +215,18 @@ class TextModel:
         vectors_as: str | None = None,
         ranges: RangesLike | None = None,
         dimensions: int | None = None,
-    ) -> DenseVectors | SparseVectors:
-        """Return the vectors of N texts, in their order: float32 [N, H] of an embedder, terms of a sparse encoder.
+    ) -> AnyVectors:
+        """Return the vectors of N texts, in their order.
+
+        They are float32 [N, H] of an embedder, terms of a sparse encoder, and vectors of tokens of late interaction.
 
         Args:
             texts: N texts.
             prompt: as in `tokenize`.
             task: `query` or `document`, as encode_query and encode_document of sentence-transformers: the prompt of
-                that name, where `prompt` is None and there is one. Queries of an inference-free sparse encoder are
-                looked up, without a run of the model. None for neither.
+                that name where `prompt` is None, and the length, the added tokens and the left out tokens that the
+                checkpoint has for it. Queries of an inference-free sparse encoder are looked up, without a run of the
+                model. None for neither, as its encode.
             long: as in `windows`.
             keep_special: whether tokens that frame a text, such as [CLS], may be terms.
             vectors_as: what the numbers of an embedding are stored as: float32, float16, int8, uint8, binary or
@@ -205,14 +245,11 @@ class TextModel:
         form = VectorForm.of(self._vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
         if task == QUERY and self.queries is not None:
             return self.queries.encode(texts, prompt=prompt, keep_special=keep_special)
-        prompt = self._prompt_of(task) if prompt is None else prompt
-        vectors = self.encode_windows(self.windows(texts, prompt=prompt, long=long), keep_special=keep_special)
-        stored: DenseVectors | SparseVectors = form.apply(vectors)
+        windows = self.windows(texts, prompt=prompt, task=task, long=long)
+        stored: AnyVectors = form.apply(self.encode_windows(windows, keep_special=keep_special))
         return stored
 
-    def encode_windows(
-        self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False
-    ) -> DenseVectors | SparseVectors:
+    def encode_windows(self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False) -> AnyVectors:
         """Return the vectors of N texts from what `windows` gives of them; see `encode`."""
         head = self._vector_head()
         flat = [window for group in windows for window in group]
@@ -223,8 +260,8 @@ class TextModel:
             parts.append(head.pool(self.run([flat[position] for position in together])))
         order: list[int] = np.argsort(positions).tolist()
         pooled: Any
-        if isinstance(parts[0], SparseVectors):
-            pooled = SparseVectors.concatenate(parts).take(order)
+        if isinstance(parts[0], SparseVectors | TokenVectors):
+            pooled = type(parts[0]).concatenate(parts).take(order)
         else:
             pooled = np.concatenate(parts)[order]
         if len(flat) > len(windows):
@@ -253,14 +290,6 @@ class TextModel:
                 'encode queries with `onnxtool infer --prompt query`, or with encode(texts, task="query")',
             )
 
-    def _prompt_of(self, task: str | None) -> str | None:
-        """Return the name of the prompt for a task, the first that the checkpoint has; None for its default."""
-        if task is None:
-            return None
-        if task not in _PROMPTS:
-            raise InputError(f"no task called {task!r}", f"pass one of {', '.join(_PROMPTS)}, or none")
-        return next((name for name in _PROMPTS[task] if name in self.prompts.by_name), None)
-
     def _vector_head(self) -> VectorHead[Any]:
         if isinstance(self.head, VectorHead):
             return self.head
@@ -269,7 +298,9 @@ class TextModel:
             "encode with a model for sentence-similarity or sparse-encoding; answer() gives what this one is for",
         )
 
-    def _finished(self, vectors: Any, *, keep_special: bool) -> DenseVectors | SparseVectors:
+    def _finished(self, vectors: Any, *, keep_special: bool) -> AnyVectors:
+        if isinstance(vectors, TokenVectors):
+            return vectors
         if isinstance(vectors, SparseVectors):
             return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
         return np.asarray(vectors)

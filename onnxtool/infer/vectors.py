@@ -17,6 +17,9 @@ from onnxtool.checkpoint.pooling_modules import normalize
 
 # Dense vectors: float32 [N, H].
 DenseVectors = NDArray[np.float32]
+# Products of vectors that are in memory at once.
+_PRODUCTS = 1 << 24
+_EMPTY_DOCUMENT = -1e9  # as sentence-transformers scores one
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,32 @@ class TokenVectors:
     def row(self, place: int) -> NDArray[np.float32]:
         """Return the vectors of one text: float32 [its tokens, W]."""
         return self.vectors[int(self.indptr[place]) : int(self.indptr[place + 1])]
+
+    def max_similarities(self, documents: TokenVectors, *, is_mean: bool = False) -> NDArray[np.float32]:
+        """Return how similar these texts, queries, are to documents of D texts by late interaction: float32 [N, D].
+
+        For each token of a query the largest product with a token of the document, summed up (MaxSim, Khattab and
+        Zaharia, 2020, arXiv:2004.12832). A document without tokens is below all others.
+
+        Args:
+            documents: with vectors of the same width.
+            is_mean: whether to divide by the number of the query's tokens.
+        """
+        counts = np.diff(documents.indptr)
+        filled = np.flatnonzero(counts)
+        scores = np.full((len(self), len(documents)), _EMPTY_DOCUMENT, np.float32)
+        # So many documents at once that products with the longest query stay small.
+        most = max(1, _PRODUCTS // max(1, int(np.diff(self.indptr).max(initial=1))))
+        parts = np.cumsum(counts[filled]) // most
+        for part in np.unique(parts):
+            chosen = filled[parts == part]
+            first, last = documents.indptr[chosen[0]], documents.indptr[chosen[-1] + 1]
+            starts = documents.indptr[chosen] - first
+            for place in range(len(self)):
+                products = self.row(place) @ documents.vectors[first:last].T
+                # Documents without tokens have none of the columns, so that the starts ascend.
+                scores[place, chosen] = np.maximum.reduceat(products, starts, axis=1).sum(axis=0, dtype=np.float32)
+        return scores / np.maximum(np.diff(self.indptr), 1).astype(np.float32)[:, None] if is_mean else scores
 
     @classmethod
     def stack(cls, rows: Sequence[NDArray[np.float32]]) -> TokenVectors:

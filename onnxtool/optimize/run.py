@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtool.errors import FusionError, PassError
-from onnxtool.model_file import ModelFile, check_model_output, save_model, staged
+from onnxtool.model_file import ModelFile, check_model_output, save_model, scratch_file, staged
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
@@ -21,6 +22,7 @@ from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult
+from onnxtool.optimize.stored_vectors import storage_of
 from onnxtool.optimize.verification import Verifier, verification_feeds
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.opsets import runtime_version
@@ -57,8 +59,11 @@ def optimize_model(
     passes = passes_for(options.provider, options.precision)
     model = load_model(options.model_path)
     attentions = _expected_attentions(model)
+    storage = storage_of(source)(model)
     stopwatch.lap("load")
-    with staged(output, force=options.force) as staging:
+    with staged(output, force=options.force) as staging, ExitStack() as stack:
+        # What the result is compared with gives the vectors as they are before they are stored.
+        reference = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
         model, results = run_passes(model, passes, context, on_progress)
         stopwatch.lap("passes")
         converted, candidates = _convert(
@@ -68,6 +73,8 @@ def optimize_model(
         if converted.precision != "fp32" or candidates:
             stopwatch.lap("precision")
         on_progress(f"writing {output}")
+        if storage is not None:
+            storage.put_back(converted.model)
         path = save_model(converted.model, staging)
         precision, quantization = converted.precision, converted.quantization
         del model, converted
@@ -81,7 +88,9 @@ def optimize_model(
         verification = None
         if options.verify:
             on_progress("verifying against the input")
-            verification = Verifier(source, passes, context, _tolerance(options, precision, before)).verify(path)
+            stored = None if storage is None else storage.stored
+            tolerance = _tolerance(options, precision, before)
+            verification = Verifier(source, passes, context, tolerance, reference, stored).verify(path)
             stopwatch.lap("verify")
         stamp_step(
             path,

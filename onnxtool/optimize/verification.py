@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file.weights import load_model
@@ -42,12 +43,17 @@ class Verifier:
         passes: the passes that ran on it.
         provider: where both files run: the provider of the result, or the CPU where that one is not available.
         tolerance: the allowed differences.
+        reference: the file that is run for the outputs to compare with: the source, or, where that stores its vectors,
+            the same without the storage.
+        stored: how the source stores its vectors; None for as they are.
     """
 
     source: ModelFile
     passes: Sequence[Pass]
     context: Context
     tolerance: Tolerance
+    reference: Path
+    stored: VectorType | None = None
 
     @property
     def provider(self) -> str:
@@ -62,7 +68,7 @@ class Verifier:
             VerificationError: an output differs by more than the tolerance; the hint names the faulty pass.
         """
         # One session at a time: each holds the weights twice while it loads.
-        session = open_session(self.source.path, provider=self.provider, frugal=True)
+        session = open_session(self.reference, provider=self.provider, frugal=True)
         reference = run_reference(session.run, _cases(self.source), name=self.source.path.name)
         del session
         verification = self._compare(path, reference)
@@ -73,7 +79,7 @@ class Verifier:
 
     def _compare(self, path: Path, reference: ReferenceOutputs) -> Verification:
         session = open_session(path, provider=self.provider, frugal=True)
-        return replace(verify(session.run, reference, self.tolerance), provider=self.provider)
+        return replace(verify(session.run, reference, self.tolerance, self.stored), provider=self.provider)
 
     def _find_faulty_pass(self, reference: ReferenceOutputs, verification: Verification, folder: Path) -> str:
         """Return the first pass after which the worst case fails, found by bisection."""
@@ -89,7 +95,7 @@ class Verifier:
 
     def _is_wrong_after(self, place: int, case: ReferenceOutputs, folder: Path) -> bool:
         """Whether the model after the pass at `place`, and those before it, gives other outputs for a case."""
-        model = load_model(self.source.path)
+        model = load_model(self.reference)
         model, _ = run_passes(model, self.passes[: place + 1], self.context, lambda _stage: None, most_rounds=1)
         with scratch_file(model, folder) as path:
             return not self._compare(path, case).passed

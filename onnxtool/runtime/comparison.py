@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.verification import Verification, VerificationCase
 
@@ -178,14 +179,25 @@ def run_reference(
     )
 
 
-def verify(candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-    """Run `candidate` on every case and compare all outputs that the reference has."""
+def verify(
+    candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance, stored: VectorType | None = None
+) -> Verification:
+    """Run `candidate` on every case and compare all outputs that the reference has.
+
+    Args:
+        candidate: runs a case's feeds.
+        expected: what it has to give.
+        tolerance: how far it may be from that.
+        stored: how the candidate stores vectors that the reference has as floats. They are compared by the vectors
+            nearest to the reference's that are stored as the candidate's are: the edge of a step or a sign may be
+            crossed by as much as the tolerance allows, and by no more.
+    """
     results = []
     likes = [case for case in expected.cases if case.like]
     found: list[Mapping[str, NDArray[Any]]] = []
     for case, wanted in zip(expected.cases, expected.outputs, strict=True):
         try:
-            outputs, failure = candidate(case.feeds), ""
+            outputs, failure = _restored(candidate(case.feeds), wanted, stored), ""
         except SessionError as error:  # a graph that is fixed to one size runs on that size only
             outputs, failure = {}, error.message
         results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))
@@ -203,6 +215,22 @@ def verify(candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance) 
         padding_effect=_padding_effect(expected, found),
         refused=expected.refused,
     )
+
+
+def _restored(
+    outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], stored: VectorType | None
+) -> Mapping[str, NDArray[Any]]:
+    """Replace the stored vectors among `outputs` by floats; those of another width stay, which fit nothing."""
+    if stored is None:
+        return outputs
+    return {
+        name: stored.nearest(array, wanted[name])
+        if name in wanted
+        and array.dtype == stored.dtype
+        and wanted[name].shape == (*array.shape[:-1], array.shape[-1] * stored.numbers_of_a_column)
+        else array
+        for name, array in outputs.items()
+    }
 
 
 def _compare(

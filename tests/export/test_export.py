@@ -18,11 +18,13 @@ import onnxruntime as ort
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import quantize_embeddings
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export.run
 import onnxtool.export.strategies
-from onnxtool.errors import ExportError, OutputExistsError, OutputWriteError, VerificationError
+from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.errors import ExportError, OnnxtoolError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.provenance import _figure
 from onnxtool.export.report import ExportReport
@@ -309,17 +311,57 @@ def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path:
         export_model(options)
 
 
-def test_an_embedding_may_be_cut_to_its_first_dimensions(minilm: Path, tmp_path: Path) -> None:
-    """And has length 1 again, as an index expects it; equal to what sentence-transformers gives so."""
-    report = export_model(ExportOptions(str(minilm), output=tmp_path / "m.onnx", dimensions=64, exporter="torchscript"))
-    assert report.outputs[0].shape == ("batch_size", 64)
-    assert json.loads(report.metadata["onnxtool.options"]) == {"dimensions": 64}
-    texts = ["The weather is lovely today.", "Paris is the capital of France."]
+def test_an_embedding_may_be_cut_and_stored_as_codes(minilm: Path, tmp_path: Path) -> None:
+    """Its first numbers have length 1 again; equal to what sentence-transformers gives so, and stores so."""
+    texts = [text for text in _TEXTS_OF_RANGES.splitlines() if text]
+    (tmp_path / "texts.txt").write_text(_TEXTS_OF_RANGES)
     theirs = SentenceTransformer(str(minilm), device="cpu", truncate_dim=64).encode(texts, normalize_embeddings=True)
-    ours = load(tmp_path / "m.onnx").encode(texts)
-    np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-5)
-    with pytest.raises(ExportError, match="--dimensions 384 was passed, and the vectors of this model have 384"):
-        export_model(ExportOptions(str(minilm), output=tmp_path / "n.onnx", dimensions=384))
+    options = ExportOptions(
+        str(minilm), output=tmp_path / "m.onnx", dimensions=64, exporter="torchscript", vectors_as="int8",
+        calibration=tmp_path / "texts.txt",
+    )  # fmt: skip
+    report = export_model(options)
+    (output,) = report.outputs
+    assert (output.dtype, output.shape) == ("int8", ("batch_size", 64))
+    assert "measured on 4 vectors, which is few" in " ".join(report.notes)
+    assert json.loads(report.metadata["onnxtool.options"]) == {"dimensions": 64}
+    stored = VectorType.of_model(ModelFile.open(tmp_path / "m.onnx"))
+    assert stored is not None
+    assert stored.ranges is not None
+    np.testing.assert_allclose(stored.ranges, [theirs.min(axis=0), theirs.max(axis=0)], atol=1e-6)
+    ours = np.asarray(load(tmp_path / "m.onnx").encode(texts))
+    # A number at the edge of a step, as the least and the largest are, may be on its other side by a rounding error.
+    np.testing.assert_allclose(stored.nearest(ours, theirs), theirs, rtol=0, atol=1e-6)
+    codes = np.asarray(quantize_embeddings(theirs, precision="int8", ranges=stored.ranges))
+    assert ours.dtype == codes.dtype
+    assert np.abs(ours.astype(int) - codes.astype(int)).max() <= 1
+
+
+_TEXTS_OF_RANGES = """\
+The weather is lovely today.
+Paris is the capital of France, and its largest city.
+How do I reset my password?
+A train leaves for Berlin at noon.
+"""
+
+
+def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Path) -> None:
+    """Before anything is traced, with the way out."""
+    np.save(tmp_path / "r.npy", np.array([[0.0] * 64, [1.0] * 64]))
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"dimensions": 384}, "--dimensions 384 was passed, and the vectors of this model have 384"),
+        ({"dimensions": 60, "vectors_as": "binary"}, "eight numbers to a byte, and these have 60"),
+        ({"vectors_as": "int8"}, "need the range of each number"),
+        ({"vectors_as": "uint8", "ranges": tmp_path / "r.npy"}, "ranges are of 64 numbers, and the vectors have 384"),
+        ({"vectors_as": "binary", "ranges": tmp_path / "r.npy"}, "--ranges is for int8 and uint8"),
+        ({"vectors_as": "binary", "head": "none"}, "stores the numbers of an embedding, and this graph computes none"),
+        ({"vectors_as": "binary", "target": "tei"}, "the target tei decides on the head"),
+    ]
+    for settings, reason in rows:
+        with pytest.raises(OnnxtoolError, match=reason) as caught:
+            export_model(ExportOptions(str(minilm), output=tmp_path / "n.onnx", **settings))
+        assert caught.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["r.npy"]
 
 
 def test_what_was_chosen_is_in_the_metadata(workshop: Workshop, tmp_path: Path) -> None:

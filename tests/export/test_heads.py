@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
+from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.choice import Head, read_head, recognize_head, require_output
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from tests.checkpoint.test_pooling_modules import head_of, run_head
+from tests.checkpoint.test_pooling_modules import head_of, run_head, vectors
 
 
 def test_the_raw_output_may_stay_beside_the_head() -> None:
@@ -24,6 +27,22 @@ def test_the_raw_output_may_stay_beside_the_head() -> None:
     names, (_, raw) = run_head(head_of(Pooling()), values, keep_raw=True)
     assert names == ["vector", "raw"]
     np.testing.assert_array_equal(raw, values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("name", VECTOR_TYPES)
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_graph_stores_vectors_as_numpy_does(name: str, opset: int, dtype: str) -> None:
+    """Bit for bit, from what the head computes: in float32, also of a model in half precision."""
+    values = np.random.default_rng(0).standard_normal((4, 5, 16)).astype(dtype)
+    head = head_of(Pooling(), Normalize())
+    floats = vectors(head, values.astype(np.float64 if dtype == "float64" else np.float32), opset)
+    ranges = np.stack([floats.min(axis=0), floats.max(axis=0) * 0.9]).astype(np.float32)
+    stored = VectorType.of(name, ranges if name in CODES else None)
+    names, (found,) = run_head(replace(head, stored=stored), values, opset)
+    assert names == ["vector"]
+    assert found.dtype == stored.dtype
+    np.testing.assert_array_equal(found, stored.apply(floats))
 
 
 def test_modules_that_do_not_fit_are_refused() -> None:
@@ -102,7 +121,7 @@ def test_the_head_is_recognized(
     [
         ([("Pooling", {}), ("WordWeights", {})], "modules WordWeights"),
         ([("CNN", {}), ("Pooling", {})], "modules CNN"),
-        ([("Dense", {}), ("Pooling", {})], "computes Dense on tokens, before its Pooling"),
+        ([("Dense", {}), ("Pooling", {})], "computes Dense before its Pooling, on sentence_e"),
         ([("LSTM", {})], "names Transformer, LSTM, and onnxtool computes no pooling but"),
         ([("Pooling", {"pooling_mode": "median"})], "pools with median"),
         ([("Pooling", {"weights": [1, 2]})], r"1_Pooling/config.json of .* has the settings weights"),
@@ -203,7 +222,7 @@ def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
     [
         ({"activation_function": "torch.nn.modules.activation.PReLU"}, "activated by torch.nn.*PReLU"),
         ({"activation_function": "mine.Tanh"}, "activated by mine.Tanh"),
-        ({"module_input_name": "token_embeddings"}, "works on sentence_embedding, token_embeddings"),
+        ({"module_input_name": "token_embeddings"}, "computes Dense behind its Pooling, on token_emb"),
         ({"in_features": 5}, r"of shape \[2, 4\], and its config.json says \[2, 5\]"),
     ],
 )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from onnxtool.infer import DenseVectors, SparseVectors, TextInput, load
+from onnxtool.infer import DenseVectors, SparseVectors, TextInput, TokenVectors, load
 from onnxtool.infer.report import InferReport
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -188,7 +188,7 @@ def infer(
     return load(path, provider=provider, on_progress=on_progress).answer(texts, top_k=top_k, on_progress=on_progress)
 
 
-def rows_of(vectors: DenseVectors | SparseVectors) -> DenseVectors:
+def rows_of(vectors: DenseVectors | SparseVectors | TokenVectors) -> DenseVectors:
     """Return the vectors of an embedder, which are no terms."""
     assert isinstance(vectors, np.ndarray)
     return vectors

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.module_settings import require_known_settings, require_no_late_interaction
+from onnxtool.checkpoint.late_interaction import QueryExpansion
+from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.pooling_modules import (
     LogitScore,
     Normalize,
@@ -21,9 +22,11 @@ from onnxtool.checkpoint.pooling_modules import (
     read_pooling_modules,
     truncated,
 )
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TRANSFORMERS
+from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TOKENS, TRANSFORMERS
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
-from onnxtool.checkpoint.tasks import RANKING, SPARSE_TAGS
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
+from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
 from onnxtool.export.modalities.sides import SIDES, Side
@@ -43,9 +46,11 @@ class Head:
 
     Attributes:
         source: the output of the model that it reads, float [B, S, N], or [B, N] where no module pools.
-        output: the output of the graph that it makes, float [B, W].
+        output: the output of the graph that it makes, float [B, W], or [B, S, W] in late interaction.
         task: what a model with this head is for, whatever its checkpoint says.
         modules: what is computed, in order.
+        unseen_length: the length of queries of which tokens count that the model does not see; 0 where there are none.
+        stored: how the vectors are stored that the graph gives; None for as they are computed.
     """
 
     name: str
@@ -53,9 +58,19 @@ class Head:
     output: str
     task: str
     modules: tuple[PoolingModule, ...]
+    unseen_length: int = 0
+    stored: VectorType | None = None
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether there is a vector for each token."""
+        return self.task == LATE_INTERACTION
 
     def reference(self, value: Any, mask: Any) -> Any:
-        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W]; [B, N] takes no mask."""
+        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W], or to [B, S, W].
+
+        Tensors [B, N], of a model that pools itself, take no mask. They are the vectors before they are stored.
+        """
         import torch
 
         with torch.inference_mode():
@@ -93,6 +108,17 @@ class Head:
             )
         return replace(self, modules=truncated(self.modules, dimensions))
 
+    def stored_as(self, stored: VectorType, signature: Signature) -> Head:
+        """Return the head whose vectors are stored so.
+
+        Raises:
+            InputError: they cannot be, by their width.
+        """
+        before = signature.outputs[self.source][-1]
+        if isinstance(before, int):
+            stored.columns(self.width(before))
+        return replace(self, stored=stored)
+
     def check(self, signature: Signature) -> None:
         """Refuse a model that cannot have this head.
 
@@ -122,7 +148,10 @@ class Head:
 
 @dataclass(frozen=True)
 class _HeadKind:
-    """A head before its checkpoint is known; `pooling` is the module that pools the tokens, before all others."""
+    """A head before its checkpoint is known; `pooling` is the module that pools the tokens, before all others.
+
+    In late interaction nothing does, and `pooling` says which tokens count.
+    """
 
     name: str
     source: str
@@ -134,6 +163,7 @@ class _HeadKind:
 _KINDS: tuple[_HeadKind, ...] = (
     _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling),
     _HeadKind("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", Pooling),
+    _HeadKind(LATE_INTERACTION, "last_hidden_state", TOKENS, LATE_INTERACTION, MultiVectorMask),
     _HeadKind("reranker", "logits", "logits", RANKING, LogitScore),
 )
 # What a reranker without modules says of a document, as CrossEncoder of sentence-transformers asks it.
@@ -163,12 +193,17 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         architecture: the class that its weights are loaded into, e.g. `BertForMaskedLM`.
 
     Returns:
-        The head called `splade` or `embedding`, or `none` where no file speaks of one, with the reason in words.
+        The head called `splade`, `embedding` or `late-interaction`, or `none` where no file speaks of one, with the
+        reason in words.
 
     Raises:
         CheckpointError: the checkpoint has modules or settings that are not computed here.
     """
     modules = source.sentence_modules
+    if modules.is_late_interaction:
+        return Choice(
+            LATE_INTERACTION, read_head(LATE_INTERACTION, source), "the checkpoint has a vector for each token"
+        )
     for kind in _KINDS:
         if kind.pooling.__name__ in modules.kinds:
             return Choice(kind.name, read_head(kind.name, source), f"modules.json names {kind.pooling.__name__}")
@@ -199,6 +234,8 @@ def read_head(name: str, source: Source) -> Head | None:
     kind = next((kind for kind in _KINDS if kind.name == name), None)
     if kind is None:
         return None
+    if kind.pooling is MultiVectorMask:
+        return _late_interaction(kind, source)
     modules = read_pooling_modules(source.sentence_modules, kind.pooling)
     if (query := source.sentence_modules.query) is not None:
         require_same_tokens(query, source)
@@ -214,6 +251,33 @@ def read_head(name: str, source: Source) -> Head | None:
             "pass --head none: `onnxtool infer` then pools the tokens behind the prompt itself",
         )
     return Head(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
+
+
+def _late_interaction(kind: _HeadKind, source: Source) -> Head:
+    modules = source.sentence_modules
+    if not modules.is_late_interaction:
+        raise source.refuse(
+            f"{source.model_name} is no late-interaction encoder: no file names MultiVectorEncoder, ColBERT of PyLate, "
+            "or HF_ColBERT",
+            "pass --head auto",
+        )
+    read_mask(modules)  # an export that `infer` would refuse is none
+    expansion = QueryExpansion.of(modules, source)
+    unseen = 0 if expansion is None or expansion.attend else expansion.length
+    return Head(kind.name, kind.source, kind.output, kind.task, read_token_modules(modules), unseen)
+
+
+def require_expanding_token(source: Source, tokenizer: Any) -> None:
+    """Refuse a late-interaction encoder whose tokenizer lacks the token that queries are expanded by.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    expansion = QueryExpansion.of(source.sentence_modules, source)
+    if expansion is not None:
+        usual = (tokenizer.mask_token, tokenizer.eos_token)
+        pads_left = tokenizer.padding_side == "left"
+        expansion.find_token(tokenizer.get_vocab().get, usual, source, pads_left=pads_left)
 
 
 def _plain_reranker(checkpoint: Checkpoint) -> Head:
@@ -318,7 +382,6 @@ def _require_own_outputs(source: Source) -> None:
         CheckpointError: it has further modules, or settings that are not followed.
     """
     modules = source.sentence_modules
-    require_no_late_interaction(modules, source)
     if modules.encodes_pictures:
         raise source.refuse(
             f"sentence-transformers encodes texts and pictures by themselves with {source.model_name}",
@@ -360,13 +423,23 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
     output = source
     for module in head.modules:
         output = module.build(build, output, mask)
-    if build.dtype != source.dtype:
+    if output is source:  # which stays under its own name
+        output = build.op("Identity", source)
+    dtype = source.dtype
+    before = source.shape[-1] if source.shape is not None else None
+    width = head.width(before) if isinstance(before, int) else None
+    if head.stored is not None:
+        output = output if head.modules else build.cast(output)
+        output.name, output.dtype, output.shape = FLOATS, build.dtype, ir.Shape([BATCH, width])
+        output = head.stored.build(build, output)
+        dtype = ir.DataType.from_numpy(head.stored.dtype)
+        width = None if width is None else head.stored.columns(width)
+    elif build.dtype != source.dtype:
         output = build.cast(output, source.dtype)
     if source.name == head.output:
         source.name = f"{head.output}.tokens"
     output.name = head.output
-    output.dtype = source.dtype
-    before = source.shape[-1] if source.shape is not None else None
-    output.shape = ir.Shape([BATCH, head.width(before) if isinstance(before, int) else None])
+    output.dtype = dtype
+    output.shape = ir.Shape([BATCH, *(source.shape[1:2] if head.keeps_tokens and source.shape else ()), width])
     graph.outputs[:] = [output, source] if keep_raw else [output]
     common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler

@@ -110,8 +110,10 @@ class TextInputs:
         mask = tokens.get(_MASK)
         return [*cases, Case("real text", tokens, None if mask is None else mask.astype(bool))]
 
-    def tokenize(self, texts: Sequence[str], sequence_length: int | None = None) -> Feeds:
-        """Tokenize `texts` into int64 [B, S] arrays, padded to the longest or to `sequence_length`.
+    def tokenize(
+        self, texts: Sequence[str], sequence_length: int | None = None, *, longest: int = _LONGEST_SAMPLE
+    ) -> Feeds:
+        """Tokenize `texts` into int64 [B, S] arrays, padded to the longest or to `sequence_length`, cut to `longest`.
 
         A tokenizer that knows no padding token (GPT-2's) repeats the first text, which then needs none.
         """
@@ -119,7 +121,7 @@ class TextInputs:
         options = {
             "padding": ("max_length" if sequence_length else True) if can_pad else False,
             "truncation": True,
-            "max_length": sequence_length or min(_LONGEST_SAMPLE, self.longest or _LONGEST_SAMPLE),
+            "max_length": sequence_length or min(longest, self.longest or longest),
             "return_tensors": "np",
         }
         rows = list(texts) if can_pad else [texts[0]] * len(texts)

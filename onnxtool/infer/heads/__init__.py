@@ -8,7 +8,8 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.quantized_vectors import VectorType
-from onnxtool.checkpoint.tasks import RANKING
+from onnxtool.checkpoint.sentence_modules import TOKENS
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.embeddings import EMBEDDING, SIDE, Embeddings
@@ -18,6 +19,7 @@ from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
 from onnxtool.infer.heads.masks import Masks, NextTokens
 from onnxtool.infer.heads.spans import END, START, AnswerSpans
 from onnxtool.infer.heads.terms import Terms
+from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.model_file import ModelFile
 
 AnyHead = VectorHead[Any] | AnswerHead[Any]
@@ -59,6 +61,10 @@ def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextToken
     return Embeddings.of(folder, in_graph=in_graph, stored=VectorType.of_model(model))
 
 
+def _token_vectors(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    return TokensOfTexts.of(folder, tokenizer, in_graph=_has_output(model, TOKENS))
+
+
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     """A feature extractor that says how to pool is an embedder."""
     pools = folder.sentence_modules.find("Pooling") is not None or _has_output(model, EMBEDDING)
@@ -79,6 +85,7 @@ def _answer_spans(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTok
 _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead]] = {
     "sparse-encoding": _terms,
     "sentence-similarity": _embeddings,
+    LATE_INTERACTION: _token_vectors,
     "feature-extraction": _features,
     "fill-mask": lambda _model, _folder, tokenizer: Masks.of(tokenizer),
     "text-classification": _labels,

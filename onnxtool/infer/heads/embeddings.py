@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import (
     Pooling,
     PoolingModule,
     apply_all,
+    modules_before,
     normalize,
     read_pooling_modules,
 )
@@ -54,6 +56,7 @@ class Embeddings(VectorHead[DenseVectors]):
     """Vectors that the graph gives, or its hidden states pooled as the checkpoint says.
 
     Attributes:
+        before: what is computed on the states of tokens first; empty where the graph has done it.
         pooling: how the tokens are pooled, here or in the graph; None where the graph has done it and nothing says how.
         after: what is computed behind that; empty where the graph has done it.
         in_graph: whether the graph has done all of it.
@@ -64,6 +67,7 @@ class Embeddings(VectorHead[DenseVectors]):
 
     kind = "similarities"
 
+    before: tuple[PoolingModule, ...]
     pooling: Pooling | None
     after: tuple[PoolingModule, ...]
     in_graph: bool
@@ -81,12 +85,13 @@ class Embeddings(VectorHead[DenseVectors]):
         modules = folder.sentence_modules
         stated = modules.find("Pooling")
         pooling = None if stated is None else Pooling.read(stated)
-        after = () if in_graph else read_pooling_modules(modules, Pooling)[1:]
+        computed = () if in_graph else read_pooling_modules(modules, Pooling)
         if not in_graph and TokenStates.of(modules, folder) is not None:
             raise InputError(
                 f"{folder.path} pools other states than those of the last layer, which its graph gives",
                 "export it with its head (--head auto)",
             )
+        place = modules_before(computed, Pooling)
         if pooling is None and not in_graph:
             pooling = Pooling()
         if pooling is not None and not pooling.includes_prompt and "weightedmean" in pooling.modes:
@@ -94,7 +99,8 @@ class Embeddings(VectorHead[DenseVectors]):
                 f"the Pooling of {folder.path} leaves prompts out of weightedmean, which is not computed here",
                 "use sentence-transformers for this checkpoint",
             )
-        return cls(pooling, after, in_graph, "Normalize" in modules.kinds, stated is not None, stored)
+        before, after = computed[:place], computed[place + 1 :]
+        return cls(before, pooling, after, in_graph, "Normalize" in modules.kinds, stated is not None, stored)
 
     @property
     def includes_prompt(self) -> bool:
@@ -121,7 +127,8 @@ class Embeddings(VectorHead[DenseVectors]):
         if self.in_graph or self.pooling is None:
             vectors = batch.output(2, EMBEDDING, SIDE).astype(np.float32)
         else:
-            states = batch.output(3, "last_hidden_state", "token_embeddings")
+            states: Floats = batch.output(3, "last_hidden_state", "token_embeddings")
+            states = apply_all(self.before, states) if self.before else states
             vectors = np.asarray(self.pooling.apply(states, batch.pooled), np.float32)
         require_finite(vectors, "embedding")
         return vectors

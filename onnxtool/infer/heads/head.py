@@ -44,12 +44,14 @@ class Answer:
 
     Attributes:
         note: what a user should know about this answer, or an empty string.
+        token_vectors: float32 [T, W], of the tokens of the text; empty where an answer is none of these.
     """
 
     candidates: tuple[Scored, ...] = ()
     spans: tuple[Span, ...] = ()
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     note: str = ""
+    token_vectors: Sequence[NDArray[np.float32]] | NDArray[np.float32] = ()
 
 
 class Head(ABC):
@@ -98,6 +100,10 @@ class VectorHead(Head, Generic[Vectors]):
     @abstractmethod
     def join(self, vectors: Vectors, windows: Sequence[Sequence[EncodedText]]) -> Vectors:
         """Combine the windows of N texts; `vectors` holds those of one text after those of the other."""
+
+    def prepare(self, text: EncodedText, task: str | None) -> EncodedText:
+        """Return a text as it is run for a task, `query` or `document`; None for neither."""
+        return text
 
     def finish(self, vectors: Vectors) -> Vectors:
         """Compute what follows the pooling."""

@@ -1,0 +1,253 @@
+"""Late-interaction encoders (ColBERT), described as MultiVectorEncoder of sentence-transformers 6.2 reads them.
+
+Three layouts become one description: that of sentence-transformers itself; PyLate's, whose settings stand in
+config_sentence_transformers.json; and that of Stanford's ColBERT, which has no modules.json, its settings in
+artifact.metadata, and the projection among the weights of the transformer.
+
+Khattab and Zaharia, 2020, arXiv:2004.12832.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.sentence_modules import (
+    ENCODER_NAME,
+    MODULES_NAME,
+    MULTI_VECTOR,
+    TOKENS,
+    VECTOR,
+    SentenceModules,
+    StoredModule,
+    as_object,
+    positive,
+)
+from onnxtool.reports import Json
+
+METADATA_NAME = "artifact.metadata"
+_STANFORD = "HF_ColBERT"
+_PYLATE = "ColBERT"
+_ROLES = ("query", "document")
+# Where Stanford's ColBERT pads queries to, and PyLate, where their files do not say it.
+_USUAL_LENGTH = 32
+# Settings of the transformer module that PyLate keeps with those of the encoder.
+_OF_TRANSFORMER = ("query_length", "document_length", "query_expansion")
+# By any of these keys, queries are expanded unless do_query_expansion says no.
+_PYLATE_KEYS = (
+    *_OF_TRANSFORMER,
+    *("do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"),
+    *("query_prefix", "document_prefix", "skiplist_words"),
+)
+
+
+@dataclass(frozen=True)
+class QueryExpansion:
+    """Tokens behind a short query, whose vectors count as well.
+
+    Attributes:
+        length: the tokens of a query with them, at least.
+        is_exact: whether a longer query is cut to that length; else it stays as it is.
+        attend: whether the model sees them. It does not in ColBERT: their own vectors see the query.
+        token: repeated; None for the tokenizer's mask token, or for the token that ends a text where it has none.
+    """
+
+    length: int
+    is_exact: bool
+    attend: bool = False
+    token: str | None = None
+
+    @classmethod
+    def of(cls, modules: SentenceModules, files: CheckpointFiles) -> QueryExpansion | None:
+        """Read it from the settings of the transformer module; None where queries are not expanded.
+
+        Raises:
+            OnnxtoolError: a setting is unknown, or none that sentence-transformers takes.
+        """
+        stated = modules.transformer.get("query_expansion")
+        if stated is None:
+            return None
+        settings = as_object(stated)
+        length, strategy = positive(settings.get("length")), settings.get("strategy")
+        attend, token = settings.get("attend", False), settings.get("token")
+        is_known = settings.keys() <= {"strategy", "attend", "token", "length"} and strategy in ("fixed", "min")
+        if not is_known or length is None or not isinstance(attend, bool) or not isinstance(token, str | None):
+            raise files.refuse(
+                f"{files.label} expands queries by {stated!r}; sentence-transformers knows the strategies fixed and "
+                "min, with a length, and attend and token beside it"
+            )
+        if "message" in as_object(modules.transformer.get("modality_config")):
+            raise files.refuse(
+                f"{files.label} expands queries that are put into a chat template, which sentence-transformers refuses "
+                "as well"
+            )
+        content = positive(modules.transformer.get("query_length"))
+        if content is not None and content < length:
+            raise files.refuse(
+                f"{files.label} cuts queries to {content} tokens and expands them to {length}, "
+                "which sentence-transformers refuses as well"
+            )
+        return cls(length, strategy == "fixed", attend, token)
+
+    def find_token(
+        self,
+        find: Callable[[str], int | None],
+        usual: Sequence[str | None],
+        files: CheckpointFiles,
+        *,
+        pads_left: bool,
+    ) -> int:
+        """Return the id of the token that is repeated.
+
+        Args:
+            find: returns the id of a token; None for an unknown one.
+            usual: the mask token and the token that ends a text; None where the tokenizer names none.
+            files: the checkpoint, for errors.
+            pads_left: whether the tokenizer pads on the left.
+
+        Raises:
+            OnnxtoolError: the tokenizer has no such token, or its tokens before a text have no vectors of their own.
+        """
+        if pads_left and not (self.is_exact and self.attend):
+            effect = (
+                "a decoder would give them vectors of nothing: none of them sees a token"
+                if self.is_exact
+                else "the vectors of a query would depend on the queries that are padded with it"
+            )
+            raise files.refuse(
+                f"{files.label} pads on the left and expands queries before their texts (query_expansion "
+                f"{'fixed, attend false' if self.is_exact else 'min'}), where {effect}"
+            )
+        named = self.token if self.token is not None else next((token for token in usual if token is not None), None)
+        found = None if named is None else find(named)
+        if found is None:
+            raise files.refuse(
+                f"{files.label} expands queries by "
+                + ("a mask token, and its tokenizer has none" if named is None else f"{named!r}, no token of its own"),
+            )
+        return found
+
+
+def as_multi_vector(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
+    """Return what sentence-transformers 6.2 computes with a late-interaction encoder; `modules` for any other.
+
+    Raises:
+        OnnxtoolError: a file is malformed.
+    """
+    if not modules.modules:
+        is_stanford = _STANFORD in _as_list(files.read("config.json").get("architectures"))
+        return _of_stanford(files) if is_stanford else modules
+    stated = modules.encoder_class
+    is_unnamed = stated in ("", "SentenceTransformer") and _is_pylate(modules, files)
+    return _of_settings(modules, files) if is_unnamed or stated in (MULTI_VECTOR, _PYLATE) else modules
+
+
+def _is_pylate(modules: SentenceModules, files: CheckpointFiles) -> bool:
+    """Whether PyLate wrote a checkpoint that does not name its class."""
+    types = [as_object(entry).get("type") for entry in _as_list(files.read_json(MODULES_NAME))]
+    return "query_prefix" in modules.encoder or any(str(name).startswith("pylate.") for name in types)
+
+
+def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
+    """Put PyLate's settings where sentence-transformers has them, and what it computes inline among the modules."""
+    encoder = modules.encoder
+    prompts = dict(as_object(encoder.get("prompts")))
+    prefixes = {}
+    for role in _ROLES:
+        if f"{role}_prefix" in encoder:
+            prefixes[role] = _text(files, ENCODER_NAME, f"{role}_prefix", encoder[f"{role}_prefix"])
+            prompt = _text(files, ENCODER_NAME, f"the prompt {role}", prompts.get(role))
+            prompts[role] = prefixes[role] + prompt.removeprefix(prefixes[role])
+    chain = [_on_tokens(module) for module in modules.modules]
+    if modules.encoder_class != MULTI_VECTOR:
+        skipped = encoder.get("skiplist_words")
+        if skipped is None and (modules.encoder_class == _PYLATE or prefixes):
+            skipped = list(string.punctuation)
+        if modules.encoder_class != _PYLATE:  # read as any embedder is, without what makes one vector of a text
+            chain = [module for module in chain if module.kind != "Pooling" and not _is_of_vectors(module)]
+        chain += _counting(files, skipped)
+    return replace(
+        modules,
+        modules=tuple(chain),
+        encoder={**encoder, "model_type": MULTI_VECTOR, "prompts": prompts},
+        # What the transformer module says itself comes first.
+        transformer={**_settings_of_transformer(encoder), **modules.transformer},
+        prefixes=tuple(prefixes.values()),
+    )
+
+
+def _settings_of_transformer(encoder: Mapping[str, Json]) -> dict[str, Json]:
+    found = {
+        key: encoder[key]
+        for key in _OF_TRANSFORMER
+        if key in encoder and (encoder[key] is not None or key == "query_expansion")
+    }
+    if "query_expansion" in found or not any(key in encoder for key in _PYLATE_KEYS):
+        return found
+    if encoder.get("do_query_expansion") is False:
+        return {**found, "query_expansion": None}
+    attend = encoder.get("attend_to_expansion_tokens", encoder.get("attend_to_mask_tokens"))
+    length = found.pop("query_length", None) or _USUAL_LENGTH
+    return {**found, "query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
+
+
+def _of_stanford(files: CheckpointFiles) -> SentenceModules:
+    """Describe a checkpoint of Stanford's ColBERT by its artifact.metadata, or by defaults where it is missing."""
+    metadata = files.read(METADATA_NAME)
+    markers = zip(_ROLES, ("query_token_id", "doc_token_id"), ("[unused0]", "[unused1]"), strict=True)
+    prompts = {
+        role: (_text(files, METADATA_NAME, key, metadata.get(key)) or usual) + " " for role, key, usual in markers
+    }
+    attend, length = bool(metadata.get("attend_to_mask_tokens")), metadata.get("query_maxlen") or _USUAL_LENGTH
+    settings: dict[str, Json] = {"query_expansion": {"strategy": "fixed", "attend": attend, "length": length}}
+    if metadata.get("doc_maxlen") is not None:
+        settings["document_length"] = metadata["doc_maxlen"]
+    # The projection lies among the weights of the transformer, and its shape is that of its weight.
+    projection: dict[str, Json] = {
+        "bias": False,
+        "activation_function": "torch.nn.Identity",
+        "module_input_name": TOKENS,
+    }
+    skipped: Json = [*string.punctuation] if metadata.get("mask_punctuation", True) else []
+    return SentenceModules(
+        (
+            StoredModule("Transformer", "", {}, files),
+            StoredModule("Dense", "", projection, files),
+            *_counting(files, skipped),
+        ),
+        {"model_type": MULTI_VECTOR, "prompts": {**prompts}},
+        settings,
+        METADATA_NAME,
+        prefixes=tuple(prompts.values()),
+    )
+
+
+def _counting(files: CheckpointFiles, skipped: Json) -> tuple[StoredModule, ...]:
+    """Return what says which tokens count, and what scales their vectors."""
+    return (
+        StoredModule("MultiVectorMask", "", {"skiplist_words": skipped}, files),
+        StoredModule("Normalize", "", {"module_input_name": TOKENS}, files),
+    )
+
+
+def _on_tokens(module: StoredModule) -> StoredModule:
+    """Let a Dense that does not say on what it works do so on tokens, as in a multi-vector encoder."""
+    if module.kind != "Dense" or module.settings.get("module_input_name") is not None:
+        return module
+    return replace(module, settings={**module.settings, "module_input_name": TOKENS})
+
+
+def _is_of_vectors(module: StoredModule) -> bool:
+    return module.kind == "Normalize" and module.settings.get("module_input_name", VECTOR) == VECTOR
+
+
+def _text(files: CheckpointFiles, name: str, key: str, value: Json) -> str:
+    if not isinstance(value, str | None):
+        raise files.malformed(name, f"{key} is {value!r}, which is no text")
+    return value or ""
+
+
+def _as_list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,60 @@
+"""Choose how the vectors of an exported graph are stored, with their ranges from a file or measured on texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges, read_ranges
+from onnxtool.checkpoint.text_files import read_texts
+from onnxtool.errors import ExportError
+from onnxtool.export.heads.choice import Head
+from onnxtool.export.modalities.sizes import Modality
+from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.options import ExportOptions
+from onnxtool.export.signature import run_torch_tensors
+from onnxtool.export.source import Source
+
+_BATCH_SIZE = 16
+_LONGEST = 512  # tokens of a text that ranges are measured on, of a model without a limit
+
+
+def choose_storage(
+    options: ExportOptions, model: Any, head: Head, modality: Modality, source: Source
+) -> tuple[VectorType, tuple[str, ...]]:
+    """Return how vectors are stored, and what a user should know of the ranges.
+
+    Raises:
+        InputError: ranges or texts cannot be read.
+        ExportError: texts were passed for a model that takes none, or pads them to a length of its own.
+    """
+    name = options.vectors_as or ""
+    if options.calibration is None:
+        return VectorType.of(name, None if options.ranges is None else read_ranges(options.ranges)), ()
+    if not isinstance(modality, TextInputs):
+        raise ExportError("--calibration measures on texts alone, and this model takes others", "pass --ranges")
+    texts = [item.contents for item in read_texts(options.calibration)]
+    ranges, count = measure_ranges(_vectors(model, head, modality, source, texts))
+    return VectorType.of(name, ranges), tuple(filter(None, [few_vectors(count)]))
+
+
+def _vectors(
+    model: Any, head: Head, text: TextInputs, source: Source, texts: Sequence[str]
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors of texts as `onnxtool infer` reads them, float32 [B, W]; texts of like length together."""
+    import torch
+
+    modules = source.sentence_modules
+    before = Prompts.of(source).find(None)
+    read = sorted((before + (item.lower() if modules.lower_cases else item) for item in texts), key=len)
+    size = _BATCH_SIZE if text.tokenizer.pad_token is not None else 1
+    longest = modules.max_sequence_length or text.longest or _LONGEST
+    for start in range(0, len(read), size):
+        feeds = text.tokenize(read[start : start + size], longest=longest)
+        mask = torch.from_numpy(feeds["attention_mask"]).to(model.device)
+        states = run_torch_tensors(model, feeds)[head.source].float()
+        yield head.reference(states, mask).cpu().numpy()

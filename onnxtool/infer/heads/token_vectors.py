@@ -1,0 +1,109 @@
+"""Late-interaction encoders: a vector for each token that counts.
+
+Letters of shapes: B batch, S sequence, W width of a vector, T tokens of all texts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.late_interaction import QueryExpansion
+from onnxtool.checkpoint.pooling_modules import PoolingModule, apply_all
+from onnxtool.checkpoint.sentence_modules import TOKENS
+from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
+from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.errors import InputError
+from onnxtool.infer.batches import Batch
+from onnxtool.infer.heads.head import VectorHead, require_finite
+from onnxtool.infer.static_queries import QUERY
+from onnxtool.infer.vectors import TokenVectors
+
+_MEAN = "meanmaxsim"
+
+
+@dataclass(frozen=True)
+class TokensOfTexts(VectorHead[TokenVectors]):
+    """Vectors of tokens that the graph gives, or its hidden states projected as the checkpoint says.
+
+    Attributes:
+        modules: what is computed here; empty where the graph has done it.
+        mask: which tokens count; None where all do that the model sees.
+        expansion: how short queries are made longer; None where they are not.
+        expansion_id: the token that is added.
+        is_mean: whether a score is the mean over the tokens of a query, and not their sum.
+    """
+
+    kind = "token_vectors"
+
+    tokenizer: TextTokenizer
+    modules: tuple[PoolingModule, ...]
+    mask: MultiVectorMask | None
+    expansion: QueryExpansion | None
+    expansion_id: int
+    is_mean: bool
+
+    @classmethod
+    def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool) -> TokensOfTexts:
+        """Read from the checkpoint which tokens count, and what the graph does not compute.
+
+        Raises:
+            InputError: the checkpoint is of another kind, or asks for what is not computed here.
+        """
+        modules = folder.sentence_modules
+        if not modules.is_late_interaction:
+            raise InputError(
+                f"{folder.path} does not describe a late-interaction encoder",
+                "the files beside the model belong to another one; pass --model_name with the right folder",
+            )
+        expansion = QueryExpansion.of(modules, folder)
+        expansion_id = (
+            0
+            if expansion is None
+            else expansion.find_token(
+                tokenizer.id_of, tokenizer.expanding_tokens, folder, pads_left=tokenizer.pads_left
+            )
+        )
+        return cls(
+            tokenizer,
+            () if in_graph else read_token_modules(modules),
+            read_mask(modules),
+            expansion,
+            expansion_id,
+            modules.encoder.get("similarity_fn_name") == _MEAN,
+        )
+
+    def prepare(self, text: EncodedText, task: str | None) -> EncodedText:
+        """Return a text with what a query is expanded by, and with which of its tokens count."""
+        expansion = self.expansion if task == QUERY else None
+        if expansion is not None:
+            text = self.tokenizer.expand(text, expansion.length, self.expansion_id, attended=expansion.attend)
+        if self.mask is None:  # then what the model does not see does not count
+            return replace(text, counted=text.attended)
+        return replace(text, counted=self.mask.counted(text.ids, task, self.tokenizer.id_of))
+
+    def pool(self, batch: Batch) -> TokenVectors:
+        """Return the vectors of the tokens that count of B texts: float32 [T, W].
+
+        Raises:
+            SessionError: a value is not a finite number.
+        """
+        values = batch.output(3, TOKENS, "last_hidden_state")
+        rows = []
+        for row, text in zip(values, batch.texts, strict=True):
+            part = row[-len(text) :] if self.tokenizer.pads_left else row[: len(text)]
+            rows.append(part if text.counted is None else part[np.array(text.counted, np.bool_)])
+        vectors = TokenVectors.stack(rows)
+        if self.modules:
+            vectors = replace(vectors, vectors=apply_all(self.modules, vectors.vectors[None])[0])
+        require_finite(vectors.vectors, "vector of a token")
+        return vectors
+
+    def join(self, vectors: TokenVectors, windows: Sequence[Sequence[EncodedText]]) -> TokenVectors:
+        """Refuse windows, each of which begins with the tokens of a prompt."""
+        self.require_windows()
+        return vectors
