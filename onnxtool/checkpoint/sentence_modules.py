@@ -104,7 +104,7 @@ class SentenceModules:
         names = [*(f"{folder}/{name}" for name in TRANSFORMER_NAMES if folder), *TRANSFORMER_NAMES]
         transformer_file = next((name for name in names if files.read(name)), "")
         settings = files.read(transformer_file) if transformer_file else {}
-        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query, routes)
+        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query, routes=routes)
 
     @property
     def encoder_class(self) -> str:
