@@ -118,13 +118,16 @@ def compare(checkpoint: Path, output: Path, settings: dict[str, Any]) -> str:
     from onnxtool.infer.generation.writing import Writer
 
     config = json.loads((checkpoint / "generation_config.json").read_text("utf-8"))
+    config |= {"num_beams": 1, "do_sample": False}
     with tempfile.TemporaryDirectory() as name:
         Path(name, "generation_config.json").write_text(json.dumps({**config, **settings}), encoding="utf-8")
         model = load(output)
         writer = Writer(replace(model, folder=CheckpointFolder(Path(name))))
         together = [answer.token_ids for answer in writer.write(TEXTS).answers]
         alone = [writer.write([text]).answers[0].token_ids for text in TEXTS]
-        wanted = [generate(checkpoint, text.ids, {**config, **settings}) for text in model.tokenize(TEXTS)]
+        # BigBird computes otherwise from a length on: a file that is fixed to one pads to it, and PyTorch has to as well.
+        width = model.batch_rules.sequence_length
+        wanted = [generate(checkpoint, text.ids, {**config, **settings}, width) for text in model.tokenize(TEXTS)]
     for number, (one, other, right) in enumerate(zip(together, alone, wanted, strict=True), start=1):
         if other != right:
             return f"text {number}, {list(other)} in place of {list(right)}"
@@ -133,8 +136,8 @@ def compare(checkpoint: Path, output: Path, settings: dict[str, Any]) -> str:
     return ""
 
 
-def generate(checkpoint: Path, ids: tuple[int, ...], settings: dict[str, Any]) -> tuple[int, ...]:
-    """Return what `generate` of transformers writes after one text."""
+def generate(checkpoint: Path, ids: tuple[int, ...], settings: dict[str, Any], width: int | None) -> tuple[int, ...]:
+    """Return what `generate` of transformers writes after one text, which is padded to `width` where there is one."""
     import torch
     from transformers import GenerationConfig
     from zoo.facts import Facts
@@ -142,9 +145,11 @@ def generate(checkpoint: Path, ids: tuple[int, ...], settings: dict[str, Any]) -
 
     model = load_model(Facts.read(checkpoint), checkpoint)
     model.generation_config = GenerationConfig(**{**settings, "use_cache": True})
-    inputs = torch.tensor([ids])
+    padding = (width or len(ids)) - len(ids)
+    inputs = torch.tensor([[*ids, *[settings.get("pad_token_id") or 0] * padding]])
+    mask = torch.tensor([[1] * len(ids) + [0] * padding])
     with torch.inference_mode():
-        (written,) = model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs)).tolist()
+        (written,) = model.generate(input_ids=inputs, attention_mask=mask).tolist()
     return tuple(written[1:] if model.config.is_encoder_decoder else written[len(ids) :])
 
 

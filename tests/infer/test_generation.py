@@ -173,6 +173,29 @@ def test_a_stop_ends_an_answer_and_is_no_part_of_it(loaded: dict[str, LoadedMode
     assert [pieces.get(number, "") for number in range(2)] == [answer.generated for answer in answers]
 
 
+def test_a_message_is_put_into_the_chat_template(
+    loaded: dict[str, LoadedModel], references: dict[str, Any], workshop: Workshop, tmp_path: Path
+) -> None:
+    """As apply_chat_template of transformers does it, up to where the answer begins; a prompt is the system's."""
+    from transformers import AutoTokenizer
+
+    template = (
+        "{% for message in messages %}{{ '[CLS] ' + message['role'] + ' ' + message['content'] + ' [SEP] ' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'the cat' }}{% endif %}"
+    )
+    model = with_settings(loaded["llama"], tmp_path, {**TOKENS, "max_new_tokens": 5})
+    (tmp_path / "chat_template.jinja").write_text(template)
+    answer = Writer(model, GenerateOptions(chat=True)).write(["a dog"], prompt="on the mat").answers[0]
+    tokenizer = AutoTokenizer.from_pretrained(generators.checkpoint(workshop, "llama"))
+    messages = [{"role": "system", "content": "on the mat"}, {"role": "user", "content": "a dog"}]
+    chat = tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=False)
+    ids = tuple(tokenizer(chat, add_special_tokens=False)["input_ids"])
+    assert answer.num_tokens == len(ids) == 13
+    assert answer.token_ids == expected(references["llama"], ids, {**TOKENS, "max_new_tokens": 5})
+    with pytest.raises(InputError, match="has no chat template"):
+        Writer(with_settings(loaded["llama"], tmp_path / "none", TOKENS), GenerateOptions(chat=True))
+
+
 def test_an_answer_ends_where_the_model_takes_no_more(loaded: dict[str, LoadedModel]) -> None:
     """Llama's positions are 64; a prompt that leaves no room is refused, and so is one past max_length."""
     report = Writer(loaded["llama"], GenerateOptions(max_new_tokens=500)).write(["cat " * 50])
