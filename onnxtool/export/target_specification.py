@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.choice import Head, read_head
+from onnxtool.export.heads.choice import read_head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
