@@ -179,7 +179,7 @@ def _m3(case: Case, folder: Path, output: Path) -> Iterator[str]:
     found = onnxtool.encode(output, TEXTS, representation="sparse")
     yield _compare(found, lexical, "sparse", is_sparse=True)
     colbert = onnxtool.load(output, representation="colbert")
-    ours = colbert.encode(TEXTS)
+    ours: Any = colbert.encode(TEXTS)
     counts = mask.sum(dim=1).tolist()
     rows = [(ours.row(place), vectors[place, : count - 1]) for place, count in enumerate(counts)]
     cosine = min(_cosine(mine, other) for mine, other in rows)

@@ -132,9 +132,8 @@ class LexicalWeights(PoolingModule):
 
     @classmethod
     def read(cls, stored: StoredModule) -> LexicalWeights:
-        """Read it; no library has it among its modules."""
-        tensors = stored.files.read_tensors(stored.folder)
-        return cls(tensors["weight"], tensors["bias"])
+        """Refuse it: no library has it among its modules; `export` reads what FlagEmbedding writes."""
+        raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is no module of sentence-transformers")
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
         """Return float32 [B, S]."""

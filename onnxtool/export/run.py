@@ -235,12 +235,14 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
                 head, notes = head.stored_as(stored, signature), notes + few
         else:
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
+            modality = specification.fed(modality)
         task = task if head is None else head.task
         pipeline = SingleCallPipeline.of(
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
-    if text is not None and check_chat_template(source, tokenizer, task) is not None and specification is not None:
+    reads_text_alone = specification is not None and not specification.needs_module_weights
+    if text is not None and reads_text_alone and check_chat_template(source, tokenizer, task) is not None:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",
@@ -301,6 +303,8 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
+        if specification is not None:
+            specification.target.pack(specification.model, sidecars, path)
         exported = ModelFile.open(path)
     return ExportReport(
         output=str(paths.graph),

@@ -9,8 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import METADATA_NAME
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
@@ -19,7 +23,7 @@ from onnxtool.checkpoint.sentence_modules import (
     TRANSFORMER_NAMES,
     TRANSFORMERS,
 )
-from onnxtool.checkpoint.static_embeddings import TOKENIZER_CONFIG
+from onnxtool.checkpoint.static_embeddings import TOKENIZER_CONFIG, SparseStaticEmbedding
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files
 
@@ -106,6 +110,18 @@ def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
         *(module.file(name) for module in folders for name in names),
         *(modules.query.file(name) for name in lookup if modules.query is not None),
     )
+
+
+def query_weights(folder: Path) -> NDArray[np.float32]:
+    """Return what each token of a query weighs, float32 by its id, from the sidecar files of an inference-free encoder.
+
+    Raises:
+        OnnxtoolError: the table cannot be read.
+    """
+    stored = CheckpointFolder(folder).sentence_modules.query
+    if stored is None:
+        raise ValueError(f"{folder} encodes queries by its model")
+    return SparseStaticEmbedding.read(stored).weights
 
 
 def _is_same_file(first: Path, second: Path) -> bool:

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 import onnxtool
+from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, PoolingModule
 from onnxtool.checkpoint.token_modules import LexicalWeights, ZeroPadding
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.export.heads.head import Head
-from onnxtool.export.heads.m3 import M3_FILES, is_m3, read_m3
+from onnxtool.export.heads.m3 import is_m3, read_m3
 from onnxtool.export.source import Source
 from onnxtool.infer import SparseVectors, TokenVectors, load
 from tests.checkpoint.test_pooling_modules import MASK, run_head
@@ -64,9 +65,8 @@ def test_each_representation_is_chosen_by_its_name(exported: Path) -> None:
     outputs = model.run(read).outputs
     for place, text in enumerate(read):
         expected: dict[int, float] = {}
-        for token, weight, added in zip(
-            text.ids, outputs["token_weights"][place].tolist(), text.is_special, strict=False
-        ):
+        own = outputs["token_weights"][place].tolist()
+        for token, weight, added in zip(text.ids, own, text.is_special, strict=False):
             if weight > 0 and not added and model.tokenizer.token(token) != "<unk>":
                 expected[token] = max(weight, expected.get(token, 0.0))
         ids, weights = sparse.row(place)
@@ -114,9 +114,8 @@ def test_the_heads_are_equal_in_all_forms() -> None:
     draw = np.random.default_rng(5)
     values = draw.standard_normal((4, 5, 7)).astype(np.float32)
     weight, bias = draw.standard_normal((1, 7)).astype(np.float32), np.array([0.1], np.float32)
-    projection = Dense(
-        "c", draw.standard_normal((3, 7)).astype(np.float32), np.ones(3, np.float32), "Identity", on_tokens=True
-    )
+    matrix = draw.standard_normal((3, 7)).astype(np.float32)
+    projection = Dense("c", matrix, np.ones(3, np.float32), "Identity", on_tokens=True)
     chains: tuple[tuple[PoolingModule, ...], ...] = (
         (LexicalWeights(weight, bias),),
         (projection, ZeroPadding(), Normalize(on_tokens=True)),

@@ -17,6 +17,7 @@ import transformers
 from PIL import Image
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
+from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import CheckpointError, ExportError, InputError, TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.infer import InferOptions, load, run_texts
@@ -120,6 +121,38 @@ def test_the_command_shows_pictures_and_how_similar_they_are(clip: Clip) -> None
     printed = json_of(run_infer(clip.root, "--model_path", str(clip.images), *images, "--format", "json"))
     assert printed["similarities"][0][1] == pytest.approx(float(clip.expected()[0] @ clip.expected()[1]), abs=1e-5)
     assert printed["answers"][0]["vector"] == pytest.approx(clip.expected()[0].tolist(), abs=1e-5)
+
+
+def test_a_corpus_of_pictures_is_encoded_and_resumed(clip: Clip, tmp_path: Path) -> None:
+    """A damaged file is counted; a picture that has changed since is noticed, though its name has not."""
+    pages = tmp_path / "pages"
+    shutil.copytree(clip.root / "pictures", pages)
+    (pages / "0.5.png").write_text("no picture")
+    report = encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
+    assert (report.num_texts, report.dimensions) == (4, 16)
+    assert report.rejects == {"is no picture that can be read": 1}
+    files = [tmp_path / "vectors" / name for name in report.files if name.endswith(".npy")]
+    vectors = np.concatenate([np.load(file) for file in sorted(files)])
+    np.testing.assert_allclose(vectors, clip.expected(), atol=1e-5)
+    again = encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
+    assert (again.resumed, again.num_encoded) == (True, 0)
+    size = (pages / "0.png").stat().st_size
+    (pages / "0.png").write_bytes(bytes(size))
+    with pytest.raises(InputError, match="the input has changed: shard 0"):
+        encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
+    for options in (CorpusOptions(prompt="a"), CorpusOptions(calibration=tmp_path, vectors_as="int8")):
+        with pytest.raises(InputError, match="texts, and the corpus is of pictures"):
+            encode_corpus(clip.images, pages, tmp_path / "others", options)
+
+
+def test_a_corpus_of_pictures_is_stored_in_bits(clip: Clip, tmp_path: Path) -> None:
+    """As one of texts is."""
+    options = CorpusOptions(output_format="jsonl", vectors_as="ubinary")
+    encode_corpus(clip.images, clip.root / "pictures", tmp_path / "bits", options)
+    (file,) = (tmp_path / "bits").iterdir()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [path.name for path in clip.pictures]
+    assert [row["vector"] for row in rows] == np.packbits(clip.expected() > 0, axis=1).tolist()
 
 
 @pytest.mark.parametrize(

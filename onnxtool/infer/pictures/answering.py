@@ -127,7 +127,13 @@ def _refuse_unused(options: InferOptions) -> None:
     Raises:
         InputError: it was passed.
     """
-    alone = {"--text": options.texts, "--long": options.long, "--overlap": options.overlap, "--top_k": options.top_k}
+    alone = {
+        "--text": options.texts,
+        "--task": options.task,
+        "--long": options.long,
+        "--overlap": options.overlap,
+        "--top_k": options.top_k,
+    }
     given = [name for name, value in alone.items() if value not in ((), None)]
     if options.query is None:
         given += [name for name, value in (("--prompt", options.prompt), ("--text_model", options.text_model)) if value]

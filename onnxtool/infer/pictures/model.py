@@ -5,7 +5,8 @@ Letters of shapes: N pictures, B batch, H height, W width, D width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
-from onnxtool.checkpoint.picture_files import read_picture
+from onnxtool.checkpoint.picture_files import blank_picture, read_picture
 from onnxtool.checkpoint.picture_processing import PROCESSOR_NAMES, PictureProcessor, Pixels
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import InputError
+from onnxtool.infer.batches import BatchRules
+from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import require_finite
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.vectors import DenseVectors
@@ -37,6 +40,18 @@ def takes_pictures(model: ModelFile) -> bool:
     """Whether a graph takes pictures and no text."""
     names = {info.name for info in model.structure.inputs}
     return PIXELS in names and "input_ids" not in names
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPicture:
+    """A picture that is ready to run; it counts as one token where batches are counted in tokens."""
+
+    pixels: Pixels
+
+    truncated = False
+
+    def __len__(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -65,15 +80,52 @@ class PictureModel:
         Raises:
             InputError: it is no picture, or the graph takes another size.
         """
-        pixels = self.processor.prepare(read_picture(path))
+        return self._fitting(self.processor.prepare(read_picture(path)), str(path))
+
+    def _fitting(self, pixels: Pixels, name: str) -> Pixels:
+        """Return pixels of the size that the graph takes, or raise an InputError."""
         wanted = self.pixels.shape[1:]
         if any(isinstance(size, int) and size != found for size, found in zip(wanted, pixels.shape, strict=True)):
             raise InputError(
-                f"the image processor makes pixels of {list(pixels.shape)} of {path}, and {self.session.model.path} "
+                f"the image processor makes pixels of {list(pixels.shape)} of {name}, and {self.session.model.path} "
                 f"takes {list(wanted)}",
                 "the image processor belongs to another model; pass --model_name with the right one",
             )
         return pixels
+
+    def blank(self) -> PreparedPicture:
+        """Return a white picture as the image processor makes it.
+
+        Raises:
+            InputError: the graph takes another size.
+        """
+        return PreparedPicture(self._fitting(self.processor.prepare(blank_picture()), "a blank picture"))
+
+    @property
+    def head(self) -> Embeddings:
+        """How vectors are read: as the graph gives them."""
+        scales = bool(np.allclose(np.linalg.norm(self.run([self.blank()])), 1.0, atol=1e-3))
+        return Embeddings(before=(), pooling=None, after=(), in_graph=True, normalizes=scales, is_stated=True)
+
+    @property
+    def batch_rules(self) -> BatchRules:
+        """What the graph takes at once, in pictures."""
+        size = self._fixed_batch
+        return BatchRules(
+            batch_size=size, sequence_length=None, max_texts=size or _BATCH_SIZE, max_tokens=_BATCH_SIZE, has_mask=True
+        )
+
+    def tokenize(
+        self, texts: Sequence[str], *, prompt: str | None = None, task: str | None = None
+    ) -> list[PreparedPicture]:
+        """Read the pictures at N paths.
+
+        Raises:
+            InputError: one is no picture, the graph takes another size, or a prompt or task was passed.
+        """
+        if prompt is not None or task is not None:
+            raise InputError("pictures take no prompt and no task", "leave them out")
+        return [PreparedPicture(self.prepare(Path(text))) for text in texts]
 
     def encode(self, paths: Sequence[Path]) -> DenseVectors:
         """Return the vectors of N pictures, in their order: float32 [N, D].
@@ -84,38 +136,33 @@ class PictureModel:
         """
         if not paths:
             raise InputError("no pictures to encode", "pass at least one")
-        parts = [self.run(batch) for batch in self._batches(paths)]
-        return np.concatenate(parts)
+        most = self._fixed_batch or _BATCH_SIZE
+        starts = range(0, len(paths), most)
+        return np.concatenate(
+            [self.run(self.tokenize([str(path) for path in paths[start : start + most]])) for start in starts]
+        )
 
-    def run(self, pixels: Sequence[Pixels]) -> DenseVectors:
-        """Return the vectors of B prepared pictures of one size; a graph of a fixed batch gets the last one again.
+    def run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors:
+        """Return the vectors of B pictures: float32 [B, D]. Neighbours of one size run together.
 
         Raises:
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
-        missing = (self._fixed_batch or len(pixels)) - len(pixels)
-        feed: NDArray[Any] = np.stack([*pixels, *[pixels[-1]] * missing]).astype(self.pixels.dtype, copy=False)
-        vectors = self.session.run({PIXELS: feed})[self.vector][: len(pixels)].astype(np.float32)
+        groups = itertools.groupby((picture.pixels for picture in pictures), key=lambda pixels: pixels.shape)
+        vectors = np.concatenate([self._run(list(group)) for _, group in groups])
         require_finite(vectors, "embedding")
         return vectors
+
+    def _run(self, pixels: Sequence[Pixels]) -> DenseVectors:
+        """Run pictures of one size; a graph of a fixed batch gets the last one again."""
+        missing = (self._fixed_batch or len(pixels)) - len(pixels)
+        feed: NDArray[Any] = np.stack([*pixels, *[pixels[-1]] * missing]).astype(self.pixels.dtype, copy=False)
+        return self.session.run({PIXELS: feed})[self.vector][: len(pixels)].astype(np.float32)
 
     @property
     def _fixed_batch(self) -> int | None:
         size = self.pixels.shape[0]
         return size if isinstance(size, int) else None
-
-    def _batches(self, paths: Sequence[Path]) -> Iterator[list[Pixels]]:
-        """Yield prepared pictures that run together: neighbours of one size."""
-        most = self._fixed_batch or _BATCH_SIZE
-        batch: list[Pixels] = []
-        for path in paths:
-            pixels = self.prepare(path)
-            if batch and (len(batch) == most or batch[0].shape != pixels.shape):
-                yield batch
-                batch = []
-            batch.append(pixels)
-        if batch:
-            yield batch
 
 
 def load_pictures(
