@@ -112,6 +112,7 @@ def _refuse_for_pictures(options: CorpusOptions) -> None:
     alone = {
         "--prompt": options.prompt,
         "--task": options.task,
+        "--representation": options.representation,
         "--keep_special": options.keep_special,
         "--weights": options.weights,
     }
