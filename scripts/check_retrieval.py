@@ -17,6 +17,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,12 @@ def _expect(figure: float, name: str, what: str, *, is_good: bool) -> str:
 def _vectors(case: Case, folder: Path, model: Any) -> Iterator[str]:
     is_sparse = case.kind == SPARSE
     theirs = (SparseEncoder if is_sparse else SentenceTransformer)(str(folder), device="cpu")
-    texts = [text for text in TEXTS if text or not case.needs_text]
+    texts = [text for text in TEXTS if text.strip() or not case.needs_text]
     settings = {"keep_special": True} if is_sparse else {}
-    if case.tasks:
+    if case.tasks or case.routes:
         # Padding overwrites the term [PAD] of a query that is looked up there, so that its weight depends on the batch.
         texts = [text for text in texts if "[PAD]" not in text]
-        for task in ("query", "document"):
+        for task in case.routes or ("query", "document"):
             expected = getattr(theirs, f"encode_{task}")(texts)
             yield _compare(model.encode(texts, task=task, **settings), expected, task, is_sparse=is_sparse)
         return
@@ -170,13 +171,20 @@ def check(case: Case, root: Path) -> tuple[str, str]:
     folder, base = root / "checkpoint", root / "base"
     base.mkdir(parents=True)
     case.make(folder, base)
-    output = root / "model.onnx"
+    outputs = {route: root / f"model{route or ''}.onnx" for route in case.routes or (None,)}
     try:
-        onnxtool.export_model(onnxtool.ExportOptions(model_name=str(folder), output=output))
+        for route, output in outputs.items():
+            onnxtool.export_model(onnxtool.ExportOptions(model_name=str(folder), output=output, route=route))
     except OnnxtoolError as error:
         return "refused", error.message
     try:
-        figures = list(_CHECKS[case.kind](case, folder, onnxtool.load(output)))
+        figures = [
+            figure
+            for route, output in outputs.items()
+            for figure in _CHECKS[case.kind](
+                case if route is None else replace(case, routes=(route,)), folder, onnxtool.load(output)
+            )
+        ]
     except OnnxtoolError as error:
         return "WRONG", f"exported, and then refused: {error.message}"
     except MismatchError as error:

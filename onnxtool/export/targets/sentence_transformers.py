@@ -25,6 +25,7 @@ from onnxtool.export.source import Source
 from onnxtool.export.target import (
     DENSE,
     HIDDEN_STATES,
+    INFERENCE_FREE,
     LOGITS,
     SCORE_LOGITS,
     SCORES,
@@ -42,8 +43,18 @@ CLASS = "onnxtool.sentence_transformers.Transformer"
 # Modules whose files are config.json and, of some, model.safetensors.
 _WITH_WEIGHTS = frozenset(("Dense", "LayerNorm", "SparseAutoEncoder"))
 _LOADED = _WITH_WEIGHTS | {"Pooling", "Normalize", "Dropout", "SpladePooling"}
-_ENCODERS = {DENSE: "SentenceTransformer", SPARSE: "SparseEncoder", SCORES: "CrossEncoder"}
-_TASKS = {DENSE: "feature-extraction", SPARSE: "fill-mask", SCORES: "sequence-classification"}
+_ENCODERS = {
+    DENSE: "SentenceTransformer",
+    SPARSE: "SparseEncoder",
+    INFERENCE_FREE: "SparseEncoder",
+    SCORES: "CrossEncoder",
+}
+_TASKS = {
+    DENSE: "feature-extraction",
+    SPARSE: "fill-mask",
+    INFERENCE_FREE: "fill-mask",
+    SCORES: "sequence-classification",
+}
 _PACKAGE = "sentence_transformers"
 _REASON = "It runs the ONNX file of this model in place of PyTorch."
 
@@ -56,11 +67,11 @@ class SentenceTransformers(Target):
     uses = (
         Use(DENSE, (HIDDEN_STATES,), after=None),
         Use(SPARSE, (LOGITS,), after=None),
+        Use(INFERENCE_FREE, (LOGITS,), after=None),
         Use(SCORES, (SCORE_LOGITS,), after=None),
     )
     graph = "onnx/model.onnx"
     files = ("config.json", *TOKENIZER_FILES)
-    looks_up_queries = True
 
     def check_checkpoint(self, use: Use, source: Source) -> None:
         """Refuse modules that it has no files for here, and a transformer that gives something else than the graph."""
