@@ -132,6 +132,10 @@ class TextTokenizer:
         """Return the token as it reads in a text, e.g. `Paris` for byte-level `ĠParis`."""
         return self._tokenizer.decode([token_id]).strip() or self.token(token_id)
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
     def require_room(self, limit: Limit, *, is_pair: bool = False) -> None:
         """Refuse a limit that leaves no room for a token of the text.
 

@@ -396,8 +396,8 @@ def test_what_a_retriever_of_pages_does_not_have_is_refused(
     colpali: ColPali, options: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     """A graph of both sides, another head, a target."""
+    output = tmp_path / ("m" if "target" in options else "m.onnx")
     with pytest.raises((ExportError, TargetError), match=message):
-        output = tmp_path / ("m" if "target" in options else "m.onnx")
         export_model(ExportOptions(str(colpali.folder), output=output, **options))  # type: ignore[arg-type]
 
 
