@@ -117,6 +117,10 @@ class TextTokenizer:
         found = None if token is None else self._tokenizer.token_to_id(token)
         return frozenset(() if found is None else (found,))
 
+    def named_token(self, name: str) -> str | None:
+        """Return a token by its role, such as `bos_token`; None where the checkpoint names none."""
+        return self._named_token(name)
+
     def id_of(self, token: str) -> int | None:
         """Return the id of `token`, or None where there is no such token."""
         return self._tokenizer.token_to_id(token)
