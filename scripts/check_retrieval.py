@@ -17,6 +17,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ os.environ["TQDM_DISABLE"] = "1"
 import numpy as np
 import torch
 import transformers
-from retrieval.checkpoints import CASES, DENSE, LATE, RERANKER, SPARSE, Case
+from retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
 from retrieval.trained import TRAINED, Paths
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
@@ -105,12 +106,12 @@ def _expect(figure: float, name: str, what: str, *, is_good: bool) -> str:
 def _vectors(case: Case, folder: Path, model: Any) -> Iterator[str]:
     is_sparse = case.kind == SPARSE
     theirs = (SparseEncoder if is_sparse else SentenceTransformer)(str(folder), device="cpu")
-    texts = [text for text in TEXTS if text or not case.needs_text]
+    texts = [text for text in TEXTS if text.strip() or not case.needs_text]
     settings = {"keep_special": True} if is_sparse else {}
-    if case.tasks:
+    if case.tasks or case.routes:
         # Padding overwrites the term [PAD] of a query that is looked up there, so that its weight depends on the batch.
         texts = [text for text in texts if "[PAD]" not in text]
-        for task in ("query", "document"):
+        for task in case.routes or ("query", "document"):
             expected = getattr(theirs, f"encode_{task}")(texts)
             yield _compare(model.encode(texts, task=task, **settings), expected, task, is_sparse=is_sparse)
         return
@@ -153,6 +154,47 @@ def _late(case: Case, folder: Path, model: Any) -> Iterator[str]:
     yield _expect(difference, "MaxSim", "within", is_good=difference <= TOLERANCE)
 
 
+def _m3(case: Case, folder: Path, model: Any) -> Iterator[str]:
+    """Compare with FlagEmbedding's formulas (1.4, inference/embedder/encoder_only/m3.py), in PyTorch."""
+    output = model.session.model.path
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    encoder = transformers.AutoModel.from_pretrained(folder).eval()
+    layers = {}
+    for name in ("sparse", "colbert"):
+        state = torch.load(folder / f"{name}_linear.pt", weights_only=True)
+        layers[name] = torch.nn.Linear(*reversed(state["weight"].shape))
+        layers[name].load_state_dict(state)
+    tokens = tokenizer(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
+    unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    with torch.inference_mode():
+        states = encoder(**tokens).last_hidden_state
+        mask = tokens["attention_mask"]
+        dense = torch.nn.functional.normalize(states[:, 0], dim=-1).numpy()
+        weights = torch.relu(layers["sparse"](states)).squeeze(-1)
+        vectors = layers["colbert"](states[:, 1:]) * mask[:, 1:, None].float()
+        vectors = torch.nn.functional.normalize(vectors, dim=-1).numpy()
+    lexical = np.zeros((len(TEXTS), len(tokenizer)), np.float32)
+    for row, (ids, own) in enumerate(zip(tokens["input_ids"].tolist(), weights.tolist(), strict=True)):
+        for token, weight in zip(ids, own, strict=True):
+            if token not in unused:
+                lexical[row, token] = max(lexical[row, token], weight)
+    cosine = _cosine(onnxtool.encode(output, TEXTS), dense)
+    yield _expect(cosine, "dense", "cosine", is_good=cosine >= LEAST_COSINE)
+    found = onnxtool.encode(output, TEXTS, representation="sparse")
+    yield _compare(found, lexical, "sparse", is_sparse=True)
+    colbert = onnxtool.load(output, representation="colbert")
+    ours: Any = colbert.encode(TEXTS)
+    counts = mask.sum(dim=1).tolist()
+    rows = [(ours.row(place), vectors[place, : count - 1]) for place, count in enumerate(counts)]
+    cosine = min(_cosine(mine, other) for mine, other in rows)
+    yield _expect(cosine, "colbert", "cosine", is_good=cosine >= LEAST_COSINE)
+    scores = [answer.candidates[0].score for answer in colbert.answer(TEXTS, query=TEXTS[4]).answers]
+    query = rows[4][1]
+    expected = [(query @ other.T).max(-1).sum() / len(query) for _, other in rows]
+    difference = _difference(np.array(scores), np.array(expected))
+    yield _expect(difference, "colbert_score", "within", is_good=difference <= TOLERANCE)
+
+
 def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
     theirs = CrossEncoder(str(folder), device="cpu")
     pairs = [(TEXTS[index], TEXTS[-1 - index]) for index in range(len(TEXTS))]
@@ -164,7 +206,7 @@ def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
         yield _expect(difference, str(prompt), "scores within", is_good=difference <= TOLERANCE)
 
 
-_CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late}
+_CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late, M3: _m3}
 
 
 def check(case: Case, root: Path) -> tuple[str, str]:
@@ -172,13 +214,20 @@ def check(case: Case, root: Path) -> tuple[str, str]:
     folder, base = root / "checkpoint", root / "base"
     base.mkdir(parents=True)
     case.make(folder, base)
-    output = root / "model.onnx"
+    outputs = {route: root / f"model{route or ''}.onnx" for route in case.routes or (None,)}
     try:
-        onnxtool.export_model(onnxtool.ExportOptions(model_name=str(folder), output=output))
+        for route, output in outputs.items():
+            onnxtool.export_model(onnxtool.ExportOptions(model_name=str(folder), output=output, route=route))
     except OnnxtoolError as error:
         return "refused", error.message
     try:
-        figures = list(_CHECKS[case.kind](case, folder, onnxtool.load(output)))
+        figures = [
+            figure
+            for route, output in outputs.items()
+            for figure in _CHECKS[case.kind](
+                case if route is None else replace(case, routes=(route,)), folder, onnxtool.load(output)
+            )
+        ]
     except OnnxtoolError as error:
         return "WRONG", f"exported, and then refused: {error.message}"
     except MismatchError as error:

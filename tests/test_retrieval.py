@@ -33,6 +33,8 @@ def case(name: str) -> Case:
         ("chat template of Qwen3-Reranker, prompts, long texts", "equal"),
         ("inference-free SPLADE", "equal"),
         ("Router of two encoders", "refused"),
+        ("Router behind the pooling, by --route", "equal"),
+        ("WeightedLayerPooling of all layers", "equal"),
         ("query expansion, fixed, attend False", "equal"),
         ("PyLate, tokens added", "equal"),
         ("Stanford", "equal"),

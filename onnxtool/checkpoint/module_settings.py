@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from onnxtool.checkpoint.chat_templates import FORMATS, NO_VARIABLES
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, as_object, positive
+from onnxtool.checkpoint.token_states import stated_layer
 from onnxtool.reports import Json
 
 _FEATURES, _MASKED, _CLASSES = "feature-extraction", "fill-mask", "sequence-classification"
@@ -98,6 +99,19 @@ _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
 }
 
 
+def require_no_routes(modules: SentenceModules, files: CheckpointFiles) -> None:
+    """Refuse a checkpoint of which a route has to be chosen, and was not.
+
+    Raises:
+        OnnxtoolError: it has several.
+    """
+    if modules.routes:
+        raise files.refuse(
+            f"{files.label} has the routes {', '.join(modules.routes)} (Router), and a file holds one of them",
+            f"pass --route {modules.routes[-1]}, and export each to a file of its own",
+        )
+
+
 def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> None:
     """Refuse settings of the transformer module and of the encoder that are not followed here.
 
@@ -121,6 +135,7 @@ def require_known_settings_of_sides(modules: SentenceModules, files: CheckpointF
 def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows) -> None:
     if not modules.modules:  # then sentence-transformers reads none of these files either
         return
+    require_no_routes(modules, files)
     unknown = list(_unknown_settings(modules, follows))
     if unknown:
         raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
@@ -171,7 +186,9 @@ def _follows_task(key: str, value: Json, task: _Task) -> bool:
 
 def _is_forward(value: Json, task: _Task) -> bool:
     settings = as_object(value)
-    return settings.get("method") == "forward" and settings.get("method_output_name") in (task.output, [task.output])
+    output = settings.get("method_output_name")
+    is_layer = task is _TASKS[_FEATURES] and stated_layer(output) is not None
+    return settings.get("method") == "forward" and (output in (task.output, [task.output]) or is_layer)
 
 
 def _follows_side(key: str, value: Json, _task: _Task) -> bool:

@@ -71,6 +71,17 @@ def read_picture(path: Path) -> Image:
         ) from error
 
 
+def blank_picture() -> Image:
+    """Make a white picture of 64 x 48 pixels.
+
+    Raises:
+        InputError: Pillow is not installed.
+    """
+    pillow, _ = _pillow()
+    picture: Image = pillow.new("RGB", (64, 48), "white")
+    return picture
+
+
 def find_pictures(place: Path) -> tuple[PictureInput, ...]:
     """Return the pictures of a folder, in the order of their names, or those that a list names.
 

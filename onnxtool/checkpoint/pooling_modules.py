@@ -35,6 +35,7 @@ from onnxtool.checkpoint.sentence_modules import (
     StoredModule,
     positive,
 )
+from onnxtool.checkpoint.token_states import WEIGHTED
 from onnxtool.reports import Json
 
 # What lengths of vectors are divided by at least: torch.nn.functional.normalize's default.
@@ -679,7 +680,13 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         OnnxtoolError: it has modules or settings that are not computed here, or does not pool the tokens first and
             once.
     """
-    stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
+    # Which states are pooled is for the export to choose: TokenStates.
+    chooses = first is Pooling and WEIGHTED in modules.kinds[1:2]
+    stored = [
+        module
+        for place, module in enumerate(modules.modules)
+        if module.kind not in _NOT_COMPUTED and not (chooses and place == 1)
+    ]
     if not modules.modules:
         return ()
     files = modules.modules[0].files

@@ -16,7 +16,8 @@ from onnxtool.reports import Json
 
 MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
-_ROUTER, _STATIC = "Router", "SparseStaticEmbedding"
+# Asym is the older name of Router.
+_ROUTERS, _STATIC = ("Router", "Asym"), "SparseStaticEmbedding"
 # Modules that are a transformer, and the task of each where its settings name none.
 TRANSFORMERS: Mapping[str, str] = {
     "Transformer": "feature-extraction",
@@ -74,6 +75,7 @@ class SentenceModules:
             encoded as other texts are. `modules` are those for documents then.
         prefixes: what stands before texts and is a single token, where the vocabulary has it, whatever the tokenizer
             makes of it.
+        routes: the names of those between which a Router among `modules` chooses; empty where there is none.
     """
 
     modules: tuple[StoredModule, ...] = ()
@@ -82,22 +84,27 @@ class SentenceModules:
     transformer_file: str = ""
     query: StoredModule | None = None
     prefixes: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, files: CheckpointFiles) -> SentenceModules:
+    def of(cls, files: CheckpointFiles, route: str | None = None) -> SentenceModules:
         """Read them.
 
+        Args:
+            files: the checkpoint.
+            route: the one of a Router that is meant; None for a checkpoint without a Router, or that looks queries up.
+
         Raises:
-            OnnxtoolError: modules.json is not a list of modules, one has no type or a path outside the checkpoint, or
-                a file of settings is not a JSON object.
+            OnnxtoolError: modules.json is not a list of modules, one has no type or a path outside the checkpoint, a
+                file of settings is not a JSON object, or there is no such route.
         """
-        modules, query = _read_routes(files)
+        modules, query, routes = _read_routes(files, route)
         folder = _transformer_folder(modules)
         # As in 6.2, the first file that says anything decides. An exported model has them at its top.
         names = [*(f"{folder}/{name}" for name in TRANSFORMER_NAMES if folder), *TRANSFORMER_NAMES]
         transformer_file = next((name for name in names if files.read(name)), "")
         settings = files.read(transformer_file) if transformer_file else {}
-        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query)
+        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query, routes=routes)
 
     @property
     def encoder_class(self) -> str:
@@ -171,38 +178,65 @@ def positive(value: Json) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def transformer_folder(files: CheckpointFiles) -> str:
-    """Return the folder of the checkpoint in which its transformer lies; empty for its top."""
-    return _transformer_folder(_read_routes(files)[0])
+def transformer_folder(files: CheckpointFiles, route: str | None = None) -> str:
+    """Return the folder of the checkpoint in which its transformer lies, or that of a route; empty for its top."""
+    return _transformer_folder(_read_routes(files, route)[0])
 
 
 def _transformer_folder(modules: tuple[StoredModule, ...]) -> str:
     return modules[0].folder if modules and modules[0].kind in TRANSFORMERS else ""
 
 
-def _read_routes(files: CheckpointFiles) -> tuple[tuple[StoredModule, ...], StoredModule | None]:
-    """Read the modules for documents, and the one that encodes queries without a model.
+def _read_routes(
+    files: CheckpointFiles, chosen: str | None
+) -> tuple[tuple[StoredModule, ...], StoredModule | None, tuple[str, ...]]:
+    """Read the modules of the route that is meant, the one that encodes queries without a model, and all other routes.
 
-    A Router of other routes than these two stays a Router, which nothing here computes.
+    A Router that looks queries up has one route with a model, that of documents. Of others, one has to be chosen; until
+    then they stay a Router, which nothing here computes.
     """
     modules = _read_modules(files)
-    if not modules or modules[0].kind != _ROUTER:
-        return modules, None
-    router, *behind = modules
+    place = next((index for index, module in enumerate(modules) if module.kind in _ROUTERS), None)
+    if place is None:
+        if chosen is not None:
+            raise files.refuse(f"the route {chosen!r} was chosen, and {files.label} has no routes", "leave it out")
+        return modules, None, ()
+    before, router, behind = modules[:place], modules[place], modules[place + 1 :]
     name = router.file(ROUTER_NAME)
-    settings = files.read(name)
-    types, routes = as_object(settings.get("types")), as_object(settings.get("structure"))
-    parameters = as_object(settings.get("parameters"))
-    query, document = (
-        tuple(_stored(files, types.get(str(folder)), router.file(str(folder)) if folder else router.folder, name)
-              for folder in _as_list(routes.get(route)))
-        for route in ("query", "document")
-    )  # fmt: skip
-    is_lookup = [module.kind for module in query] == [_STATIC] and document and document[0].kind in TRANSFORMERS
+    settings: Mapping[str, Json] = files.read(name)
+    if not settings and router.folder:  # as Asym wrote it
+        settings, name = router.settings, router.file("config.json")
+    types = as_object(settings.get("types"))
+    routes = {
+        route: tuple(
+            _stored(files, types.get(str(folder)), router.file(str(folder)) if folder else router.folder, name)
+            for folder in _as_list(folders)
+        )
+        for route, folders in as_object(settings.get("structure")).items()
+    }
+    if chosen is None or chosen == "document":
+        document = _documents_of_lookup(routes, as_object(settings.get("parameters")))
+        if document and not before:
+            return (*document, *behind), routes["query"][0], ()
+    looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [_STATIC]}
+    if chosen is None:
+        return modules, None, tuple(routes)
+    if chosen not in routes or chosen in looked_up:
+        others = ", ".join(route for route in routes if route not in looked_up)
+        why = "has no model: its texts are looked up" if chosen in looked_up else "is none of the checkpoint's"
+        raise files.refuse(f"the route {chosen!r} of {files.label} {why}", f"choose one of {others or 'none'}")
+    return (*before, *routes[chosen], *behind), None, ()
+
+
+def _documents_of_lookup(
+    routes: Mapping[str, tuple[StoredModule, ...]], parameters: Mapping[str, Json]
+) -> tuple[StoredModule, ...]:
+    """Return the modules for documents of a Router that looks queries up and nothing else; empty for any other."""
+    document = routes.get("document", ())
+    is_lookup = [module.kind for module in routes.get("query", ())] == [_STATIC]
     is_usual = parameters.get("default_route") == "document" and not parameters.get("route_mappings")
-    if not is_lookup or not is_usual or routes.keys() != {"query", "document"}:
-        return modules, None
-    return (*document, *behind), query[0]
+    is_model = bool(document) and document[0].kind in TRANSFORMERS
+    return document if routes.keys() == {"query", "document"} and is_lookup and is_usual and is_model else ()
 
 
 def _read_modules(files: CheckpointFiles) -> tuple[StoredModule, ...]:

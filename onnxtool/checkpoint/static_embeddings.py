@@ -5,19 +5,20 @@ Geng et al., 2024, arXiv:2411.04403; SparseStaticEmbedding of sentence-transform
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.sentence_modules import StoredModule
+from onnxtool.checkpoint.sentence_modules import StoredModule, stays_inside
 
-_KEYS = frozenset(("frozen",))
+_KEYS = frozenset(("frozen", "path"))
+IDF_NAME = "idf.json"  # weights by their tokens, which other consumers read
 # What makes tokens of a text in a tokenizer.json; the rest is how long texts are and how batches are padded.
 _TOKENIZATION = ("added_tokens", "normalizer", "pre_tokenizer", "model")
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_NAME, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,8 @@ class SparseStaticEmbedding:
                 f"{stored.file('config.json')} of {files.label} has the settings {', '.join(unknown)}, "
                 "which onnxtool does not know"
             )
-        weights = files.read_tensors(stored.folder).get("weight")
+        by_token = table_files(stored)
+        weights = _weights_by_token(stored) if by_token else files.read_tensors(stored.folder).get("weight")
         if weights is None or weights.ndim != 1 or not np.isfinite(weights).all():
             found = "missing" if weights is None else f"of shape {list(weights.shape)}, or not finite"
             raise files.refuse(f"weight in {stored.folder} of {files.label} is {found}; it is a number for each token")
@@ -59,6 +61,57 @@ class SparseStaticEmbedding:
         weights = self.weights[terms]
         return terms[weights != 0], weights[weights != 0]
 
+    def named_weights(self, stored: StoredModule) -> Mapping[str, float]:
+        """Return what weighs anything, by its token: the shortest decimals that are the same float32."""
+        tokens = _vocabulary(stored)
+        return {
+            token: float(str(self.weights[index]))
+            for token, index in sorted(tokens.items(), key=lambda item: item[1])
+            if index < len(self.weights) and self.weights[index]
+        }
+
+
+def table_files(stored: StoredModule) -> tuple[str, ...]:
+    """Return the file with weights by tokens that the module names, relative to the checkpoint; none where it has none.
+
+    Raises:
+        OnnxtoolError: it lies outside of the checkpoint.
+    """
+    stated = stored.settings.get("path")
+    if not isinstance(stated, str) or not stated.endswith(".json"):
+        return ()
+    if not stays_inside(stated):
+        raise stored.files.malformed(stored.file("config.json"), f"its path leaves the folder: {stated}")
+    beside = stored.file(stated)
+    return (beside if stored.files.locate(beside) is not None else stated,)
+
+
+def _weights_by_token(stored: StoredModule) -> NDArray[np.float32]:
+    (name,) = table_files(stored)
+    stated, tokens = stored.files.read(name), _vocabulary(stored)
+    unknown = [token for token in stated if token not in tokens]
+    numbers = list(stated.values())
+    if not stated or unknown or not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+        reason = f"the tokenizer has no {', '.join(map(repr, unknown[:3]))}" if unknown else "it is no number a token"
+        raise stored.files.malformed(name, reason if stated else "it is empty, or not there")
+    weights = np.zeros(max(tokens.values()) + 1, np.float32)
+    weights[[tokens[token] for token in stated]] = np.asarray(numbers, np.float32)
+    return weights
+
+
+def _vocabulary(stored: StoredModule) -> dict[str, int]:
+    """Return the ids of the tokens of a module, from its tokenizer.json or that of the checkpoint."""
+    from tokenizers import Tokenizer
+
+    for name in (stored.file(TOKENIZER_NAME), TOKENIZER_NAME):
+        text = stored.files.read_text(name)
+        if text is not None:
+            try:
+                return dict(Tokenizer.from_str(text).get_vocab())
+            except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+                raise stored.files.malformed(name, f"no tokenizer: {error}") from error
+    raise stored.files.refuse(f"{stored.folder} of {stored.files.label} has no {TOKENIZER_NAME}")
+
 
 def require_same_tokens(stored: StoredModule, files: CheckpointFiles) -> None:
     """Refuse a query module whose tokenizer makes other tokens than that of the documents.
@@ -66,9 +119,9 @@ def require_same_tokens(stored: StoredModule, files: CheckpointFiles) -> None:
     Raises:
         OnnxtoolError: it does, or it has no tokenizer.json.
     """
-    query, document = files.read(stored.file("tokenizer.json")), files.read("tokenizer.json")
+    query, document = files.read(stored.file(TOKENIZER_NAME)), files.read(TOKENIZER_NAME)
     if not query or any(query.get(key) != document.get(key) for key in _TOKENIZATION):
         raise files.refuse(
-            f"queries and documents of {files.label} have tokenizers that differ ({stored.file('tokenizer.json')}), "
+            f"queries and documents of {files.label} have tokenizers that differ ({stored.file(TOKENIZER_NAME)}), "
             "and onnxtool reads both with one"
         )

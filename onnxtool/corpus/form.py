@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges
 from onnxtool.checkpoint.text_files import TextInput, read_texts
 from onnxtool.corpus.options import CorpusOptions
+from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.pictures.model import PictureModel
 from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import TokenVectors
 from onnxtool.reports import Json
@@ -40,7 +42,7 @@ class CorpusForm:
     notes: tuple[str, ...] = ()
 
 
-def choose_form(model: LoadedModel, options: CorpusOptions) -> CorpusForm:
+def choose_form(model: LoadedModel | PictureModel, options: CorpusOptions) -> CorpusForm:
     """Decide how vectors are stored; their ranges are read, or measured on the texts of the calibration.
 
     Raises:
@@ -53,18 +55,26 @@ def choose_form(model: LoadedModel, options: CorpusOptions) -> CorpusForm:
         ranges=options.ranges,
         dimensions=options.dimensions,
     )
-    if model.is_sparse:
+    if isinstance(model, LoadedModel) and model.is_sparse:
         terms = model.tokenizer.vocabulary_size
         return CorpusForm(form, False, terms, {"of": "terms", **VectorType("float32").describe(terms)})
     notes: tuple[str, ...] = ()
-    if options.calibration is not None and options.vectors_as is not None:
+    if isinstance(model, PictureModel) and options.calibration is not None:
+        raise InputError("--calibration is a file of texts, and the corpus is of pictures", "pass --ranges")
+    if isinstance(model, LoadedModel) and options.calibration is not None and options.vectors_as is not None:
         ranges, count = measure_ranges(_vectors(model, read_texts(options.calibration), options))
         form = replace(form, stored=VectorType.of(options.vectors_as, ranges))
         notes = tuple(filter(None, [few_vectors(count)]))
-    sample: Any = form.apply(model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.task)))
+    given_sample: Any = (
+        model.run([model.blank()])
+        if isinstance(model, PictureModel)
+        else model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.task))
+    )
+    sample: Any = form.apply(given_sample)
     by_token = isinstance(sample, TokenVectors)
     array = sample.vectors if by_token else sample
-    given = model.head.stored if isinstance(model.head, Embeddings) else None
+    head = model.head
+    given = head.stored if isinstance(head, Embeddings) else None
     stored = form.stored or given or VectorType(str(array.dtype))
     width = array.shape[1] * stored.numbers_of_a_column
     return CorpusForm(form, by_token, width, {"of": "tokens" if by_token else "texts", **stored.describe(width)}, notes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ _CHECKPOINT_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",
     "[0-9]_*/config.json",
     "[0-9]_*/model.safetensors",
 )
-_VERSIONED = ("onnxtool", "onnxruntime", "tokenizers", "numpy")
+_VERSIONED = ("onnxtool", "onnxruntime", "tokenizers", "numpy", "pillow")
 
 Identity = dict[str, Any]
 
@@ -143,11 +145,19 @@ def make_identity(
     return {
         "model": [file_sha256(path) for path in model_files],
         "checkpoint": {path.relative_to(folder.path).as_posix(): file_sha256(path) for path in present},
-        "input": [{"name": source.name, "size_bytes": source.size_bytes} for source in sources],
+        "input": _described(tuple(sources)),
         "options": options,
         "vectors": vectors,
         "versions": versions,
     }
+
+
+def _described(sources: Sequence[Source]) -> list[Json]:
+    """Name the files of the input; pictures, of which there are many, are counted."""
+    if any(source.is_picture for source in sources):
+        size = sum(source.size_bytes for source in sources)
+        return [{"name": f"{len(sources)} pictures", "size_bytes": size}]
+    return [{"name": source.name, "size_bytes": source.size_bytes} for source in sources]
 
 
 def difference(found: Identity, wanted: Identity) -> str:

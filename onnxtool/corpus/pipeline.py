@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +20,15 @@ from onnxtool.corpus.windows import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.pictures.model import PictureModel, PreparedPicture
 from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 # Windows that are tokenized or run at once beside the one that is finished: they keep the workers busy.
 _WINDOWS_AHEAD = 3
+
+# What reads documents and runs them. What a read document is, is its own matter.
+CorpusModel = LoadedModel | PictureModel
 
 OnBatch = Callable[[Window, int, float], None]
 
@@ -70,7 +75,7 @@ class Plan:
     form: VectorForm
 
 
-def batch_rules(model: LoadedModel, batch_tokens: int) -> BatchRules:
+def batch_rules(model: CorpusModel, batch_tokens: int) -> BatchRules:
     """Return what the graph takes at once, bounded by tokens instead of by a number of texts."""
     rules = model.batch_rules
     is_single = rules.batch_size is not None or rules.max_texts == 1
@@ -86,14 +91,14 @@ class _Running:
     """A window of which batches are running, the places of their texts, and what they will give."""
 
     window: Window
-    read: Sequence[EncodedText]
+    read: Sequence[EncodedText] | Sequence[PreparedPicture]
     rejects: tuple[Reject, ...]
     places: list[list[int]]
     results: list[Future[Vectors]]
 
 
 def encode_windows(
-    model: LoadedModel, windows: Iterable[Window], plan: Plan, on_batch: OnBatch
+    model: CorpusModel, windows: Iterable[Window], plan: Plan, on_batch: OnBatch
 ) -> Generator[EncodedWindow, None, None]:
     """Yield the vectors of `windows`, in their order.
 
@@ -128,7 +133,7 @@ def encode_windows(
             reader.shutdown(wait=True, cancel_futures=True)
 
 
-def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
+def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
     read, rejects = _tokenize(model, window.documents, plan)
     refused = {(reject.file, reject.line) for reject in rejects}
     kept = tuple(document for document in window.documents if (document.file, document.line) not in refused)
@@ -139,26 +144,34 @@ def _start(model: LoadedModel, window: Window, plan: Plan, workers: ThreadPoolEx
     return _Running(window, read, rejects, places, results)
 
 
-def _tokenize(
-    model: LoadedModel, documents: Sequence[Document], plan: Plan
-) -> tuple[list[EncodedText], tuple[Reject, ...]]:
+def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> tuple[list[Any], tuple[Reject, ...]]:
     """Read all texts at once; where one of them has no token, one after the other, and say which."""
     try:
         texts = [document.contents for document in documents]
         return model.tokenize(texts, prompt=plan.prompt, task=plan.task), ()
     except InputError:
-        read: list[EncodedText] = []
+        read: list[Any] = []
         rejects: list[Reject] = []
         for document in documents:
             try:
                 read += model.tokenize([document.contents], prompt=plan.prompt, task=plan.task)
-            except InputError:
-                rejects.append(Reject(document.file, document.line, "has contents without any token", document.id))
+            except InputError as error:
+                reason = (
+                    f"is no picture that can be read: {error.message}"
+                    if isinstance(model, PictureModel)
+                    else "has contents without any token"
+                )
+                rejects.append(Reject(document.file, document.line, reason, document.id))
         return read, tuple(rejects)
 
 
-def _encode(model: LoadedModel, texts: Sequence[EncodedText], plan: Plan) -> Vectors:
-    vectors: Vectors = plan.form.apply(model.pool(model.run(texts), keep_special=plan.keep_special))
+def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan) -> Vectors:
+    given: Any = (
+        model.run(texts)
+        if isinstance(model, PictureModel)
+        else model.pool(model.run(texts), keep_special=plan.keep_special)
+    )
+    vectors: Vectors = plan.form.apply(given)
     return vectors
 
 

@@ -16,15 +16,17 @@ from onnxtool.corpus.form import CorpusForm, choose_form
 from onnxtool.corpus.manifest import Identity, Manifest, ShardRecord, make_identity
 from onnxtool.corpus.options import CorpusOptions, OnProgress
 from onnxtool.corpus.output import OutputFolder, StagedShard, publish, staged
-from onnxtool.corpus.pipeline import Plan, batch_rules, encode_windows
+from onnxtool.corpus.pipeline import CorpusModel, Plan, batch_rules, encode_windows
 from onnxtool.corpus.report import CorpusReport
 from onnxtool.corpus.shards import ShardFormat
-from onnxtool.corpus.sources import Reject, Source, SourceReader, find_sources
+from onnxtool.corpus.sources import Reject, Source, SourceReader, find_picture_sources, find_sources
 from onnxtool.corpus.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
+from onnxtool.infer.pictures.model import PictureModel, load_pictures, takes_pictures
 from onnxtool.interruption import check_interrupted
+from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.session import available_cores
 from onnxtool.runtime.timing import peak_rss_bytes
@@ -34,6 +36,7 @@ _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
 # Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
 _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
+_WINDOW_PICTURES = 64  # 40 MB of pixels at 224 x 224
 _CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
 
 
@@ -50,8 +53,10 @@ def encode_corpus(
     After a kill at any moment, the same call resumes, and the files are byte for byte those of an uninterrupted run.
 
     Args:
-        model_path: the ONNX file of a sparse encoder or an embedder; its tokenizer is found beside it.
-        corpus: a file, or a folder of files: JSON Lines, plain or gzipped, Parquet, or plain text.
+        model_path: the ONNX file of a sparse encoder or an embedder, of texts or pictures; its tokenizer or image
+            processor is found beside it.
+        corpus: a file, or a folder of files: JSON Lines, plain or gzipped, Parquet, or plain text. For a model of
+            pictures, a folder of them, or a list.
         output: a folder that is empty, not there, or of the same call; beside it go `NAME.manifest.json` and, where a
             line gives no text, `NAME.rejects.jsonl`.
         options: how it is done.
@@ -67,11 +72,24 @@ def encode_corpus(
         SessionError: onnxruntime cannot load or run the model, or it gives no numbers.
     """
     options = options or CorpusOptions()
-    sources, left_out = find_sources(Path(corpus))
     provider = resolve_provider(options.provider)
     threads = options.threads or 1
-    model = load(model_path, model_name=options.model_name, provider=provider, threads=threads)
-    model.require_documents(options.task or options.prompt)
+    model: CorpusModel
+    left_out: tuple[str, ...] = ()
+    if takes_pictures(ModelFile.open(Path(model_path))):
+        sources = find_picture_sources(Path(corpus))
+        model = load_pictures(model_path, model_name=options.model_name, provider=provider, threads=threads)
+        _refuse_for_pictures(options)
+    else:
+        sources, left_out = find_sources(Path(corpus))
+        model = load(
+            model_path,
+            model_name=options.model_name,
+            provider=provider,
+            threads=threads,
+            representation=options.representation,
+        )
+        model.require_documents(options.task or options.prompt)
     kind = _kind(model, options)
     form = choose_form(model, options)
     shard_format = _shard_format(model, options, kind, by_token=form.by_token)
@@ -85,26 +103,47 @@ def encode_corpus(
     return run.report(left_out)
 
 
-def _kind(model: LoadedModel, options: CorpusOptions) -> str:
+def _refuse_for_pictures(options: CorpusOptions) -> None:
+    """Refuse what is for texts alone.
+
+    Raises:
+        InputError: it was passed.
+    """
+    alone = {
+        "--prompt": options.prompt,
+        "--task": options.task,
+        "--representation": options.representation,
+        "--keep_special": options.keep_special,
+        "--weights": options.weights,
+    }
+    if given := [name for name, value in alone.items() if value]:
+        raise InputError(f"{' and '.join(given)} was passed, which is for texts, and the corpus is of pictures")
+
+
+def _is_sparse(model: CorpusModel) -> bool:
+    return isinstance(model, LoadedModel) and model.is_sparse
+
+
+def _kind(model: CorpusModel, options: CorpusOptions) -> str:
     """Choose one of OUTPUT_FORMATS.
 
     Raises:
         InputError: the model gives no vectors, or the format is not for them.
     """
-    if not model.gives_vectors:
+    if isinstance(model, LoadedModel) and not model.gives_vectors:
         raise InputError(
             f"{model.session.model.path} is for {model.task}, and gives no vector for a text",
             "encode with a model for sentence-similarity or sparse-encoding",
         )
-    kind = options.output_format or ("jsonl" if model.is_sparse else "npy")
-    if model.is_sparse and kind == "npy":
+    kind = options.output_format or ("jsonl" if _is_sparse(model) else "npy")
+    if _is_sparse(model) and kind == "npy":
         raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl or parquet")
     if options.gzip and kind != "jsonl":
         raise InputError(f"gzip is for jsonl, and the output is {kind}", "leave out --gzip")
     return kind
 
 
-def _shard_format(model: LoadedModel, options: CorpusOptions, kind: str, *, by_token: bool) -> ShardFormat:
+def _shard_format(model: CorpusModel, options: CorpusOptions, kind: str, *, by_token: bool) -> ShardFormat:
     """Choose what the files are.
 
     Raises:
@@ -112,23 +151,23 @@ def _shard_format(model: LoadedModel, options: CorpusOptions, kind: str, *, by_t
     """
     contents = kind == "jsonl" if options.contents is None else options.contents
     weights = options.weights or ("float" if kind == "parquet" else "int")
-    shard_format = ShardFormat(kind, options.gzip, contents, weights if model.is_sparse else "float", by_token)
+    shard_format = ShardFormat(kind, options.gzip, contents, weights if _is_sparse(model) else "float", by_token)
     shard_format.check()
     return shard_format
 
 
-def _plan(model: LoadedModel, options: CorpusOptions, form: CorpusForm) -> Plan:
+def _plan(model: CorpusModel, options: CorpusOptions, form: CorpusForm) -> Plan:
     tokens = options.batch_tokens or _BATCH_TOKENS[model.session.provider]
-    if model.is_sparse and not options.batch_tokens:
+    if isinstance(model, LoadedModel) and model.is_sparse and not options.batch_tokens:
         tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
     on_device = model.session.provider != "cpu"
     workers = options.workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
-    task = model.task_of(options.task)
+    task = model.task_of(options.task) if isinstance(model, LoadedModel) else None
     return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form)
 
 
 def _identity(
-    model: LoadedModel,
+    model: CorpusModel,
     sources: tuple[Source, ...],
     shard_format: ShardFormat,
     options: CorpusOptions,
@@ -139,8 +178,9 @@ def _identity(
     chosen = {
         **asdict(shard_format),
         "keep_special": options.keep_special,
-        "prompt": model.prompts.find(options.prompt, plan.task),
+        "prompt": model.prompts.find(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
         **({"reading": plan.task} if plan.task else {}),
+        **({"representation": options.representation} if options.representation else {}),
         "shard_size": options.shard_size,
         "batch_tokens": plan.rules.max_tokens,
         "provider": model.session.provider,
@@ -154,7 +194,7 @@ def _identity(
 class _Run:
     """One run, from the shards that are there to all of them."""
 
-    model: LoadedModel
+    model: CorpusModel
     sources: tuple[Source, ...]
     folder: OutputFolder
     shard_format: ShardFormat
@@ -194,7 +234,8 @@ class _Run:
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
         done = tuple(shard.digest for shard in self.earlier)
         most = _CHARACTERS_OF_TOKENS if self.shard_format.by_token else None
-        windows = split_corpus(documents, self.options.shard_size, done, most_characters=most)
+        texts = _WINDOW_PICTURES if isinstance(self.model, PictureModel) else None
+        windows = split_corpus(documents, self.options.shard_size, done, most_characters=most, most_texts=texts)
         clock = Clock(start, sum(source.size_bytes for source in self.sources), self.manifest.num_texts)
 
         def tell(window: Window, num_texts: int, share: float) -> None:
@@ -273,14 +314,16 @@ def _stopped_by(reject: Reject) -> InputError:
     )
 
 
-def _notes(model: LoadedModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
+def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
     if left_out:
         yield f"{len(left_out)} files of the folder are no part of a corpus by their suffix, such as {left_out[0]}"
+    if isinstance(model, PictureModel):
+        return
     if isinstance(model.head, VectorHead) and model.head.note:
         yield model.head.note
     limit = model.limit_of(task)
     if num_truncated and limit is not None:
         yield f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
-    if model.is_sparse and any(len(shape) == 3 for shape in outputs.values()) and "sparse" not in outputs:
+    if model.is_sparse and "logits" in outputs and len(outputs["logits"]) == 3:
         yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"

@@ -6,6 +6,7 @@ A line without a text is yielded as a reject, not raised: the caller decides.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object
 from onnxtool.corpus.parquet import read_rows
 from onnxtool.errors import InputError
@@ -31,26 +33,31 @@ class Source:
     Attributes:
         name: relative to the corpus; what rejected lines and ids of plain text are called by.
         names_ids: whether ids of plain text begin with the name, as there are several files.
+        is_picture: whether the file is one document itself, called by the name.
     """
 
     path: Path
     name: str
     size_bytes: int
     names_ids: bool
+    is_picture: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of the corpus.
+    """A text of the corpus, or a picture.
 
     Attributes:
+        contents: the text; the path of a picture.
         line: its number in the file, from 1; the row of a table.
+        sha256: of the file of a picture; empty for a text.
     """
 
     id: str
     contents: str
     file: str
     line: int
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,22 @@ def find_sources(corpus: Path) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     return sources, tuple(path.name for path in inside if path not in files)
 
 
+def find_picture_sources(corpus: Path) -> tuple[Source, ...]:
+    """Return the pictures of `corpus`, a folder of them or a list, each a file of its own.
+
+    Raises:
+        InputError: there are none, or the list names one that is not there.
+    """
+    pictures = find_pictures(corpus)
+    try:
+        return tuple(
+            Source(picture.path, picture.id or picture.path.name, picture.path.stat().st_size, False, is_picture=True)
+            for picture in pictures
+        )
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}", "check --input") from error
+
+
 class SourceReader:
     """Reads the documents of files, once.
 
@@ -107,6 +130,11 @@ class SourceReader:
         """
         before = 0
         for source in self._sources:
+            if source.is_picture:
+                before += source.size_bytes
+                self.position_bytes = before
+                yield _picture(source)
+                continue
             for number, line, position in _lines(source):
                 self.position_bytes = before + position
                 found = _document(source, number, line)
@@ -114,6 +142,15 @@ class SourceReader:
                     yield found
             before += source.size_bytes
             self.position_bytes = before
+
+
+def _picture(source: Source) -> Document:
+    try:
+        with source.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
+    return Document(source.name, str(source.path), source.name, 1, digest)
 
 
 def _document(source: Source, number: int, line: bytes | dict[str, object] | None) -> Document | Reject | None:

@@ -61,6 +61,7 @@ def split_corpus(
     done: tuple[str, ...],
     *,
     most_characters: int | None = None,
+    most_texts: int | None = None,
 ) -> Iterator[Window]:
     """Yield the windows of all shards but the first ones, which are `done`.
 
@@ -69,6 +70,7 @@ def split_corpus(
         shard_size: texts of a shard; the last one has fewer.
         done: the digest of each shard that an earlier run has written.
         most_characters: of a window, which ends with the text that reaches them; None for WINDOW_CHARACTERS.
+        most_texts: of a window; None for WINDOW_TEXTS.
 
     Raises:
         InputError: the input is not what these shards were made from.
@@ -79,7 +81,9 @@ def split_corpus(
             _require_same(shard, number, done[number])
             continue
         found = False
-        for window in _windows(shard, number, shard_size, most_characters or WINDOW_CHARACTERS):
+        for window in _windows(
+            shard, number, shard_size, most_characters or WINDOW_CHARACTERS, most_texts or WINDOW_TEXTS
+        ):
             found = True
             yield window
         if not found:
@@ -98,7 +102,7 @@ def _require_same(shard: Iterator[tuple[Document, int]], number: int, digest: st
 
 
 def _windows(
-    shard: Iterator[tuple[Document, int]], number: int, shard_size: int, most_characters: int
+    shard: Iterator[tuple[Document, int]], number: int, shard_size: int, most_characters: int, most_texts: int
 ) -> Iterator[Window]:
     running = blake2b(digest_size=_DIGEST_BYTES)
     together: list[Document] = []
@@ -108,7 +112,7 @@ def _windows(
         together.append(document)
         num_texts += 1
         num_characters += len(document.contents)
-        is_full = len(together) == WINDOW_TEXTS or num_characters >= most_characters
+        is_full = len(together) == most_texts or num_characters >= most_characters
         if is_full and num_texts < shard_size:
             yield Window(tuple(together), number, "", position)
             together, num_characters = [], 0
@@ -119,6 +123,6 @@ def _windows(
 
 def _add(document: Document, running: blake2b) -> None:
     """Add id and text of a document to the hash of its shard."""
-    for text in (document.id, document.contents):
+    for text in (document.id, document.sha256 or document.contents):
         encoded = text.encode()
         running.update(len(encoded).to_bytes(8, "little") + encoded)

@@ -30,10 +30,6 @@ def check_chat_template(source: Source, tokenizer: Any, task: str) -> ChatTempla
     template = ChatTemplate.of(source, source.sentence_modules, task)
     if template is None:
         return None
-    if template.reads_task:
-        raise source.refuse(
-            f"the chat template of {source.model_name} reads for what a text is (task), which onnxtool does not tell it"
-        )
     if task == RANKING:
         template.require_pairs()
     for prompt in dict.fromkeys(("", *Prompts.of(source).by_name.values())):

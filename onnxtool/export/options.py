@@ -22,12 +22,12 @@ DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 # Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
 # `logits` and `none` put nothing on the model; the first insists on logits.
-HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "reranker", "none")
+HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "m3", "reranker", "none")
 EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
 _STAMPED = (
-    *("target", "dimensions", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
+    *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
     *("atol", "rtol", "min_cosine"),
 )
 
@@ -55,6 +55,7 @@ class ExportOptions:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
         target: what will run the model, one of TARGET_NAMES.
         dimensions: how many numbers of an embedding are kept, its first; None for all.
+        route: the modules that a Router has for some of its texts, by their name.
         vectors_as: what the numbers of an embedding are stored as, one of VECTOR_TYPES; None for as computed.
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, in place of that file.
@@ -86,6 +87,10 @@ class ExportOptions:
     vectors_as: VectorsAs = None
     ranges: RangesFile = None
     calibration: Calibrated = None
+    route: Annotated[
+        str | None,
+        Option("Of a checkpoint with a Router, the modules to export, e.g. query or document.", metavar="NAME"),
+    ] = None
     keep_raw: Annotated[bool, Option("Keep the output that the head reads beside the head's own.")] = False
     exporter: Annotated[
         str, Option("How to trace; auto takes the first result that verifies.", choices=EXPORTER_NAMES)

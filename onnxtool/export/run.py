@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
+from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.choice import choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
+from onnxtool.export.modalities.pages import is_of_pages, restrict_to_pages
 from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
@@ -37,6 +40,7 @@ from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target import Layout, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
 from onnxtool.export.targets import find_target
+from onnxtool.export.token_states import give_states
 from onnxtool.model_file import ModelFile, check_model_output, check_sidecar_files, save_beside, save_model, staged
 from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, MAX_DECODER_LENGTH_KEY, stamp_step
 from onnxtool.model_file.weights import write_inline
@@ -53,12 +57,19 @@ class _Models:
 
     def __init__(self, checkpoint: Checkpoint, options: ExportOptions) -> None:
         self._checkpoint, self._options = checkpoint, options
+        self._states: TokenStates | None = None
         self._first: Any = self.load(None)
 
     @property
     def first(self) -> Any:
         """The model that was loaded first; None once it is taken."""
         return self._first
+
+    def give(self, states: TokenStates) -> None:
+        """Let the models give other states than those of their last layer, from now on."""
+        self._states = states
+        if self._first is not None:
+            give_states(self._first, states)
 
     def take(self, attention: str | None) -> Any:
         """Return a model that nothing has traced yet, and keep no reference to it."""
@@ -77,7 +88,10 @@ class _Models:
             attention=attention,
             allow_missing_weights=self._options.allow_missing_weights,
         )
-        return restrict(model, self._checkpoint.task)
+        model = restrict_to_pages(restrict(model, self._checkpoint.task), self._checkpoint)
+        if self._states is not None:
+            give_states(model, self._states)
+        return model
 
 
 def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: TextInputs | None) -> None:
@@ -98,6 +112,27 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
         )
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
+
+
+def _choose_states(
+    models: _Models, source: Source, head: Head | None, specification: TargetSpecification | None
+) -> None:
+    """Let the models give the states that an embedder pools, where these are not those of its last layer.
+
+    Raises:
+        CheckpointError: the weights of layers cannot be read.
+        TargetError: a consumer would pool others.
+    """
+    states = TokenStates.of(source.sentence_modules, source)
+    if states is None or (head is None and specification is None):
+        return
+    if specification is not None:
+        raise TargetError(
+            f"{source.model_name} pools other states than those of its last layer, and "
+            f"{specification.target.title} reads these",
+            "pass --target plain",
+        )
+    models.give(states)
 
 
 @dataclass(frozen=True)
@@ -177,7 +212,12 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
 def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job:
     """Load the model once, and find out all that does not depend on the strategy."""
     stopwatch = Stopwatch()
-    source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
+    source = Source.find(
+        options.model_name,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        route=options.route,
+    )
     target = find_target(options.target)
     check_ranges_options(options.vectors_as, options.ranges, options.calibration)
     changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
@@ -194,8 +234,9 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     side = find_side(models.first, checkpoint.task)
-    if side is not None and not target.takes_any_graph:
-        raise TargetError(f"the target {target.name} takes no side of a dual encoder", "leave --target out")
+    of_pages = is_of_pages(checkpoint)
+    if (side is not None or of_pages) and not target.takes_any_graph:
+        raise TargetError(f"the target {target.name} takes no side of an encoder of pictures", "leave --target out")
     modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
@@ -216,7 +257,9 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
-            if side is None:
+            if of_pages:
+                choice = choose_no_head(options.head)
+            elif side is None:
                 choice = choose_head(options.head, checkpoint, signature, task=options.task)
             else:
                 both = find_both_sides(models.first, checkpoint)
@@ -234,12 +277,16 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
                 head, notes = head.stored_as(stored, signature), notes + few
         else:
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
+            modality = specification.fed(modality)
         task = task if head is None else head.task
+        if task == "sentence-similarity" and side is None:
+            _choose_states(models, source, head, specification)
         pipeline = SingleCallPipeline.of(
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
-    if text is not None and check_chat_template(source, tokenizer, task) is not None and specification is not None:
+    reads_text_alone = specification is not None and not specification.needs_module_weights
+    if text is not None and reads_text_alone and check_chat_template(source, tokenizer, task) is not None:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",
@@ -300,6 +347,8 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
+        if specification is not None:
+            specification.target.pack(specification.model, sidecars, path)
         exported = ModelFile.open(path)
     return ExportReport(
         output=str(paths.graph),

@@ -5,12 +5,17 @@ They are the checkpoint's own, byte for byte; what a consumer needs and the chec
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import METADATA_NAME
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
@@ -19,9 +24,11 @@ from onnxtool.checkpoint.sentence_modules import (
     TRANSFORMER_NAMES,
     TRANSFORMERS,
 )
-from onnxtool.checkpoint.static_embeddings import TOKENIZER_CONFIG
+from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, SparseStaticEmbedding, table_files
+from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files
+from onnxtool.reports import Json
 
 # What a consumer may need beside the graph and beside the files that the tokenizer's class names. Only those that a
 # checkpoint has are copied.
@@ -38,6 +45,7 @@ SIDECAR_FILES = (
     MODULES_NAME,
     ROUTER_NAME,
     ENCODER_NAME,
+    IDF_NAME,
     METADATA_NAME,
     *TRANSFORMER_NAMES,
 )
@@ -54,13 +62,26 @@ def write_sidecar_files(
     checkpoint has none. A checkpoint that is exported beside itself (`existing` is its own folder) keeps its files.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    modules, derived = source.sentence_modules, dict[str, Json]()
+    if source.route is not None and modules.query is None:
+        derived[MODULES_NAME] = _modules_of_route(source)
+        if source.is_local and existing.is_dir() and existing.samefile(source.model_name):
+            raise CheckpointError(
+                f"the route {source.route} would replace {MODULES_NAME} of the checkpoint itself, {existing}",
+                "pass --output with another folder",
+            )
+    elif modules.query is not None and source.locate(IDF_NAME) is None:
+        derived[IDF_NAME] = dict(SparseStaticEmbedding.read(modules.query).named_weights(modules.query))
     names = (*SIDECAR_FILES, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
     for name in dict.fromkeys(names):
         found = source.locate(name)
-        if found is not None and not _is_same_file(found, existing / name):
+        is_of_route = name in derived or (name == ROUTER_NAME and MODULES_NAME in derived)
+        if found is not None and not is_of_route and not _is_same_file(found, existing / name):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, target)
+    for name, content in derived.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if source.locate("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
         # A copy without the settings of the last call, which every consumer of the file would follow.
         backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
@@ -81,6 +102,19 @@ def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list
     before = Source(str(existing), None, trust_remote_code=False, local_only=True)
     names = dict.fromkeys((*SIDECAR_FILES, *all_files(), *module_files(before, weights=True)))
     return [existing / name for name in names if (existing / name).is_file() and not (folder / name).exists()]
+
+
+def _modules_of_route(source: Source) -> Json:
+    """Return modules.json of the route that is exported: its modules alone, and the transformer at the top."""
+    return [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": "" if module.kind in TRANSFORMERS else module.folder,
+            "type": module.kind if "." in module.kind else f"sentence_transformers.models.{module.kind}",
+        }
+        for index, module in enumerate(source.sentence_modules.modules)
+    ]
 
 
 def _tokenizer_files(source: Source, tokenizer: Any) -> tuple[str, ...]:
@@ -105,7 +139,20 @@ def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
     return (
         *(module.file(name) for module in folders for name in names),
         *(modules.query.file(name) for name in lookup if modules.query is not None),
+        *(() if modules.query is None else table_files(modules.query)),
     )
+
+
+def query_weights(folder: Path) -> NDArray[np.float32]:
+    """Return what each token of a query weighs, float32 by its id, from the sidecar files of an inference-free encoder.
+
+    Raises:
+        OnnxtoolError: the table cannot be read.
+    """
+    stored = CheckpointFolder(folder).sentence_modules.query
+    if stored is None:
+        raise ValueError(f"{folder} encodes queries by its model")
+    return SparseStaticEmbedding.read(stored).weights
 
 
 def _is_same_file(first: Path, second: Path) -> bool:

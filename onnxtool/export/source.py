@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
+from onnxtool.checkpoint.module_settings import require_no_routes
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -40,15 +41,24 @@ class Source(CheckpointFiles):
         revision: branch, tag or commit on the hub; None for its default branch.
         trust_remote_code: whether code in the checkpoint may run.
         local_only: take the hub's files from the cache, because the hub cannot be reached.
+        route: the one of a Router that is exported; None for a checkpoint without routes.
     """
 
     model_name: str
     revision: str | None
     trust_remote_code: bool
     local_only: bool
+    route: str | None = None
 
     @classmethod
-    def find(cls, model_name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Source:
+    def find(
+        cls,
+        model_name: str,
+        *,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        route: str | None = None,
+    ) -> Source:
         """Find the checkpoint.
 
         Raises:
@@ -61,7 +71,7 @@ class Source(CheckpointFiles):
                     f"--revision {revision} means nothing for the folder {model_name}",
                     "leave it out, or pass the id of a model on the hub",
                 )
-            return cls(model_name, None, trust_remote_code, local_only=True)
+            return cls(model_name, None, trust_remote_code, local_only=True, route=route)
         if (
             path.exists()
             or path.is_absolute()
@@ -71,7 +81,7 @@ class Source(CheckpointFiles):
             raise CheckpointError(
                 f"{model_name} is neither a folder nor an id on the hub", "pass a folder, or an id such as org/name"
             )
-        return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves())
+        return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves(), route=route)
 
     def require_transformer(self) -> None:
         """Refuse a checkpoint that is no model of transformers, or has it elsewhere.
@@ -79,9 +89,11 @@ class Source(CheckpointFiles):
         Raises:
             CheckpointError: there is no config.json with a model_type; modules.json may say what there is instead.
         """
+        modules = self.sentence_modules.modules
+        if modules and modules[0].kind not in TRANSFORMERS:
+            require_no_routes(self.sentence_modules, self)
         if self.trust_remote_code or "model_type" in self.read("config.json"):
             return
-        modules = self.sentence_modules.modules
         if modules and modules[0].kind not in TRANSFORMERS:
             kinds = ", ".join(module.kind for module in modules)
             raise CheckpointError(
@@ -120,7 +132,7 @@ class Source(CheckpointFiles):
     @cached_property
     def transformer_folder(self) -> str:
         """The folder of the checkpoint with the model of transformers; empty for its top, where most have it."""
-        return transformer_folder(self)
+        return transformer_folder(self, self.route)
 
     @property
     def label(self) -> str:
@@ -134,7 +146,7 @@ class Source(CheckpointFiles):
         Raises:
             CheckpointError: a file of it is malformed, or modules.json names a path outside the checkpoint.
         """
-        return as_multi_vector(SentenceModules.of(self), self)
+        return as_multi_vector(SentenceModules.of(self, self.route), self)
 
     @cached_property
     def card_tags(self) -> tuple[str, ...]:

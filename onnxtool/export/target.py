@@ -17,8 +17,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModule, SpladePooling
+from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import TargetError
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.source import Source
 from onnxtool.reports import Json, TensorInfo
@@ -34,9 +35,11 @@ VECTORS = TensorInfo("sentence_embedding", "float32", (BATCH, None))
 
 # What a consumer does with a model, by the tasks for which models are exported. A masked language model whose
 # checkpoint says nothing of pooling is read as SPLADE by consumers of sparse encoders.
-SPARSE, DENSE, SCORES, TAGS, OTHER = (
+SPARSE, INFERENCE_FREE, DENSE, TOKENS, SCORES, TAGS, OTHER = (
     "sparse encoders",
+    "inference-free sparse encoders",
     "text encoders",
+    "late-interaction encoders",
     "text classifiers",
     "token classifiers",
     "other",
@@ -46,6 +49,7 @@ KINDS = {
     "fill-mask": SPARSE,
     "sentence-similarity": DENSE,
     "feature-extraction": DENSE,
+    LATE_INTERACTION: TOKENS,
     "text-classification": SCORES,
     "token-classification": TAGS,
 }
@@ -61,11 +65,13 @@ class Use:
     """How a consumer uses models of one kind.
 
     Attributes:
-        kind: of SPARSE, DENSE, SCORES, TAGS.
+        kind: of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, TOKENS, SCORES, TAGS.
         outputs: what it reads of the graph: these, in this order, and no others.
         head: the head that the graph has for it; `none` for the model's own outputs.
         after: the modules that it can compute on the outputs itself; None for all that sentence-transformers knows.
         declares: inputs that the graph has for it, in this order, even those that the model ignores.
+        unfed: inputs that it does not feed, and without which the model takes zeros.
+        prefix: what stands before the names of the inputs in the graph.
     """
 
     kind: str
@@ -73,6 +79,8 @@ class Use:
     head: str = "none"
     after: tuple[PoolingModule, ...] | None = ()
     declares: tuple[str, ...] = ()
+    unfed: tuple[str, ...] = ()
+    prefix: str = ""
 
     def suits(self, modules: Sequence[PoolingModule], *, pads_left: bool) -> bool:
         """Whether a checkpoint with these modules is computed rightly: in the graph, or by the consumer."""
@@ -84,7 +92,7 @@ class Use:
 
     def inputs(self, available: Sequence[str]) -> tuple[str, ...]:
         """Return the inputs that the graph declares, in order, for a model that uses `available`."""
-        return self.declares + tuple(name for name in available if name not in self.declares)
+        return self.declares + tuple(name for name in available if name not in (*self.declares, *self.unfed))
 
 
 # Uses that several consumers have.
@@ -141,7 +149,6 @@ class Target:
         batch: the batch size that it calls the graph with; None for any.
         max_ir, max_opset: the highest that its onnxruntime reads; None for no bound.
         refused: kinds that it does not take, each with what to do instead.
-        looks_up_queries: whether it encodes queries of inference-free sparse encoders without the graph.
     """
 
     name: str
@@ -153,7 +160,6 @@ class Target:
     max_ir: int | None = None
     max_opset: int | None = None
     refused: tuple[tuple[str, str], ...] = ()
-    looks_up_queries: bool = False
 
     @property
     def takes_any_graph(self) -> bool:
@@ -165,18 +171,21 @@ class Target:
         """Whether it reads a folder with the graph in it."""
         return bool(self.graph)
 
-    def use_for(self, task: str, modules: Sequence[PoolingModule], *, pads_left: bool) -> Use:
+    def use_for(
+        self, task: str, modules: Sequence[PoolingModule], *, pads_left: bool, looks_up_queries: bool = False
+    ) -> Use:
         """Return how it uses a model of `task` whose checkpoint was trained with `modules`.
 
         Raises:
             TargetError: it takes no such model, or computes something else of it than the checkpoint does.
         """
-        kind = KINDS.get(task, OTHER)
+        kind = kind_of(task, looks_up_queries=looks_up_queries)
         uses = [use for use in self.uses if use.kind == kind]
         if not uses:
             takes = ", ".join(dict.fromkeys(use.kind for use in self.uses))
+            found = "queries are encoded without this model" if looks_up_queries else f"this model's task is {task}"
             raise TargetError(
-                f"{self.title} takes {takes}; this model's task is {task}",
+                f"{self.title} takes {takes}; {found}",
                 dict(self.refused).get(kind, "pass --target plain, or a --task that fits the checkpoint"),
             )
         suited = next((use for use in uses if use.suits(modules, pads_left=pads_left)), None)
@@ -184,7 +193,7 @@ class Target:
             raise TargetError(
                 f"{self.title} computes {_in_words(uses[0].after or ())} itself; this checkpoint needs "
                 f"{_in_words(modules)}, and would give other answers there",
-                f"pass --target plain --head {'splade' if kind == SPARSE else 'embedding'}: all of it in the graph",
+                f"pass --target plain --head {'embedding' if kind == DENSE else 'splade'}: all of it in the graph",
             )
         return suited
 
@@ -243,6 +252,9 @@ class Target:
             TargetError: a setting that it needs is not there.
         """
 
+    def pack(self, model: TargetModel, folder: Path, graph: Path) -> None:
+        """Write what it reads in place of the folder, such as an archive, when all files of it are there."""
+
     def instruction(self, model: TargetModel) -> str:
         """Say what its users must tell it about this model; empty where it reads all of it from the folder."""
         return ""
@@ -287,6 +299,11 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
             f"pass --output {root.with_suffix('')}",
         )
     return Layout(root, graph, root, "")
+
+
+def kind_of(task: str, *, looks_up_queries: bool) -> str:
+    """Return the kind of a model by its task, and by whether queries are encoded without it."""
+    return INFERENCE_FREE if looks_up_queries else KINDS.get(task, OTHER)
 
 
 def bound_texts(folder: Path, max_length: int | None, *, pad_token: str = "") -> None:

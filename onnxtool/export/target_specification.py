@@ -17,14 +17,17 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.choice import Head, read_head
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.heads.choice import read_head, require_expanding_token
+from onnxtool.export.heads.head import Head
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality
+from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.export.target import DENSE, KINDS, OTHER, SPARSE, Target, TargetModel, write_json
+from onnxtool.export.target import DENSE, INFERENCE_FREE, SPARSE, TOKENS, Target, TargetModel, kind_of, write_json
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
@@ -63,11 +66,20 @@ class TargetSpecification:
         return self.model.use.after is None
 
     def narrow(self, signature: Signature) -> Signature:
-        """Return the signature with those outputs only that the target reads, where it reads the model's own."""
+        """Return the signature without what the target neither feeds nor, of the model's own outputs, reads."""
+        fed = {name: shape for name, shape in signature.inputs.items() if name not in self.model.use.unfed}
+        signature = replace(signature, inputs=fed)
         if self.head is not None:
             return signature
         wanted = [info.name for info in self.model.use.outputs]
         return replace(signature, outputs={name: signature.outputs[name] for name in wanted})
+
+    def fed(self, modality: Modality) -> Modality:
+        """Return the modality without the inputs that the target does not feed."""
+        if not isinstance(modality, TextInputs) or not self.model.use.unfed:
+            return modality
+        names = {name: rest for name, rest in modality.names.items() if name not in self.model.use.unfed}
+        return replace(modality, names=names)
 
     def adapt(self, model: ir.Model) -> None:
         """Bring a graph with the head on it into the form of the target, in place.
@@ -104,13 +116,14 @@ class TargetSpecification:
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> Arrays:
             filled = {**{name: np.zeros_like(feeds["input_ids"]) for name in self.ignored}, **feeds}
+            filled = {self.model.use.prefix + name: array for name, array in filled.items()}
             if not isinstance(batch, int):
-                return self.target.restore(session.run(filled), self.model, len(filled["input_ids"]))
+                return self.target.restore(session.run(filled), self.model, len(feeds["input_ids"]))
             rows = [
                 self.target.restore(
                     session.run({name: array[i : i + batch] for name, array in filled.items()}), self.model, batch
                 )
-                for i in range(0, len(filled["input_ids"]), batch)
+                for i in range(0, len(feeds["input_ids"]), batch)
             ]
             return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
@@ -130,7 +143,8 @@ class TargetSpecification:
         title = self.target.title
         structure = file.structure
         found = tuple(info.name for info in structure.inputs)
-        self._require(found == self.inputs, f"the graph takes {', '.join(found)}", f"{', '.join(self.inputs)}")
+        declared = tuple(self.model.use.prefix + name for name in self.inputs)
+        self._require(found == declared, f"the graph takes {', '.join(found)}", f"{', '.join(declared)}")
         batch = self.target.batch or BATCH
         for info in structure.inputs:
             self._require(
@@ -151,7 +165,7 @@ class TargetSpecification:
         for length in (2, 7):  # numbers are compared by `runner`; here it is about names, types and shapes
             array = np.ones((1, length), dtype=np.int64)
             try:
-                results = session.run({name: np.zeros_like(array) if "type" in name else array for name in self.inputs})
+                results = session.run({name: np.zeros_like(array) if "type" in name else array for name in declared})
             except OnnxtoolError as error:
                 raise TargetError(f"the graph does not run as {title} runs it: {error.message}", error.hint) from error
             for output in self.model.use.outputs:
@@ -231,6 +245,8 @@ class TargetSpecification:
             if name not in found:
                 found[name] = ir.val(name, dtype=ir.DataType.INT64, shape=[BATCH, SEQUENCE])
         model.graph.inputs[:] = [found[name] for name in self.inputs]
+        for value in model.graph.inputs:
+            value.name = f"{self.model.use.prefix}{value.name}"
 
     def _check_versions(self, model: ir.Model) -> None:
         opset, highest = model.opset_imports[""], self.target.max_opset
@@ -254,15 +270,20 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
     if target.takes_any_graph:
         return None
     source, architecture = checkpoint.source, checkpoint.architecture
-    kind, inputs, outputs = KINDS.get(checkpoint.task, OTHER), tuple(signature.inputs), signature.outputs
+    inputs, outputs = tuple(signature.inputs), signature.outputs
+    looks_up = source.sentence_modules.query is not None
+    kind = kind_of(checkpoint.task, looks_up_queries=looks_up)
     trained = None if target.computes_all(kind) else _trained_head(source, kind)
     modules = () if trained is None else trained.modules
-    if source.sentence_modules.query is not None and not target.looks_up_queries:
+    if looks_up and not any(use.kind == kind for use in target.uses):
         raise TargetError(
             f"{source.model_name} encodes queries without a model, and {target.title} would run this one on them",
             "pass --target plain",
         )
-    use = target.use_for(checkpoint.task, modules, pads_left=getattr(tokenizer, "padding_side", "right") == "left")
+    pads_left = getattr(tokenizer, "padding_side", "right") == "left"
+    use = target.use_for(checkpoint.task, modules, pads_left=pads_left, looks_up_queries=looks_up)
+    if kind == TOKENS:
+        require_expanding_token(source, tokenizer)
     target.check_checkpoint(use, source)
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:
@@ -270,7 +291,7 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
             raise TargetError(
                 f"{target.title} takes {use.kind} by their {name}; {architecture} gives {', '.join(outputs)}",
                 "the weights must be of the model with that head; a base model's hidden states are no term weights"
-                if kind == SPARSE
+                if kind in (SPARSE, INFERENCE_FREE)
                 else "pass a --task whose architecture has it, or --target plain",
             )
     for name in ("input_ids", "attention_mask"):
@@ -299,8 +320,10 @@ def _trained_head(source: Source, kind: str) -> Head | None:
     Raises:
         CheckpointError: it has modules that onnxtool does not know.
     """
-    if kind == SPARSE:
+    if kind in (SPARSE, INFERENCE_FREE):
         return read_head("splade", source)
+    if kind == TOKENS:
+        return read_head(LATE_INTERACTION, source)
     if kind == DENSE and source.sentence_modules.find("Pooling") is not None:
         return read_head("embedding", source)
     return None

@@ -13,6 +13,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.answering import Asked, Item, answer_texts, make_request
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
+from onnxtool.infer.generation.encoders import find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
@@ -65,6 +66,8 @@ def load(
     provider: str = "auto",
     threads: int = 0,
     inter_threads: int = 0,
+    representation: str | None = None,
+    encoder_path: Path | None = None,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> LoadedModel:
     """Load the model at `model_path` with its tokenizer.
@@ -75,6 +78,9 @@ def load(
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one a core.
         inter_threads: operators that may run at once; 0 for one after the other.
+        representation: of an M3 embedder (bge-m3), which of its vectors: `dense`, `sparse` or `colbert`; None for
+            dense, and for every other model.
+        encoder_path: the encoder of an encoder-decoder; None for the file that the decoder names.
         on_progress: is told what is being done.
 
     Raises:
@@ -88,12 +94,13 @@ def load(
     folder = find_checkpoint_folder(model, model_name)
     tokenizer = TextTokenizer(folder)
     task = stated_task(model) or deduce_task(model, folder, tokenizer.vocabulary_size)
-    limit = text_limit(model, folder, task)
-    of_tasks = ((name, limit_of_task(model, folder, name)) for name in TASKS)
+    reads = find_encoder(model, encoder_path) or model  # the graph that takes texts
+    limit = text_limit(reads, folder, task)
+    of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
     limits = {name: own for name, own in of_tasks if own is not None}
     for one in (*limits.values(), *(() if limit is None else (limit,))):
         tokenizer.require_room(one)
-    head = head_for(task, model, folder, tokenizer)
+    head = head_for(task, model, folder, tokenizer, representation)
     prompts = Prompts.of(folder)
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
     on_progress(f"loading {path}")
@@ -104,8 +111,8 @@ def load(
         task=task,
         limit=limit,
         head=head,
-        batch_rules=BatchRules.of(model),
-        num_ids=index_bounds(model).get("input_ids"),
+        batch_rules=BatchRules.of(reads),
+        num_ids=index_bounds(reads).get("input_ids"),
         prompts=prompts,
         limits=limits,
         chats=None if template is None else Chats(template, tokenizer),
@@ -120,6 +127,7 @@ def encode(
     provider: str = "auto",
     prompt: str | None = None,
     task: str | None = None,
+    representation: str | None = None,
     long: LongTexts | str = CUT,
     vectors_as: str | None = None,
     ranges: RangesLike | None = None,
@@ -135,7 +143,7 @@ def encode(
     is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
     if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
         return queries.encode(texts, prompt=prompt)
-    model = load(model_path, model_name=model_name, provider=provider)
+    model = load(model_path, model_name=model_name, provider=provider, representation=representation)
     return model.encode(
         texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
     )

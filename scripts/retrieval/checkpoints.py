@@ -42,7 +42,7 @@ from sentence_transformers.sparse_encoder.modules import (
     SparseStaticEmbedding,
     SpladePooling,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from onnxtool.checkpoint.activations import ACTIVATIONS
 
@@ -50,7 +50,7 @@ HIDDEN = 32
 WORDS = 4000
 LAYERS = 3
 
-DENSE, SPARSE, RERANKER, LATE = "dense", "sparse", "reranker", "late interaction"
+DENSE, SPARSE, RERANKER, LATE, M3 = "dense", "sparse", "reranker", "late interaction", "M3"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{% if message.content is string %}{{ message.content }}"
@@ -75,11 +75,12 @@ class Case:
 
     Attributes:
         name: what is special about it.
-        kind: DENSE, SPARSE, RERANKER or LATE.
+        kind: DENSE, SPARSE, RERANKER, LATE or M3.
         make: saves it to a folder; `base` is an empty folder beside it for the transformer.
         prompts: the names of prompts that are tried beside none.
         tasks: `encode_query` and `encode_document` are tried: they compute different things.
         needs_text: the tokenizer frames no text, so that an empty one has no tokens.
+        routes: a file is made of each of these tasks, whose route has its name.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Case:
     prompts: tuple[str, ...] = ()
     tasks: bool = False
     needs_text: bool = False
+    routes: tuple[str, ...] = ()
 
 
 def _draw(model: torch.nn.Module, seed: int = 0) -> None:
@@ -259,6 +261,23 @@ def _dense_router(folder: Path, base: Path) -> None:
     _draw(document, 5)
     router = Router.for_query_document([query, Pooling(HIDDEN, "cls")], [document, Pooling(HIDDEN, "mean")])
     SentenceTransformer(modules=[router, Normalize()]).save_pretrained(str(folder))
+
+
+def _asymmetric(folder: Path, base: Path) -> None:
+    """As Asym, the older name: a projection for each side behind one encoder, in config.json."""
+    sides = {name: [_seeded(Dense(HIDDEN, 16), seed)] for seed, name in enumerate(("query", "document"))}
+    modules = [Transformer(str(encoder(base))), Pooling(HIDDEN, "mean"), Router(sides, default_route="document")]
+    SentenceTransformer(modules=modules).save_pretrained(str(folder))
+    found = folder / "2_Router"
+    (found / "router_config.json").rename(found / "config.json")
+
+
+def _mapped_router(folder: Path, base: Path) -> None:
+    query, document = Transformer(str(encoder(base / "q"))), Transformer(str(encoder(base / "d")))
+    _draw(document, 5)
+    routes = {"query": [query, Pooling(HIDDEN, "cls")], "document": [document, Pooling(HIDDEN, "mean")]}
+    mappings: Any = {("query", "text"): "query", (None, None): "document"}
+    SentenceTransformer(modules=[Router(routes, route_mappings=mappings)]).save_pretrained(str(folder))
 
 
 def _csr(folder: Path, base: Path) -> None:
@@ -436,6 +455,44 @@ def _stanford(metadata: dict[str, Any] | None, **config: Any) -> Callable[[Path,
     return make
 
 
+@functools.cache
+def _sentence_pieces() -> str:
+    """Train a vocabulary as XLM-RoBERTa has one, and return it as a tokenizer.json."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=specials, unk_token=specials[3])
+    texts = ["the weather in the city is lovely today", "paris is the capital of france, and its largest city."]
+    tokenizer.train_from_iterator([*texts, string.printable] * 4, trainer)
+    framing = [(token, tokenizer.token_to_id(token)) for token in (specials[0], specials[2])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=framing)
+    return str(tokenizer.to_str())
+
+
+def m3(folder: Path, base: Path, *, modules: bool = True, **config: Any) -> None:
+    """Save an M3 embedder as bge-m3 lies on the hub; without `modules` as FlagEmbedding saves one that it trained."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_sentence_pieces()), model_max_length=96, bos_token="<s>", cls_token="<s>",  # noqa: S106
+        eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",  # noqa: S106
+    )  # fmt: skip
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **config}
+    settings = transformers.XLMRobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, **sizes,
+    )  # fmt: skip
+    model = transformers.XLMRobertaModel(settings)
+    _draw(model)
+    place = base if modules else folder
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    width = sizes["hidden_size"]
+    if modules:
+        chain = [Transformer(str(base)), Pooling(width, "cls"), Normalize()]
+        SentenceTransformer(modules=chain).save_pretrained(str(folder))
+    for seed, (name, rows) in enumerate((("sparse_linear.pt", 1), ("colbert_linear.pt", width))):
+        torch.save(_seeded(torch.nn.Linear(width, rows), seed + 9).state_dict(), folder / name)
+
+
 def _edited(make: Callable[[Path, Path], None], name: str, **settings: Any) -> Callable[[Path, Path], None]:
     """Save a checkpoint, and set keys of one of its files."""
 
@@ -457,11 +514,10 @@ def _projection(
     return lambda: _seeded(Dense(before, width, activation_function=activation, **settings))
 
 
-def _hidden_states(folder: Path, base: Path) -> None:
-    """Pool the states of the last layer but one."""
-    states = {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}
-    make = _edited(_dense(_pooled()), _BERT, modality_config=states, module_output_name="token_embeddings")
-    make(folder, base)
+def _hidden_states(layer: int, mode: str) -> Callable[[Path, Path], None]:
+    """Pool the states of one layer."""
+    states = {"text": {"method": "forward", "method_output_name": ["hidden_states", layer]}}
+    return _edited(_dense(_pooled(mode)), "sentence_bert_config.json", modality_config=states)
 
 
 def _processing(**text: Any) -> Callable[[Path, Path], None]:
@@ -496,20 +552,31 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("Dense on tokens", DENSE, _dense(tokens, _pooled()))
     weighted = _dense(lambda: WeightedLayerPooling(HIDDEN, LAYERS, 1), _pooled(), config={"output_hidden_states": True})
     yield Case("WeightedLayerPooling", DENSE, weighted)
+    weights = torch.nn.Parameter(torch.tensor([0.5, -1.0, 2.0, 0.25]))
+    drawn = _dense(
+        lambda: WeightedLayerPooling(HIDDEN, LAYERS, 0, weights), _pooled("cls"), config={"output_hidden_states": True}
+    )
+    yield Case("WeightedLayerPooling of all layers", DENSE, drawn)
+    passed_over = _dense(lambda: WeightedLayerPooling(HIDDEN, LAYERS, 1), _pooled())
+    yield Case("WeightedLayerPooling without states", DENSE, passed_over)
     yield Case("CNN", DENSE, _dense(lambda: _seeded(CNN(HIDDEN, 16)), lambda: Pooling(48, "mean")))
     yield Case("LSTM", DENSE, _dense(lambda: _seeded(LSTM(HIDDEN, 16)), lambda: Pooling(32, "mean")))
     yield Case("BoW", DENSE, _bag_of_words)
     yield Case("word vectors", DENSE, _words)
     yield Case("StaticEmbedding", DENSE, _static)
     yield Case("Router of two encoders", DENSE, _dense_router, tasks=True)
+    yield Case("Router of two encoders, by --route", DENSE, _dense_router, routes=("query", "document"))
+    yield Case("Router behind the pooling, by --route", DENSE, _asymmetric, routes=("query", "document"))
+    yield Case("Router with route_mappings, by --route", DENSE, _mapped_router, routes=("query", "document"))
     yield Case("truncate_dim", DENSE, _dense(_pooled(), Normalize, truncate_dim=12))
     yield Case("max_seq_length", DENSE, _dense(_pooled(), transformer={"max_seq_length": 12}))
     yield Case("max_seq_length of an old file", DENSE, _edited(_dense(_pooled()), _BERT, max_seq_length=12))
     yield Case("do_lower_case of an old file", DENSE, _edited(_dense(_pooled()), _BERT, do_lower_case=True))
     yield Case("similarity dot", DENSE, _dense(_pooled(), similarity_fn_name="dot"))
-    yield Case("states of the last layer but one", DENSE, _hidden_states)
+    yield Case("states of the last layer but one", DENSE, _hidden_states(-2, "mean"))
+    yield Case("states before the first layer", DENSE, _hidden_states(0, "max"))
     yield Case("processing_kwargs, max_length", DENSE, _processing(max_length=9, truncation=True))
-    yield Case("processing_kwargs, add_special_tokens", DENSE, _processing(add_special_tokens=False))
+    yield Case("processing_kwargs, add_special_tokens", DENSE, _processing(add_special_tokens=False), needs_text=True)
     lengths = _dense(_pooled(), transformer={"query_length": 8, "document_length": 20})
     yield Case("query_length and document_length", DENSE, lengths, tasks=True)
     longer = _dense(_pooled(), transformer={"max_seq_length": 12, "document_length": 30})
@@ -534,6 +601,8 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("weights of a causal language model", DENSE, _causal_weights, ("query",), needs_text=True)
     template = _decoder_embedder("left", CHAT_TEMPLATE)
     yield Case("decoder with chat template", DENSE, template, ("query",), needs_text=True)
+    by_task = _decoder_embedder("right", CHAT_TEMPLATE + "{% if task == 'query' %}<|query|>{% endif %}")
+    yield Case("chat template that reads the task", DENSE, by_task, tasks=True, needs_text=True)
 
 
 def _sparse_cases() -> Iterator[Case]:
@@ -647,7 +716,12 @@ def _late_cases() -> Iterator[Case]:
     yield late("Stanford without metadata", _stanford(None))
 
 
+def _m3_cases() -> Iterator[Case]:
+    yield Case("bge-m3", M3, m3)
+    yield Case("as FlagEmbedding saves it", M3, functools.partial(m3, modules=False))
+
+
 _PROMPTS = {"query": "query: ", "document": "passage: "}
 _BERT = "sentence_bert_config.json"
 _ENCODER = "config_sentence_transformers.json"
-CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases())
+CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases(), *_m3_cases())

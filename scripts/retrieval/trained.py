@@ -100,7 +100,8 @@ class Paths:
         ranges = None if stated is None else np.array(stated, np.float32)
         is_equal, figures = _codes(ours, self._document_vectors, name, ranges)
         if name != "float16":
-            theirs = np.asarray(self._theirs.encode(self._documents, precision=name))
+            precision: Any = name
+            theirs = np.asarray(self._theirs.encode(self._documents, precision=precision))
             figures += f"; {np.mean(ours == theirs):.3%} equal to encode(precision)"
         compared = ours.astype(np.float64)
         if name in _BITS:
@@ -146,7 +147,8 @@ def _stored(vectors: Vectors, name: str, ranges: Vectors | None) -> Vectors:
     vectors = vectors.astype(np.float32)
     if name == "float16":  # which sentence-transformers has not
         return vectors.astype(np.float16)
-    return np.asarray(quantize_embeddings(vectors, precision=name, ranges=ranges))
+    precision: Any = name
+    return np.asarray(quantize_embeddings(vectors, precision=precision, ranges=ranges))
 
 
 def _sign(name: str) -> np.uint8:

@@ -96,7 +96,10 @@ def test_settings_that_are_followed_or_change_nothing_are_let_through(tmp_path: 
         ({"processing_kwargs": {"chat_template": {"chat_template": "{{ 1 }}"}}}, "processing_kwargs"),
         ({"processing_kwargs": {"text": ["max_length"]}}, "processing_kwargs"),
         ({"processing_kwargs": {"text": {"padding_side": "left"}}}, "processing_kwargs"),
-        ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}}, "modality"),
+        (
+            {"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", "x"]}}},
+            "modality",
+        ),
         ({"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}}, "modality_config"),
         ({"module_output_name": "sentence_embedding"}, "module_output_name 'sentence_embedding'"),
         ({"transformer_task": "any-to-any"}, "transformer_task 'any-to-any'"),

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
-from transformers import AutoTokenizer
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.target import TargetModel, layout
 from onnxtool.export.targets import TARGET_NAMES, find_target
+from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
 from tests.workshop import Workshop
 
@@ -38,6 +43,9 @@ DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
         ("fastembed", "sentence-similarity", (MAX,), "sentence_embedding"),
         ("fastembed", "sentence-similarity", (MEAN, DENSE), "sentence_embedding"),
         ("fastembed", "sparse-encoding", (SpladePooling(),), "logits"),
+        ("opensearch", "sentence-similarity", (MAX, DENSE), "sentence_embedding"),
+        ("opensearch", "sparse-encoding", (SpladePooling("sum", "log1p_relu"),), "sparse"),
+        ("opensearch", "text-classification", (), "logits"),
         ("vespa", "sentence-similarity", (CLS,), "last_hidden_state"),
         ("vespa", "sentence-similarity", (Pooling(("lasttoken",)),), "sentence_embedding"),
         ("tei", "sentence-similarity", (Pooling(("lasttoken",)),), "last_hidden_state"),
@@ -80,6 +88,20 @@ def test_a_need_that_cannot_be_met_says_what_to_do(
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(("activation", "suits"), [("log1p_relu", True), ("relu", False)])
+def test_fastembed_has_one_formula_for_encoders_whose_queries_are_looked_up(activation: str, suits: bool) -> None:
+    """The double logarithm, whatever the checkpoint was trained with; others that look queries up have all."""
+    modules = (SpladePooling("max", activation),)
+    for target in ("sentence-transformers", "opensearch"):
+        assert find_target(target).use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
+    if suits:
+        use = find_target("fastembed").use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
+        assert use.outputs[0].name == "logits"
+        return
+    with pytest.raises(TargetError, match=r"fastembed computes the max of log\(1 \+ log\(1 \+ relu\)\)"):
+        find_target("fastembed").use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
+
+
 @pytest.mark.parametrize("target", [find_target(name) for name in TARGET_NAMES], ids=TARGET_NAMES)
 def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
     """So that it can be staged and moved as one."""
@@ -117,8 +139,7 @@ def test_anserini_refuses_tokenizers_that_it_does_not_have(minilm: Path) -> None
 
 def test_a_byte_level_tokenizer_is_no_wordpiece() -> None:
     """Anserini could not read its vocabulary; fastembed needs a token to pad with."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import models
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
     with pytest.raises(TargetError, match="WordPiece"):
@@ -192,6 +213,113 @@ def test_chroma_gets_a_vocabulary_and_models_of_its_length(minilm: Path, tmp_pat
     assert "cuts texts to 256 tokens; it scales vectors to length 1" in target.instruction(model)
     usual = dataclasses.replace(model, modules=(MEAN, Normalize()), max_tokens=256)
     assert ";" not in target.instruction(usual)
+
+
+def inference_free(workshop: Workshop, folder: Path) -> Path:
+    """Put a Router around a sparse encoder, with a table of weights for queries, in `folder`/checkpoint."""
+    checkpoint = folder / "checkpoint"
+    document = shutil.copytree(workshop.checkpoint("tiny-splade"), checkpoint / "document_0_Transformer")
+    weights = np.random.default_rng(0).uniform(0.5, 2, 30522).astype(np.float32)
+    names = ("query_0_SparseStaticEmbedding", "document_0_Transformer", "document_1_SpladePooling")
+    classes = [f"sentence_transformers.models.{name.rpartition('_')[2]}" for name in names]
+    routes = {"query": [names[0]], "document": [*names[1:]]}
+    files = {
+        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}],
+        "router_config.json": {
+            "types": dict(zip(names, classes, strict=True)),
+            "structure": routes,
+            "parameters": {"default_route": "document"},
+        },
+        f"{names[0]}/config.json": {"frozen": True},
+        f"{names[2]}/config.json": {"pooling_strategy": "max", "activation_function": "log1p_relu"},
+        f"{names[1]}/sentence_bert_config.json": {"transformer_task": "fill-mask", "max_seq_length": 128},
+    }
+    for name, content in files.items():
+        (checkpoint / name).parent.mkdir(exist_ok=True)
+        (checkpoint / name).write_text(json.dumps(content))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(document / name, checkpoint / names[0] / name)
+    save_file({"weight": weights}, checkpoint / names[0] / "model.safetensors")
+    return checkpoint
+
+
+def test_queries_of_an_inference_free_encoder_weigh_the_same_in_its_consumers(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """OpenSearch gets archives of documents and of queries, with the hashes that it checks; fastembed idf.json."""
+    checkpoint = inference_free(workshop, tmp_path)
+    folder = exported(checkpoint, "opensearch", tmp_path)
+    (graph,) = folder.glob("*.onnx")
+    structure = ModelFile.open(graph).structure
+    assert [info.name for info in structure.inputs] == ["input1.input_ids", "input1.attention_mask"]
+    assert [info.name for info in structure.outputs] == ["sparse"]
+    for name, function, config, files in (
+        ("checkpoint", "SPARSE_ENCODING", "ml-commons_model_config.json", {graph.name, "tokenizer.json"}),
+        ("checkpoint-tokenizer", "SPARSE_TOKENIZE", "ml-commons_tokenizer_config.json", {"idf.json", "tokenizer.json"}),
+    ):
+        request, archive = json.loads((folder / config).read_text()), folder / f"{name}.zip"
+        assert (request["name"], request["function_name"], request["model_format"]) == (name, function, "ONNX")
+        assert request["model_content_hash_value"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+        assert request["model_content_size_in_bytes"] == archive.stat().st_size
+        with zipfile.ZipFile(archive) as opened:
+            assert set(opened.namelist()) == files
+            assert opened.read("tokenizer.json") == (folder / "tokenizer.json").read_bytes()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert (tokenizer.truncation or {}).get("max_length") == 128
+    tokenizer.no_padding()
+    ids = tokenizer.encode("the weather in the unbelievably lovely city").ids
+    weights = load_file(checkpoint / "query_0_SparseStaticEmbedding" / "model.safetensors")["weight"]
+    # SparseTokenizerModel of ml-commons: the text of each token, and 1 for one that is not in the table.
+    table = json.loads((folder / "idf.json").read_text())
+    texts = {token: tokenizer.decode([token], skip_special_tokens=True) for token in ids}
+    assert {token: table.get(text, 1.0) for token, text in texts.items() if text} == {
+        token: weights[token] for token in ids[1:-1]
+    }
+    # IfSplade of fastembed: the vocabulary's own name of each token.
+    target, encoder = find_target("fastembed"), AutoTokenizer.from_pretrained(folder)
+    modules = (SpladePooling("max", "log1p_relu"),)
+    use = target.use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
+    target.write_files(TargetModel("m", use, None, modules, vocabulary_size=30522), None, encoder, folder, 128)
+    table = json.loads((folder / "idf.json").read_text())
+    assert [table[tokenizer.id_to_token(token)] for token in ids] == weights[ids].tolist()
+
+
+def test_archives_are_the_same_whenever_they_are_written(workshop: Workshop, tmp_path: Path) -> None:
+    """A hash that changes with the clock would register a model twice; token types are fed to some alone."""
+    checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
+    with pytest.raises(TargetError, match="does not say how it pools, and OpenSearch gets vectors from the graph"):
+        exported(checkpoint, "opensearch", tmp_path)
+    (checkpoint / "1_Pooling").mkdir()
+    (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "max"}')
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in paths.items()]
+    (checkpoint / "modules.json").write_text(json.dumps(modules))
+    folder = exported(checkpoint, "opensearch", tmp_path)
+    archive, config = folder / "checkpoint.zip", folder / "ml-commons_model_config.json"
+    before, request = archive.read_bytes(), json.loads(config.read_text())
+    assert request["model_config"] == {
+        "model_type": "bert",
+        "embedding_dimension": 32,
+        "framework_type": "sentence_transformers",
+        "pooling_mode": "CLS",
+        "normalize_result": False,
+    }
+    target = find_target("opensearch")
+    use = target.use_for("sentence-similarity", (MAX,), pads_left=False)
+    target.pack(TargetModel("checkpoint", use, None, (MAX,)), folder, folder / "checkpoint.onnx")
+    assert archive.read_bytes() == before
+
+
+def test_two_tokens_of_one_text_are_refused_where_queries_go_by_text(tmp_path: Path) -> None:
+    """Byte-level tokenizers have such: parts of a character."""
+    from tokenizers import decoders, models
+
+    tokenizer = Tokenizer(models.BPE({"¡": 0, "¢": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    assert weights_by_text(np.array([2, 2], np.float32), wrapped)
+    with pytest.raises(TargetError, match="weighs tokens of queries by their text"):
+        weights_by_text(np.array([1, 2], np.float32), wrapped)
 
 
 def test_a_head_besides_a_target_is_refused(workshop: Workshop, tmp_path: Path) -> None:

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from sentence_transformers.sparse_encoder import modules as reference
+from transformers import PreTrainedTokenizerFast
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.static_embeddings import require_same_tokens
+from onnxtool.checkpoint.sentence_modules import StoredModule
+from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
+from onnxtool.export.sidecar_files import write_sidecar_files
+from onnxtool.export.source import Source
 from onnxtool.infer import InferOptions, SparseVectors, encode, load, run_texts
 from onnxtool.infer.static_queries import load_queries
 from onnxtool.runtime import session
@@ -73,6 +78,66 @@ def test_each_token_of_a_query_weighs_what_the_table_says(tmp_path: Path) -> Non
     assert isinstance(vectors, SparseVectors)
     assert vectors.terms() == [dict(sorted(terms(text).items(), key=lambda term: -term[1])) for text in texts]
     assert all((np.diff(vectors.row(place)[0]) > 0).all() for place in range(len(texts)))
+
+
+def by_token(folder: Path, content: Any, named: str = "idf.json") -> StoredModule:
+    """Write a table of weights by their tokens, in place of the safetensors."""
+    inference_free(folder)
+    query = folder / "model" / "query_0_SparseStaticEmbedding"
+    (query / "model.safetensors").unlink()
+    (query / "config.json").write_text(json.dumps({"frozen": True, "path": named}))
+    if content is not None:
+        (query / "idf.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    stored = CheckpointFolder(folder / "model").sentence_modules.query
+    assert stored is not None
+    return stored
+
+
+def test_weights_may_be_written_by_their_tokens(tmp_path: Path) -> None:
+    """As sentence-transformers reads them, beside the module or at the top; no token means no weight."""
+    weights = {"cat": 1.5, "dog": 0.1, "the": 3}
+    stored = by_token(tmp_path, weights)
+    found = SparseStaticEmbedding.read(stored)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "model" / "tokenizer.json"))
+    table = tmp_path / "model" / "query_0_SparseStaticEmbedding" / "idf.json"
+    theirs = reference.SparseStaticEmbedding.from_json(str(table), tokenizer)
+    np.testing.assert_array_equal(found.weights, theirs.weight.detach().numpy())
+    assert found.named_weights(stored) == weights
+    table.rename(tmp_path / "model" / "idf.json")
+    np.testing.assert_array_equal(SparseStaticEmbedding.read(stored).weights, found.weights)
+
+
+@pytest.mark.parametrize(
+    ("content", "named", "reason"),
+    [
+        ({"cat": 1.0, "xyzzy": 2.0}, "idf.json", "the tokenizer has no 'xyzzy'"),
+        ({"cat": "heavy"}, "idf.json", "it is no number a token"),
+        ({"cat": True}, "idf.json", "it is no number a token"),
+        ({"cat": float("nan")}, "idf.json", "not finite"),
+        ({}, "idf.json", "it is empty, or not there"),
+        (["cat"], "idf.json", "not a JSON object"),
+        ('{"cat": 1', "idf.json", "not JSON"),
+        (None, "idf.json", "it is empty, or not there"),
+        ({"cat": 1.0}, "../idf.json", "its path leaves the folder"),
+        ({"cat": 1.0}, "/etc/idf.json", "its path leaves the folder"),
+        ({"cat": 1.0}, "C:/idf.json", "its path leaves the folder"),
+    ],
+)
+def test_a_table_by_tokens_that_cannot_be_read_is_refused(
+    tmp_path: Path, content: Any, named: str, reason: str
+) -> None:
+    """A path in a checkpoint stays inside of it, unlike in sentence-transformers."""
+    with pytest.raises(InputError, match=reason):
+        SparseStaticEmbedding.read(by_token(tmp_path, content, named))
+
+
+def test_an_export_has_the_table_by_tokens_for_other_consumers(tmp_path: Path) -> None:
+    """OpenSearch reads idf.json; one that the checkpoint has is its own."""
+    inference_free(tmp_path)
+    source = Source.find(str(tmp_path / "model"))
+    write_sidecar_files(source, None, tmp_path / "out", tmp_path / "elsewhere")
+    written = json.loads((tmp_path / "out" / "idf.json").read_text())
+    assert written == {token: index / 4 for index, token in enumerate(VOCABULARY) if index}
 
 
 def test_documents_are_encoded_by_the_model(tmp_path: Path) -> None:

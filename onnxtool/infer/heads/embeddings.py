@@ -22,6 +22,7 @@ from onnxtool.checkpoint.pooling_modules import (
     read_pooling_modules,
 )
 from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
@@ -85,6 +86,11 @@ class Embeddings(VectorHead[DenseVectors]):
         stated = modules.find("Pooling")
         pooling = None if stated is None else Pooling.read(stated)
         computed = () if in_graph else read_pooling_modules(modules, Pooling)
+        if not in_graph and TokenStates.of(modules, folder) is not None:
+            raise InputError(
+                f"{folder.path} pools other states than those of the last layer, which its graph gives",
+                "export it with its head (--head auto)",
+            )
         place = modules_before(computed, Pooling)
         if pooling is None and not in_graph:
             pooling = Pooling()

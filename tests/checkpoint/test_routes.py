@@ -1,0 +1,126 @@
+"""A Router has modules for each kind of text; one of its routes is read, or the names of all are said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.sentence_modules import SentenceModules, transformer_folder
+from onnxtool.errors import CheckpointError, InputError
+from onnxtool.export.sidecar_files import write_sidecar_files
+from onnxtool.export.source import Source
+
+MODELS = "sentence_transformers.models."
+TYPES = {
+    "query_0_Transformer": MODELS + "Transformer",
+    "query_1_Pooling": MODELS + "Pooling",
+    "document_0_Transformer": MODELS + "Transformer",
+    "document_1_Pooling": MODELS + "Pooling",
+    "table_0_SparseStaticEmbedding": MODELS + "SparseStaticEmbedding",
+}
+STRUCTURE: dict[str, Any] = {
+    "query": ["query_0_Transformer", "query_1_Pooling"],
+    "document": ["document_0_Transformer", "document_1_Pooling"],
+    "table": ["table_0_SparseStaticEmbedding"],
+}
+
+
+def routed(folder: Path, *, before: tuple[str, ...] = (), name: str = "router_config.json", **change: Any) -> Path:
+    """Write a checkpoint with a Router, behind other modules or alone, and a Normalize behind it."""
+    router = {"types": TYPES, "structure": STRUCTURE, "parameters": {}, **change}
+    place = f"{len(before)}_Router" if before else ""
+    listed = [{"path": "" if kind == "Transformer" else f"1_{kind}", "type": MODELS + kind} for kind in before]
+    listed += [{"path": place, "type": MODELS + ("Asym" if name == "config.json" else "Router")}]
+    listed += [{"path": "9_Normalize", "type": MODELS + "Normalize"}]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    for kind in TYPES:
+        (folder / place / kind).mkdir(parents=True)
+        (folder / place / kind / "config.json").write_text(json.dumps({"in": kind}))
+    (folder / place / name).write_text(json.dumps(router))
+    return folder
+
+
+def read(folder: Path, route: str | None = None) -> SentenceModules:
+    """Read the modules of a route."""
+    return SentenceModules.of(CheckpointFolder(folder), route)
+
+
+@pytest.mark.parametrize("route", ["query", "document"])
+def test_the_modules_of_a_route_are_those_of_the_checkpoint(tmp_path: Path, route: str) -> None:
+    """With what is computed behind the Router, and the transformer in its own folder."""
+    modules = read(routed(tmp_path), route)
+    assert modules.kinds == ("Transformer", "Pooling", "Normalize")
+    assert [module.folder for module in modules.modules[:2]] == STRUCTURE[route]
+    assert modules.routes == ()
+    assert transformer_folder(CheckpointFolder(tmp_path), route) == f"{route}_0_Transformer"
+
+
+def test_a_router_may_stand_behind_a_model(tmp_path: Path) -> None:
+    """As Asym, which wrote its routes to config.json."""
+    folder = routed(tmp_path, before=("Transformer", "Pooling"), name="config.json")
+    modules = read(folder, "query")
+    assert modules.kinds == ("Transformer", "Pooling", "Transformer", "Pooling", "Normalize")
+    assert modules.modules[3].settings == {"in": "query_1_Pooling"}
+
+
+def test_a_route_that_was_not_chosen_is_asked_for(tmp_path: Path) -> None:
+    """By the names of all."""
+    files = CheckpointFolder(routed(tmp_path))
+    assert files.sentence_modules.routes == ("query", "document", "table")
+    with pytest.raises(InputError, match=r"has the routes query, document, table \(Router\)") as caught:
+        require_known_settings(files.sentence_modules, files)
+    assert caught.value.hint.startswith("pass --route table")
+    with pytest.raises(CheckpointError, match="has the routes query, document, table"):
+        Source.find(str(tmp_path)).require_transformer()
+
+
+@pytest.mark.parametrize(
+    ("route", "change", "reason"),
+    [
+        ("passage", {}, "the route 'passage' of .* is none of the checkpoint's"),
+        ("table", {}, "has no model: its texts are looked up"),
+        ("query", {"structure": None}, "is none of the checkpoint's"),
+        ("query", {"structure": ["query"]}, "is none of the checkpoint's"),
+        ("query", {"structure": {"query": ["../x"]}, "types": {"../x": MODELS + "Pooling"}}, "outside the folder"),
+        ("query", {"structure": {"query": ["/x"]}, "types": {"/x": MODELS + "Pooling"}}, "outside the folder"),
+        ("query", {"structure": {"query": ["x"]}, "types": {}}, "a module without a type"),
+        ("query", {"structure": {"query": [{}]}}, "a module without a type"),
+        ("query", {"types": 3}, "a module without a type"),
+    ],
+)
+def test_a_route_that_cannot_be_read_is_refused(
+    tmp_path: Path, route: str, change: dict[str, Any], reason: str
+) -> None:
+    """Whatever router_config.json says."""
+    with pytest.raises(InputError, match=reason):
+        read(routed(tmp_path, **change), route)
+
+
+def test_a_checkpoint_without_routes_has_none_to_choose(tmp_path: Path) -> None:
+    """The option would do nothing."""
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "", "type": MODELS + "Transformer"}]))
+    with pytest.raises(InputError, match="the route 'query' was chosen, and .* has no routes"):
+        read(tmp_path, "query")
+
+
+def test_beside_the_file_of_a_route_lie_its_modules_alone(tmp_path: Path) -> None:
+    """So that all who read them read that route; the checkpoint's own list is not written over."""
+    checkpoint, written = tmp_path / "checkpoint", tmp_path / "out"
+    checkpoint.mkdir()
+    routed(checkpoint)
+    (checkpoint / "query_0_Transformer" / "tokenizer.json").write_text("{}")
+    source = Source.find(str(checkpoint), route="query")
+    write_sidecar_files(source, None, written, tmp_path / "elsewhere")
+    assert (written / "tokenizer.json").is_file()
+    assert not (written / "router_config.json").exists()
+    modules = CheckpointFolder(written).sentence_modules
+    assert modules.kinds == ("Transformer", "Pooling", "Normalize")
+    assert [module.folder for module in modules.modules] == ["", "query_1_Pooling", "9_Normalize"]
+    assert modules.modules[1].settings == {"in": "query_1_Pooling"}
+    with pytest.raises(CheckpointError, match="would replace modules.json of the checkpoint itself"):
+        write_sidecar_files(source, None, written, checkpoint)
