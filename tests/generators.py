@@ -44,8 +44,9 @@ def make_model(name: str) -> Any:
         case "llama":
             model = transformers.LlamaForCausalLM(
                 transformers.LlamaConfig(
-                    vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                    intermediate_size=64, max_position_embeddings=64, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+                    vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=8, intermediate_size=64, max_position_embeddings=96, pad_token_id=0, bos_token_id=2,
+                    eos_token_id=3,
                 )
             )  # fmt: skip
         case _:
@@ -79,8 +80,11 @@ def exported(workshop: Workshop, name: str) -> Path:
     source = checkpoint(workshop, name)
 
     def make(folder: Path) -> None:
-        task, exporter = (DECODER, "auto") if name == "llama" else (ENCODER_DECODER, "torchscript")
-        report = export_model(ExportOptions(str(source), output=folder / f"{name}.onnx", task=task, exporter=exporter))
+        output = folder / f"{name}.onnx"
+        if name == "llama":  # verified in tests/export/test_decoding.py
+            export_model(ExportOptions(str(source), output=output, task=DECODER, verify=False))
+            return
+        report = export_model(ExportOptions(str(source), output=output, task=ENCODER_DECODER, exporter="torchscript"))
         assert report.verification is not None
         figures = {
             "inputs": {info.name: info.shape for info in report.inputs},

@@ -110,6 +110,10 @@ class TextTokenizer:
         """The tokens that queries are expanded by where nothing else is said, the first that there is."""
         return self._named_token("mask_token"), self._named_token("eos_token")
 
+    def named_token(self, name: str) -> str | None:
+        """Return a token by its role, such as `bos_token`; None where the checkpoint names none."""
+        return self._named_token(name)
+
     def id_of(self, token: str) -> int | None:
         """Return the id of `token`, or None where there is no such token."""
         return self._tokenizer.token_to_id(token)
@@ -127,6 +131,10 @@ class TextTokenizer:
     def word(self, token_id: int) -> str:
         """Return the token as it reads in a text, e.g. `Paris` for byte-level `ĠParis`."""
         return self._tokenizer.decode([token_id]).strip() or self.token(token_id)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def require_room(self, limit: Limit, *, is_pair: bool = False) -> None:
         """Refuse a limit that leaves no room for a token of the text.

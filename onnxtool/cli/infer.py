@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
-from onnxtool.cli.infer_answers import answer_blocks
+from onnxtool.cli.infer_answers import answer_blocks, generation_blocks
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.options import (
     FORMATS,
@@ -26,12 +26,13 @@ from onnxtool.cli.options import (
 from onnxtool.cli.render import emit, write_out
 from onnxtool.corpus.options import CorpusOptions
 from onnxtool.errors import GateError
+from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import check_writable
 
 # Parameters by what they are for.
 _ALWAYS = frozenset({"model_path", "provider", "threads"})
-_FOR_TEXTS = option_names(InferOptions) - _ALWAYS | {"vectors"}
+_FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
 _FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | {"plot"}
 _FOR_CORPORA = option_names(CorpusOptions) - option_names(InferOptions) - {"force"}
 
@@ -47,7 +48,8 @@ class _OutputType(PathType):
 
 
 @click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
-@derived_options(options=InferOptions, corpus=CorpusOptions, timing=BenchmarkOptions)
+@derived_options(options=InferOptions, generation=GenerateOptions, corpus=CorpusOptions, timing=BenchmarkOptions)
+@click.option("--stream", is_flag=True, help="Print what a model writes while it does, and nothing else to stdout.")
 @click.option("--vectors", is_flag=True, help="Print the embeddings themselves as well; JSON always has them.")
 @click.option(
     "--benchmark",
@@ -64,9 +66,11 @@ class _OutputType(PathType):
 @format_options([*FORMATS, "csv"], "; csv is for --benchmark")
 def command(
     options: InferOptions,
+    generation: GenerateOptions,
     corpus: CorpusOptions,
     timing: BenchmarkOptions,
     *,
+    stream: bool,
     vectors: bool,
     benchmark: bool,
     plot: Path | None,
@@ -78,6 +82,8 @@ def command(
 
     What is printed depends on what the model is for: the terms of a sparse encoder and their weights, how similar
     texts are to each other, labels, texts ranked for a query, entities, the answer to a question, tokens for a mask.
+    Decoders with a cache write with --max_new_tokens, and give candidates for the next token without it;
+    encoder-decoders always write.
     """
     if format_name == "csv" and not benchmark:
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
@@ -106,6 +112,7 @@ def command(
     if output is not None:
         check_writable(output, force=corpus.force)
     # Imported here so that --help needs neither numpy nor tokenizers.
+    from onnxtool.infer.generation.loading import writes_text
     from onnxtool.infer.run import given_texts, run_texts
 
     if benchmark:
@@ -118,9 +125,49 @@ def command(
             format_name=format_name,
             quiet=quiet,
         )
+    generation = replace(generation, top_k=options.top_k)
+    if stream or writes_text(options.model_path, generation):
+        _refuse({"query", "overlap", "vectors"}, "the model writes text;")
+        return _write(
+            options, generation, stream=stream, output=output, force=corpus.force, format_name=format_name, quiet=quiet
+        )
     with progress(quiet=quiet) as on_progress:
         report = run_texts(options, on_progress)
     emit(report, answer_blocks(report, vectors=vectors), format_name, output=output, force=corpus.force)
+    return 0
+
+
+def _write(
+    options: InferOptions,
+    generation: GenerateOptions,
+    *,
+    stream: bool,
+    output: Path | None,
+    force: bool,
+    format_name: str,
+    quiet: bool,
+) -> int:
+    """Let a model write after texts, and print what it wrote, at the end or, to `stream`, while it writes."""
+    from onnxtool.infer.run import write_texts
+
+    if not stream:
+        with progress(quiet=quiet) as on_progress:
+            report = write_texts(options, generation, on_progress=on_progress)
+        emit(report, generation_blocks(report), format_name, output=output, force=force)
+        return 0
+    if output is not None or format_name != "text":
+        raise click.UsageError("--stream prints text to stdout: leave out --output and --format")
+    last = 0
+
+    def show(number: int, piece: str) -> None:
+        nonlocal last
+        click.echo("\n" * (number - last) + piece, nl=False)
+        last = number
+
+    report = write_texts(options, generation, on_text=show)
+    click.echo("\n" * (len(report.answers) - 1 - last))
+    if not quiet:
+        click.echo(f"{report.num_generated} tokens, {report.throughput_tokens_per_s:.1f} tokens/s", err=True)
     return 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
+from onnxtool.infer.generation.report import GenerationReport
 from onnxtool.infer.report import InferReport, TextAnswer
 
 # What the two columns of candidates are called, by kind.
@@ -27,6 +28,29 @@ def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
         for number, answer in enumerate(report.answers, start=1):
             blocks += [Heading(f"{number}. {_title(report, answer)}"), _answer_block(report.kind, answer)]
     return [*blocks, *_vector_blocks(report)] if vectors else blocks
+
+
+def generation_blocks(report: GenerationReport) -> list[Block]:
+    """Lay out what a model wrote after each text."""
+    facts = Facts(
+        [
+            ("Model", report.model),
+            ("Task", report.task),
+            ("Provider", report.provider),
+            ("Decoding", report.decoding),
+            ("Tokens written", str(report.num_generated)),
+            ("First token", f"{report.first_token_ms:.1f} ms"),
+            ("Speed", f"{report.throughput_tokens_per_s:.1f} tokens/s"),
+        ]
+    )
+    blocks: list[Block] = [facts, *(Note(note) for note in report.notes)]
+    for number, answer in enumerate(report.answers, start=1):
+        name = _one_line(answer.text) if answer.id is None else f"[{answer.id}] {_one_line(answer.text)}"
+        cut = ", cut" if answer.truncated else ""
+        title = f"{number}. {name} ({answer.num_tokens} tokens{cut})"
+        ended = f"{len(answer.token_ids)}, ended by {answer.finish_reason}"
+        blocks += [Heading(title), Facts([("written", answer.generated), ("tokens", ended)])]
+    return blocks
 
 
 def _answer_block(kind: str, answer: TextAnswer) -> Block:

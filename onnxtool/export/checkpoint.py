@@ -33,6 +33,7 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _AUTO_CLASSES = {
     "image processor": ("AutoImageProcessor", "pictures"),
     "feature extractor": ("AutoFeatureExtractor", "sound"),
+    "processor": ("AutoProcessor", "pictures and texts"),
 }
 _WEIGHTS = "model.safetensors"
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
@@ -188,7 +189,7 @@ class Checkpoint:
             raise self.source.unreadable(error) from error
 
     def load_processor(self, kind: str) -> Any:
-        """Load the `image processor`, which prepares pictures, or the `feature extractor`, which prepares sound.
+        """Load the `image processor`, the `feature extractor`, which prepares sound, or the `processor` of pages.
 
         Raises:
             CheckpointError: the checkpoint has none, it does not load, or Pillow is not installed.

@@ -15,10 +15,11 @@ from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.choice import Head, choose_head, choose_no_head, choose_side_head, require_expanding_token
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
+from onnxtool.export.modalities.pages import is_of_pages, restrict_to_pages
 from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
@@ -87,7 +88,7 @@ class _Models:
             attention=attention,
             allow_missing_weights=self._options.allow_missing_weights,
         )
-        model = restrict(model, self._checkpoint.task)
+        model = restrict_to_pages(restrict(model, self._checkpoint.task), self._checkpoint)
         if self._states is not None:
             give_states(model, self._states)
         return model
@@ -239,8 +240,9 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     side = find_side(models.first, checkpoint.task)
-    if side is not None and not target.takes_any_graph:
-        raise TargetError(f"the target {target.name} takes no side of a dual encoder", "leave --target out")
+    of_pages = is_of_pages(checkpoint)
+    if (side is not None or of_pages) and not target.takes_any_graph:
+        raise TargetError(f"the target {target.name} takes no side of an encoder of pictures", "leave --target out")
     modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
@@ -261,7 +263,9 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
-            if side is None:
+            if of_pages:
+                choice = choose_no_head(options.head)
+            elif side is None:
                 choice = choose_head(options.head, checkpoint, signature, task=options.task)
             else:
                 both = find_both_sides(models.first, checkpoint)

@@ -9,6 +9,9 @@ from onnxtool.lazy import lazy_names
 if TYPE_CHECKING:
     from onnxtool.checkpoint.text_files import TextInput as TextInput
     from onnxtool.checkpoint.text_files import read_texts as read_texts
+    from onnxtool.infer.generation.loading import generate as generate
+    from onnxtool.infer.generation.loading import load_writer as load_writer
+    from onnxtool.infer.generation.options import GenerateOptions as GenerateOptions
     from onnxtool.infer.loading import LoadedModel as LoadedModel
     from onnxtool.infer.loading import encode as encode
     from onnxtool.infer.loading import load as load
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "TextInput": "onnxtool.checkpoint.text_files",
     "read_texts": "onnxtool.checkpoint.text_files",
+    "GenerateOptions": "onnxtool.infer.generation.options",
+    "generate": "onnxtool.infer.generation.loading",
+    "load_writer": "onnxtool.infer.generation.loading",
     "LoadedModel": "onnxtool.infer.loading",
     "encode": "onnxtool.infer.loading",
     "load": "onnxtool.infer.loading",
@@ -38,6 +44,7 @@ _MODULES = {
 __all__ = [
     "LONG_TEXTS",
     "DenseVectors",
+    "GenerateOptions",
     "InferOptions",
     "LoadedModel",
     "LongTexts",
@@ -45,7 +52,9 @@ __all__ = [
     "TextInput",
     "TokenVectors",
     "encode",
+    "generate",
     "load",
+    "load_writer",
     "read_texts",
     "run_texts",
 ]

@@ -13,6 +13,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.answering import Asked, Item, answer_texts, make_request
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
+from onnxtool.infer.generation.encoders import find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
@@ -65,6 +66,7 @@ def load(
     provider: str = "auto",
     threads: int = 0,
     inter_threads: int = 0,
+    encoder_path: Path | None = None,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> LoadedModel:
     """Load the model at `model_path` with its tokenizer.
@@ -75,6 +77,7 @@ def load(
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one a core.
         inter_threads: operators that may run at once; 0 for one after the other.
+        encoder_path: the encoder of an encoder-decoder; None for the file that the decoder names.
         on_progress: is told what is being done.
 
     Raises:
@@ -88,8 +91,9 @@ def load(
     folder = find_checkpoint_folder(model, model_name)
     tokenizer = TextTokenizer(folder)
     task = stated_task(model) or deduce_task(model, folder, tokenizer.vocabulary_size)
-    limit = text_limit(model, folder, task)
-    of_tasks = ((name, limit_of_task(model, folder, name)) for name in TASKS)
+    reads = find_encoder(model, encoder_path) or model  # the graph that takes texts
+    limit = text_limit(reads, folder, task)
+    of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
     limits = {name: own for name, own in of_tasks if own is not None}
     for one in (*limits.values(), *(() if limit is None else (limit,))):
         tokenizer.require_room(one)
@@ -104,8 +108,8 @@ def load(
         task=task,
         limit=limit,
         head=head,
-        batch_rules=BatchRules.of(model),
-        num_ids=index_bounds(model).get("input_ids"),
+        batch_rules=BatchRules.of(reads),
+        num_ids=index_bounds(reads).get("input_ids"),
         prompts=prompts,
         limits=limits,
         chats=None if template is None else Chats(template, tokenizer),

@@ -98,7 +98,11 @@ class InferOptions:
     ] = None
     top_k: Annotated[
         int | None,
-        Option("Candidates for each text.", minimum=1, default="10 terms or tokens, 3 answers, all labels"),
+        Option(
+            "Candidates for each text; of what is written, the tokens to draw from.",
+            minimum=1,
+            default="10 terms or tokens, 3 answers, all labels",
+        ),
     ] = None
     provider: Provider = "auto"
     threads: Threads = 0

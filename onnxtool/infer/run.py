@@ -8,8 +8,12 @@ from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.checkpoint.text_files import TextInput, read_texts
 from onnxtool.errors import InputError
 from onnxtool.infer.answering import answer_queries
+from onnxtool.infer.generation.loading import load_writer
+from onnxtool.infer.generation.options import GenerateOptions
+from onnxtool.infer.generation.report import GenerationReport
+from onnxtool.infer.generation.writing import OnText
 from onnxtool.infer.loading import load
-from onnxtool.infer.long_texts import LongTexts
+from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures.answering import answer_pictures
 from onnxtool.infer.pictures.model import takes_pictures
@@ -64,3 +68,33 @@ def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda
         top_k=options.top_k,
         on_progress=on_progress,
     )
+
+
+def write_texts(
+    options: InferOptions,
+    generation: GenerateOptions,
+    *,
+    on_text: OnText | None = None,
+    on_progress: Callable[[str], None] = lambda _stage: None,
+) -> GenerationReport:
+    """Load a model that writes, and let it write after each text.
+
+    Raises:
+        OnnxtoolError: of `load_writer`, or of `Writer.write`.
+    """
+    if options.query is not None:
+        raise InputError(
+            f"{options.model_path} writes after texts, and --query was passed",
+            "write both into one --text, as the model was trained on them",
+        )
+    texts = given_texts(options)
+    writer = load_writer(
+        options.model_path,
+        options=generation,
+        model_name=options.model_name,
+        provider=options.provider,
+        threads=options.threads,
+        on_progress=on_progress,
+    )
+    long = CUT if options.long is None else LongTexts(options.long, options.overlap)
+    return writer.write(texts, prompt=options.prompt, long=long, on_text=on_text, on_progress=on_progress)

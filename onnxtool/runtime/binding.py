@@ -13,6 +13,45 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+class CachedRun:
+    """Runs of a session in which outputs of one run are inputs of the next: these stay where the provider computes.
+
+    Attributes:
+        carried: input to the output that becomes it.
+    """
+
+    def __init__(self, inference: Any, outputs: Sequence[str], carried: Mapping[str, str], device: str) -> None:
+        self.carried = dict(carried)
+        self._inference, self._outputs, self._device = inference, tuple(outputs), device
+        self._kept: dict[str, Any] = {}
+        self._binding = inference.io_binding()
+
+    def keep(self, values: Mapping[str, Any]) -> None:
+        """Give every run from now on these inputs: arrays, which are copied to the device here, or another's values."""
+        import onnxruntime as ort
+
+        for name, value in values.items():
+            is_value = isinstance(value, ort.OrtValue)
+            self._kept[name] = value if is_value else ort.OrtValue.ortvalue_from_numpy(value, self._device, 0)
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """Run on `feeds` and what is kept, and keep what is carried; return the outputs as onnxruntime's values."""
+        binding = self._binding
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for name, value in self._kept.items():
+            binding.bind_ortvalue_input(name, value)
+        binding.clear_binding_outputs()
+        for name in self._outputs:
+            binding.bind_output(name, self._device)
+        self._inference.run_with_iobinding(binding)
+        if self._device != "cpu":
+            binding.synchronize_outputs()
+        outputs = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        self._kept.update({name: outputs[output] for name, output in self.carried.items()})
+        return outputs
+
+
 class BoundRun:
     """A run of an onnxruntime session on `feeds`, which are copied to the device here and nowhere else.
 

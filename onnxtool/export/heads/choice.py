@@ -379,6 +379,19 @@ def choose_side_head(
     return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
 
 
+def choose_no_head(name: str) -> Choice:
+    """Decide on the head of a model that gives vectors itself.
+
+    Raises:
+        ExportError: another one was asked for.
+    """
+    if name not in ("auto", "none"):
+        raise ExportError(
+            f"the head {name} is not for a retriever of pages, which gives vectors itself", "leave it out"
+        )
+    return Choice("none", None)
+
+
 def _require_own_outputs(source: Source) -> None:
     """Refuse a checkpoint whose answer is more than the outputs of its model, such as a reranker that is a decoder.
 

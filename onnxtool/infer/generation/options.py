@@ -1,0 +1,74 @@
+"""How a model writes, where it should not write as its checkpoint says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.options import Option
+
+DECODINGS = ("greedy", "sample")
+_CHECKPOINT = "as the checkpoint says"
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Settings that stand above those of generation_config.json. None leaves one as the checkpoint has it.
+
+    Attributes:
+        max_new_tokens: the most tokens written for a text.
+        decoding: the best token each time (`greedy`), or one that is drawn (`sample`).
+        temperature: what scores are divided by before a token is drawn.
+        top_p: draw from the likeliest tokens that have this much of the probability together.
+        top_k: draw from this many of the likeliest tokens; 0 for all.
+        repetition_penalty: what scores of tokens that are there already are divided by.
+        no_repeat_ngram_size: no run of this many tokens is written twice; 0 for no such rule.
+        stop: texts that end an answer, and are no part of it.
+        seed: of what is drawn; answers do not depend on the other texts.
+        encoder_path: the encoder of an encoder-decoder, in place of the file that the decoder names.
+    """
+
+    max_new_tokens: Annotated[
+        int | None,
+        Option(
+            "Write after each text, at most this many tokens.",
+            minimum=1,
+            default=f"{_CHECKPOINT}; without it, a decoder gives candidates for the next token",
+        ),
+    ] = None
+    decoding: Annotated[
+        str | None,
+        Option("Take the best token each time, or draw one.", choices=DECODINGS, default=_CHECKPOINT),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        Option("Scores are divided by it before a token is drawn.", minimum=0, is_open=True, default=_CHECKPOINT),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Option(
+            "Draw from the likeliest tokens of this probability together.", minimum=0, maximum=1, default=_CHECKPOINT
+        ),
+    ] = None
+    top_k: int | None = None
+    repetition_penalty: Annotated[
+        float | None,
+        Option(
+            "Scores of tokens that are there already are divided by it.", minimum=0, is_open=True, default=_CHECKPOINT
+        ),
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, Option("Write no run of this many tokens twice.", minimum=0, default=_CHECKPOINT)
+    ] = None
+    stop: Annotated[tuple[str, ...], Option("A text that ends what is written; may be given several times.")] = ()
+    seed: Annotated[int, Option("Seed of the tokens that are drawn.", minimum=0)] = 0
+    encoder_path: Annotated[
+        Path | None,
+        Option("The encoder of an encoder-decoder.", default="the file that the decoder names, beside it"),
+    ] = None
+
+    @property
+    def asks_for_text(self) -> bool:
+        """Whether anything was asked for that only a model that writes has."""
+        return self != GenerateOptions(top_k=self.top_k)
