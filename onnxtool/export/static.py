@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.sentence_modules import SPARSE_STATIC, STATIC, STATIC_KINDS
+from onnxtool.checkpoint.sentence_modules import SPARSE_STATIC, STATIC, STATIC_KINDS, as_object, positive
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, read_vectors
 from onnxtool.errors import CheckpointError
 from onnxtool.export.checkpoint import Checkpoint
@@ -82,23 +82,23 @@ class StaticCheckpoint(Checkpoint):
         """
         if self.architecture != STATIC:
             return super().load_tokenizer()
-        from tokenizers import Tokenizer
         from transformers import PreTrainedTokenizerFast
 
-        text = self.source.read_text("tokenizer.json")
-        if text is None:
+        path = self.source.locate("tokenizer.json")
+        if path is None:
             raise CheckpointError(
                 f"{self.source.model_name} has no tokenizer (tokenizer.json)", "fetch the whole checkpoint"
             )
+        cut = as_object(self.source.read("tokenizer.json").get("truncation"))
         try:
-            backend = Tokenizer.from_str(text)
+            with quiet():
+                tokenizer = PreTrainedTokenizerFast(
+                    tokenizer_file=str(path), model_max_length=positive(cut.get("max_length"))
+                )
         except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
             raise self.source.unreadable(error) from error
-        limit = (backend.truncation or {}).get("max_length")
-        with quiet():
-            tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=limit)
         if tokenizer.pad_token is None:  # any token will do: the mask leaves it out
-            tokenizer.pad_token = backend.id_to_token(0)
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
         return tokenizer
 
     def load_model(self, *, dtype: str, device: str, attention: str | None, allow_missing_weights: bool = False) -> Any:
