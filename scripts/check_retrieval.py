@@ -28,7 +28,7 @@ os.environ["TQDM_DISABLE"] = "1"
 import numpy as np
 import torch
 import transformers
-from retrieval.checkpoints import CASES, DENSE, LATE, RERANKER, SPARSE, Case
+from retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 
@@ -153,6 +153,47 @@ def _late(case: Case, folder: Path, model: Any) -> Iterator[str]:
     yield _expect(difference, "MaxSim", "within", is_good=difference <= TOLERANCE)
 
 
+def _m3(case: Case, folder: Path, model: Any) -> Iterator[str]:
+    """Compare with FlagEmbedding's formulas (1.4, inference/embedder/encoder_only/m3.py), in PyTorch."""
+    output = model.session.model.path
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    encoder = transformers.AutoModel.from_pretrained(folder).eval()
+    layers = {}
+    for name in ("sparse", "colbert"):
+        state = torch.load(folder / f"{name}_linear.pt", weights_only=True)
+        layers[name] = torch.nn.Linear(*reversed(state["weight"].shape))
+        layers[name].load_state_dict(state)
+    tokens = tokenizer(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
+    unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    with torch.inference_mode():
+        states = encoder(**tokens).last_hidden_state
+        mask = tokens["attention_mask"]
+        dense = torch.nn.functional.normalize(states[:, 0], dim=-1).numpy()
+        weights = torch.relu(layers["sparse"](states)).squeeze(-1)
+        vectors = layers["colbert"](states[:, 1:]) * mask[:, 1:, None].float()
+        vectors = torch.nn.functional.normalize(vectors, dim=-1).numpy()
+    lexical = np.zeros((len(TEXTS), len(tokenizer)), np.float32)
+    for row, (ids, own) in enumerate(zip(tokens["input_ids"].tolist(), weights.tolist(), strict=True)):
+        for token, weight in zip(ids, own, strict=True):
+            if token not in unused:
+                lexical[row, token] = max(lexical[row, token], weight)
+    cosine = _cosine(onnxtool.encode(output, TEXTS), dense)
+    yield _expect(cosine, "dense", "cosine", is_good=cosine >= LEAST_COSINE)
+    found = onnxtool.encode(output, TEXTS, representation="sparse")
+    yield _compare(found, lexical, "sparse", is_sparse=True)
+    colbert = onnxtool.load(output, representation="colbert")
+    ours: Any = colbert.encode(TEXTS)
+    counts = mask.sum(dim=1).tolist()
+    rows = [(ours.row(place), vectors[place, : count - 1]) for place, count in enumerate(counts)]
+    cosine = min(_cosine(mine, other) for mine, other in rows)
+    yield _expect(cosine, "colbert", "cosine", is_good=cosine >= LEAST_COSINE)
+    scores = [answer.candidates[0].score for answer in colbert.answer(TEXTS, query=TEXTS[4]).answers]
+    query = rows[4][1]
+    expected = [(query @ other.T).max(-1).sum() / len(query) for _, other in rows]
+    difference = _difference(np.array(scores), np.array(expected))
+    yield _expect(difference, "colbert_score", "within", is_good=difference <= TOLERANCE)
+
+
 def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
     theirs = CrossEncoder(str(folder), device="cpu")
     pairs = [(TEXTS[index], TEXTS[-1 - index]) for index in range(len(TEXTS))]
@@ -164,7 +205,7 @@ def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
         yield _expect(difference, str(prompt), "scores within", is_good=difference <= TOLERANCE)
 
 
-_CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late}
+_CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late, M3: _m3}
 
 
 def check(case: Case, root: Path) -> tuple[str, str]:

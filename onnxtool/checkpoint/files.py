@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _Array = TypeVar("_Array")
 
 MODULE_WEIGHTS = "model.safetensors"
+# The layers of an M3 embedder beside its transformer: weights of tokens, and vectors of tokens.
+M3_FILES = ("sparse_linear.pt", "colbert_linear.pt")
 _MODULE_PICKLE = "pytorch_model.bin"
 
 

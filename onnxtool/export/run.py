@@ -15,7 +15,8 @@ from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.choice import choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of

@@ -43,7 +43,7 @@ from sentence_transformers.sparse_encoder.modules import (
     SparseStaticEmbedding,
     SpladePooling,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from onnxtool.checkpoint.activations import ACTIVATIONS
 
@@ -51,7 +51,7 @@ HIDDEN = 32
 WORDS = 4000
 LAYERS = 3
 
-DENSE, SPARSE, RERANKER, LATE = "dense", "sparse", "reranker", "late interaction"
+DENSE, SPARSE, RERANKER, LATE, M3 = "dense", "sparse", "reranker", "late interaction", "M3"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{% if message.content is string %}{{ message.content }}"
@@ -76,7 +76,7 @@ class Case:
 
     Attributes:
         name: what is special about it.
-        kind: DENSE, SPARSE, RERANKER or LATE.
+        kind: DENSE, SPARSE, RERANKER, LATE or M3.
         make: saves it to a folder; `base` is an empty folder beside it for the transformer.
         prompts: the names of prompts that are tried beside none.
         tasks: `encode_query` and `encode_document` are tried: they compute different things.
@@ -484,6 +484,44 @@ def _stanford(metadata: dict[str, Any] | None, **config: Any) -> Callable[[Path,
     return make
 
 
+@functools.cache
+def _sentence_pieces() -> str:
+    """Train a vocabulary as XLM-RoBERTa has one, and return it as a tokenizer.json."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=specials, unk_token=specials[3])
+    texts = ["the weather in the city is lovely today", "paris is the capital of france, and its largest city."]
+    tokenizer.train_from_iterator([*texts, string.printable] * 4, trainer)
+    framing = [(token, tokenizer.token_to_id(token)) for token in (specials[0], specials[2])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=framing)
+    return str(tokenizer.to_str())
+
+
+def m3(folder: Path, base: Path, *, modules: bool = True, **config: Any) -> None:
+    """Save an M3 embedder as bge-m3 lies on the hub; without `modules` as FlagEmbedding saves one that it trained."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_sentence_pieces()), model_max_length=96, bos_token="<s>", cls_token="<s>",  # noqa: S106
+        eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",  # noqa: S106
+    )  # fmt: skip
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **config}
+    settings = transformers.XLMRobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, **sizes,
+    )  # fmt: skip
+    model = transformers.XLMRobertaModel(settings)
+    _draw(model)
+    place = base if modules else folder
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    width = sizes["hidden_size"]
+    if modules:
+        chain = [Transformer(str(base)), Pooling(width, "cls"), Normalize()]
+        SentenceTransformer(modules=chain).save_pretrained(str(folder))
+    for seed, (name, rows) in enumerate((("sparse_linear.pt", 1), ("colbert_linear.pt", width))):
+        torch.save(_seeded(torch.nn.Linear(width, rows), seed + 9).state_dict(), folder / name)
+
+
 def _edited(make: Callable[[Path, Path], None], name: str, **settings: Any) -> Callable[[Path, Path], None]:
     """Save a checkpoint, and set keys of one of its files."""
 
@@ -709,7 +747,12 @@ def _late_cases() -> Iterator[Case]:
     yield late("Stanford without metadata", _stanford(None))
 
 
+def _m3_cases() -> Iterator[Case]:
+    yield Case("bge-m3", M3, m3)
+    yield Case("as FlagEmbedding saves it", M3, functools.partial(m3, modules=False))
+
+
 _PROMPTS = {"query": "query: ", "document": "passage: "}
 _BERT = "sentence_bert_config.json"
 _ENCODER = "config_sentence_transformers.json"
-CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases())
+CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases(), *_m3_cases())
