@@ -16,8 +16,9 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 import transformers
 from retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
+from retrieval.trained import TRAINED, Paths
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 
@@ -236,6 +238,11 @@ def check(case: Case, root: Path) -> tuple[str, str]:
     return "equal", "; ".join(figures)
 
 
+def _by_path(path: Callable[[], tuple[bool, str]]) -> tuple[str, str]:
+    is_equal, figures = path()
+    return "equal" if is_equal else "WRONG", figures
+
+
 def _page(rows: Sequence[tuple[str, str, str, str]]) -> str:
     """Write the page of the documentation: a row for each checkpoint."""
     version = importlib.metadata.version("sentence-transformers")
@@ -251,6 +258,9 @@ def _page(rows: Sequence[tuple[str, str, str, str]]) -> str:
         f"  within {TOLERANCE:g}.",
         "- *refused*: `onnxtool export` ends with the error that stands here, and writes no file. `--head none`",
         "  exports the model's own outputs.",
+        "",
+        "The last rows are of a model with trained weights: its vectors as they are, cut, and stored as codes and",
+        "bits, in the graph and in a corpus. Codes have to be equal where 1e-5 of a number does not change them.",
         "",
         ", ".join(f"{sum(row[2] == outcome for row in rows)} {outcome}" for outcome in _OUTCOMES) + ".",
         "",
@@ -269,18 +279,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    rows = []
+    rows: list[tuple[str, str, str, str]] = []
+
+    def run(kind: str, name: str, folder: str, action: Callable[[], tuple[str, str]]) -> None:
+        if not any(part in f"{kind}: {name}" for part in options.only):
+            return
+        try:
+            outcome, detail = action()
+        except Exception:  # noqa: BLE001  a case of this script, or onnxtool, is broken: the others are still worth knowing
+            traceback.print_exc()
+            outcome, detail = "WRONG", "crashed"
+        rows.append((kind, name, outcome, detail.replace(folder + "/", "")))
+        print(f"{outcome:8}{kind:18}{name:42}{rows[-1][3]}", flush=True)
+
     for case in CASES:
-        if not any(part in f"{case.kind}: {case.name}" for part in options.only):
-            continue
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                outcome, detail = check(case, Path(folder))
-            except Exception:  # noqa: BLE001  a case of this script, or onnxtool, is broken: the others are still worth knowing
-                traceback.print_exc()
-                outcome, detail = "WRONG", "crashed"
-        rows.append((case.kind, case.name, outcome, detail.replace(folder + "/", "")))
-        print(f"{outcome:8}{case.kind:18}{case.name:42}{rows[-1][3]}", flush=True)
+            run(case.kind, case.name, folder, partial(check, case, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in Paths(Path(folder), TEXTS).checks:
+            run(TRAINED, name, folder, partial(_by_path, path))
     counts = {outcome: sum(row[2] == outcome for row in rows) for outcome in _OUTCOMES}
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     if options.output:
