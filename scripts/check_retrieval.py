@@ -108,9 +108,10 @@ def _vectors(case: Case, folder: Path, model: Any) -> Iterator[str]:
     theirs = (SparseEncoder if is_sparse else SentenceTransformer)(str(folder), device="cpu")
     texts = [text for text in TEXTS if text.strip() or not case.needs_text]
     settings = {"keep_special": True} if is_sparse else {}
-    if case.tasks or case.routes:
+    if case.tasks or case.routes or (is_sparse and case.needs_text):
         # Padding overwrites the term [PAD] of a query that is looked up there, so that its weight depends on the batch.
         texts = [text for text in texts if "[PAD]" not in text]
+    if case.tasks or case.routes:
         for task in case.routes or ("query", "document"):
             expected = getattr(theirs, f"encode_{task}")(texts)
             yield _compare(model.encode(texts, task=task, **settings), expected, task, is_sparse=is_sparse)

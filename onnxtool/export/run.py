@@ -36,6 +36,7 @@ from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
+from onnxtool.export.static import StaticCheckpoint, is_static
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target import Layout, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
@@ -231,7 +232,13 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     paths = layout(target, options.output, source.name)
     check_model_output(paths.graph, force=options.force)
     on_progress(f"loading {options.model_name}")
-    checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
+    checkpoint: Checkpoint
+    if is_static(source):
+        if not target.takes_any_graph:
+            raise TargetError(f"the target {target.name} takes no table of vectors", "leave --target out")
+        checkpoint = StaticCheckpoint.open_static(source, task=options.task)
+    else:
+        checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     side = find_side(models.first, checkpoint.task)

