@@ -50,7 +50,7 @@ def _stored(manifest: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("vectors_as", "dimensions"), zip(TYPES, (8, None, None, 8, 8, None), strict=True))
+@pytest.mark.parametrize(("vectors_as", "dimensions"), list(zip(TYPES, (8, None, None, 8, 8, None), strict=True)))
 def test_a_corpus_and_its_queries_are_stored_alike(
     tmp_path: Path, model: Path, corpus: Path, vectors_as: str, dimensions: int | None
 ) -> None:
