@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onnxtool.checkpoint import pooling_modules
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import check_retrieval
+from retrieval import trained
 from retrieval.checkpoints import CASES, Case
 
 
@@ -52,3 +54,15 @@ def test_a_setting_that_is_ignored_is_found(tmp_path: Path, monkeypatch: pytest.
         pooling_modules, "_ENCODER_MODULES", dict.fromkeys(pooling_modules._ENCODER_MODULES, ("", None))
     )
     assert check_retrieval.check(case("truncate_dim"), tmp_path)[0] == "WRONG"
+
+
+def test_a_code_that_is_not_beside_an_edge_is_found() -> None:
+    """One step in four, and the lowest of eight bits."""
+    vectors = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]], np.float32)
+    ranges = np.array([[0.0] * 4, [0.5] * 4], np.float32)
+    codes = trained._stored(vectors, "int8", ranges)
+    assert trained._codes(codes, vectors, "int8", ranges)[0]
+    assert not trained._codes(codes + np.array([0, 0, 1, 0], np.int8), vectors, "int8", ranges)[0]
+    bits = trained._stored(np.tile(vectors - 0.25, 2), "binary", None)
+    assert trained._codes(bits, np.tile(vectors - 0.25, 2), "binary", None)[0]
+    assert not trained._codes(bits ^ np.int8(1), np.tile(vectors - 0.25, 2), "binary", None)[0]

