@@ -26,7 +26,7 @@ _LENGTH, _WIDTH = 128, 16
 
 def _base(folder: Path, model: torch.nn.Module, processor: str, **settings: Any) -> str:
     draw(model)
-    model.eval().save_pretrained(folder)  # type: ignore[operator]  # of transformers
+    model.eval().save_pretrained(folder)
     wordpiece().save_pretrained(folder)
     content = {"image_processor_type": processor, **settings}
     (folder / "preprocessor_config.json").write_text(json.dumps(content), encoding="utf-8")
