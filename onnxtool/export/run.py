@@ -265,7 +265,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
             if of_pages:
-                choice = choose_no_head(options.head)
+                choice = choose_no_head(options.head, source)
             elif side is None:
                 choice = choose_head(options.head, checkpoint, signature, task=options.task)
             else:
