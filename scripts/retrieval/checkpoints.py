@@ -339,7 +339,7 @@ def _gemma(folder: Path, base: Path) -> None:
         "full_attention"],
     )  # fmt: skip
     model = transformers.Gemma3TextModel(config)
-    _draw(model)
+    draw(model)
     model.save_pretrained(base)
     _decoder_tokenizer("right").save_pretrained(base)
     identity = torch.nn.Identity()
