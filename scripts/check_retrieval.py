@@ -30,15 +30,19 @@ import numpy as np
 import torch
 import transformers
 from retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
+from retrieval.pictures import PICTURES, picture_cases, write_pictures
 from retrieval.trained import TRAINED, Paths
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 
 import onnxtool
+from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import OnnxtoolError
+from onnxtool.infer.pictures.model import load_pictures
 from onnxtool.infer.vectors import SparseVectors
 
 LEAST_COSINE, TOLERANCE = 0.99999, 1e-4
+ALL_CASES = (*CASES, *picture_cases())
 _OUTCOMES = ("equal", "refused", "WRONG")
 TEXTS = (
     "",
@@ -210,11 +214,35 @@ def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
 _CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late, M3: _m3}
 
 
+def _pictures(folder: Path, root: Path) -> Iterator[str]:
+    """Compare both sides of a dual encoder, on texts and on picture files.
+
+    Raises:
+        OnnxtoolError: a side cannot be exported, or its file cannot be run.
+    """
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    paths = write_pictures(root / "pictures")
+    outputs = {task: root / f"{task}.onnx" for task in (TASK_OF_PICTURES, "sentence-similarity")}
+    for task, output in outputs.items():
+        onnxtool.export_model(onnxtool.ExportOptions(model_name=str(folder), output=output, task=task))
+    pictures, texts = outputs.values()
+    yield _compare(onnxtool.load(texts).encode(TEXTS), theirs.encode(list(TEXTS)), "texts", is_sparse=False)
+    expected = theirs.encode([str(path) for path in paths])
+    yield _compare(load_pictures(pictures).encode(paths), expected, "pictures", is_sparse=False)
+
+
 def check(case: Case, root: Path) -> tuple[str, str]:
     """Return the outcome (equal, refused or WRONG) and what there is to say about it."""
     folder, base = root / "checkpoint", root / "base"
     base.mkdir(parents=True)
     case.make(folder, base)
+    if case.kind == PICTURES:
+        try:
+            return "equal", "; ".join(_pictures(folder, root))
+        except OnnxtoolError as error:
+            return "refused", error.message
+        except MismatchError as error:
+            return "WRONG", str(error)
     outputs = {route: root / f"model{route or ''}.onnx" for route in case.routes or (None,)}
     try:
         for route, output in outputs.items():
@@ -292,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append((kind, name, outcome, detail.replace(folder + "/", "")))
         print(f"{outcome:8}{kind:18}{name:42}{rows[-1][3]}", flush=True)
 
-    for case in CASES:
+    for case in ALL_CASES:
         with tempfile.TemporaryDirectory() as folder:
             run(case.kind, case.name, folder, partial(check, case, Path(folder)))
     with tempfile.TemporaryDirectory() as folder:

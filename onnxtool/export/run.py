@@ -266,7 +266,7 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
             if of_pages:
-                choice = choose_no_head(options.head)
+                choice = choose_no_head(options.head, source)
             elif side is None:
                 choice = choose_head(options.head, checkpoint, signature, task=options.task)
             else:
@@ -293,8 +293,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
-    reads_text_alone = specification is not None and not specification.needs_module_weights
-    if text is not None and reads_text_alone and check_chat_template(source, tokenizer, task) is not None:
+    chat = None if text is None else check_chat_template(source, tokenizer, task)
+    if chat is not None and specification is not None and not specification.needs_module_weights:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",

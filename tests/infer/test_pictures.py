@@ -401,6 +401,15 @@ def test_what_a_retriever_of_pages_does_not_have_is_refused(
         export_model(ExportOptions(str(colpali.folder), output=output, **options))  # type: ignore[arg-type]
 
 
+def test_a_retriever_of_pages_with_modules_is_refused(colpali: ColPali, tmp_path: Path) -> None:
+    """What sentence-transformers computes with it is not followed."""
+    shutil.copytree(colpali.folder, tmp_path / "colpali")
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    (tmp_path / "colpali" / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match="names Transformer, and onnxtool does not follow its settings"):
+        export_side(tmp_path / "colpali", tmp_path / "m.onnx", TASK_OF_PICTURES)
+
+
 def test_retrievers_whose_pages_have_other_tokens_are_refused_by_name(colpali: ColPali) -> None:
     """Their tokens depend on the size of the picture."""
     checkpoint: Any = SimpleNamespace(architecture="ColQwen2ForRetrieval", task=TASK_OF_PICTURES)

@@ -277,15 +277,22 @@ def choose_side_head(
     return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
 
 
-def choose_no_head(name: str) -> Choice:
-    """Decide on the head of a model that gives vectors itself.
+def choose_no_head(name: str, source: Source) -> Choice:
+    """Decide on the head of a retriever of pages, which gives vectors itself.
 
     Raises:
+        CheckpointError: sentence-transformers computes more with it.
         ExportError: another one was asked for.
     """
     if name not in ("auto", "none"):
         raise ExportError(
             f"the head {name} is not for a retriever of pages, which gives vectors itself", "leave it out"
+        )
+    if source.sentence_modules.modules:
+        raise source.refuse(
+            f"modules.json of {source.model_name} names {', '.join(source.sentence_modules.kinds)}, and onnxtool does "
+            "not follow its settings with a retriever of pages",
+            "export the checkpoint of transformers, without modules.json",
         )
     return Choice("none", None)
 
