@@ -5,8 +5,8 @@
 
     model = SentenceTransformer("models/NAME")
 
-SparseEncoder and CrossEncoder load such folders as well. All that sentence-transformers does around the transformer,
-and the modules behind it, stay its own. sentence-transformers imports classes of other packages with
+SparseEncoder, CrossEncoder and MultiVectorEncoder load such folders as well. All that sentence-transformers does around
+the transformer, and the modules behind it, stay its own. It imports classes of other packages with
 `trust_remote_code=True` alone; importing this module makes its class known, so that the folder loads without.
 
 Written for sentence-transformers 6.2. Letters of shapes: B batch, S sequence.

@@ -119,13 +119,14 @@ def compare(checkpoint: Path, output: Path, settings: dict[str, Any]) -> str:
 
     config = json.loads((checkpoint / "generation_config.json").read_text("utf-8"))
     config |= {"num_beams": 1, "do_sample": False}
+    config.setdefault("decoder_start_token_id", 0)  # LongT5's own says none, and `generate` insists
     with tempfile.TemporaryDirectory() as name:
         Path(name, "generation_config.json").write_text(json.dumps({**config, **settings}), encoding="utf-8")
         model = load(output)
         writer = Writer(replace(model, folder=CheckpointFolder(Path(name))))
         together = [answer.token_ids for answer in writer.write(TEXTS).answers]
         alone = [writer.write([text]).answers[0].token_ids for text in TEXTS]
-        # BigBird computes otherwise from a length on: a file that is fixed to one pads to it, and PyTorch has to as well.
+        # BigBird computes otherwise from a length on: a file that is fixed to one pads to it, and PyTorch does as well.
         width = model.batch_rules.sequence_length
         wanted = [generate(checkpoint, text.ids, {**config, **settings}, width) for text in model.tokenize(TEXTS)]
     for number, (one, other, right) in enumerate(zip(together, alone, wanted, strict=True), start=1):

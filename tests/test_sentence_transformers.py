@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
 
 import onnxtool
@@ -26,7 +26,12 @@ from retrieval.checkpoints import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries, which these tests run as their users do
 TEXTS = ["", "the weather is lovely today", "naïve café", "a text " * 70, "東京 is in Japan"]
-ENCODERS = {"dense": SentenceTransformer, "sparse": SparseEncoder, "reranker": CrossEncoder}
+ENCODERS = {
+    "dense": SentenceTransformer,
+    "sparse": SparseEncoder,
+    "reranker": CrossEncoder,
+    "late interaction": MultiVectorEncoder,
+}
 
 
 def export(checkpoint: Path, output: Path) -> Path:
@@ -40,6 +45,8 @@ def answers(folder: Path, kind: str, **arguments: Any) -> list[np.ndarray[Any, A
     encoder = ENCODERS[kind](str(folder), device="cpu", **arguments)
     if isinstance(encoder, CrossEncoder):
         return [np.asarray(encoder.predict([("a query", text) for text in TEXTS]))]
+    if isinstance(encoder, MultiVectorEncoder):
+        return [np.concatenate(part) for part in (encoder.encode_query(TEXTS), encoder.encode_document(TEXTS))]
     found = [encoder.encode(TEXTS), encoder.encode_query(TEXTS), encoder.encode_document(TEXTS)]
     return [part.to_dense().numpy() if isinstance(part, torch.Tensor) else part for part in found]
 
@@ -70,6 +77,8 @@ def make(output: Path, name: str) -> str:
         ("tiny-reranker", "reranker"),
         ("prompts", ""),
         ("inference-free SPLADE", ""),
+        ("query expansion, fixed, attend False", ""),
+        ("PyLate", ""),
     ],
 )
 def test_an_exported_file_gives_what_pytorch_gives(workshop: Workshop, tmp_path: Path, name: str, kind: str) -> None:
@@ -201,6 +210,8 @@ def test_a_damaged_or_hostile_folder_is_one_error(
     [
         ("WeightedLayerPooling", "has the modules WeightedLayerPooling"),
         ("states of the last layer but one", r"reads \['hidden_states', -2\] for text"),
+        ("decoder, padding left, fixed, attend False", "pads on the left and expands queries"),
+        ("Stanford", "has the layout of Stanford's ColBERT"),
     ],
 )
 def test_a_checkpoint_that_it_would_compute_otherwise_is_refused(tmp_path: Path, name: str, message: str) -> None:

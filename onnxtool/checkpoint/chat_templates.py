@@ -103,9 +103,8 @@ class ChatTemplate:
             raise files.refuse(
                 f"{files.label} has no chat template ({TEMPLATE_NAME})", "leave --chat out: the text is read as it is"
             )
-        return cls(
-            source, _is_flat(files, source), _special_tokens(files), {"add_generation_prompt": True}, True, files
-        )
+        passed = {"add_generation_prompt": True}
+        return cls(source, _is_flat(files, source), _special_tokens(files), passed, restores_end=True, files=files)
 
     @property
     def reads_task(self) -> bool:

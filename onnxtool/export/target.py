@@ -17,8 +17,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModule, SpladePooling
+from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import TargetError
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.source import Source
 from onnxtool.reports import Json, TensorInfo
@@ -34,10 +35,11 @@ VECTORS = TensorInfo("sentence_embedding", "float32", (BATCH, None))
 
 # What a consumer does with a model, by the tasks for which models are exported. A masked language model whose
 # checkpoint says nothing of pooling is read as SPLADE by consumers of sparse encoders.
-SPARSE, INFERENCE_FREE, DENSE, SCORES, TAGS, OTHER = (
+SPARSE, INFERENCE_FREE, DENSE, TOKENS, SCORES, TAGS, OTHER = (
     "sparse encoders",
     "inference-free sparse encoders",
     "text encoders",
+    "late-interaction encoders",
     "text classifiers",
     "token classifiers",
     "other",
@@ -47,6 +49,7 @@ KINDS = {
     "fill-mask": SPARSE,
     "sentence-similarity": DENSE,
     "feature-extraction": DENSE,
+    LATE_INTERACTION: TOKENS,
     "text-classification": SCORES,
     "token-classification": TAGS,
 }
@@ -62,7 +65,7 @@ class Use:
     """How a consumer uses models of one kind.
 
     Attributes:
-        kind: of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, SCORES, TAGS.
+        kind: of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, TOKENS, SCORES, TAGS.
         outputs: what it reads of the graph: these, in this order, and no others.
         head: the head that the graph has for it; `none` for the model's own outputs.
         after: the modules that it can compute on the outputs itself; None for all that sentence-transformers knows.

@@ -17,15 +17,17 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.choice import Head, read_head
+from onnxtool.export.heads.choice import read_head, require_expanding_token
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.export.target import DENSE, INFERENCE_FREE, SPARSE, Target, TargetModel, kind_of, write_json
+from onnxtool.export.target import DENSE, INFERENCE_FREE, SPARSE, TOKENS, Target, TargetModel, kind_of, write_json
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
@@ -280,6 +282,8 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
         )
     pads_left = getattr(tokenizer, "padding_side", "right") == "left"
     use = target.use_for(checkpoint.task, modules, pads_left=pads_left, looks_up_queries=looks_up)
+    if kind == TOKENS:
+        require_expanding_token(source, tokenizer)
     target.check_checkpoint(use, source)
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:
@@ -318,6 +322,8 @@ def _trained_head(source: Source, kind: str) -> Head | None:
     """
     if kind in (SPARSE, INFERENCE_FREE):
         return read_head("splade", source)
+    if kind == TOKENS:
+        return read_head(LATE_INTERACTION, source)
     if kind == DENSE and source.sentence_modules.find("Pooling") is not None:
         return read_head("embedding", source)
     return None

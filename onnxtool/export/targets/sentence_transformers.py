@@ -31,6 +31,7 @@ from onnxtool.export.target import (
     SCORES,
     SPARSE,
     TOKENIZER_FILES,
+    TOKENS,
     Target,
     TargetModel,
     Use,
@@ -42,17 +43,19 @@ from onnxtool.version import __version__
 CLASS = "onnxtool.sentence_transformers.Transformer"
 # Modules whose files are config.json and, of some, model.safetensors.
 _WITH_WEIGHTS = frozenset(("Dense", "LayerNorm", "SparseAutoEncoder"))
-_LOADED = _WITH_WEIGHTS | {"Pooling", "Normalize", "Dropout", "SpladePooling"}
+_LOADED = _WITH_WEIGHTS | {"Pooling", "Normalize", "Dropout", "SpladePooling", "MultiVectorMask"}
 _ENCODERS = {
     DENSE: "SentenceTransformer",
     SPARSE: "SparseEncoder",
     INFERENCE_FREE: "SparseEncoder",
+    TOKENS: "MultiVectorEncoder",
     SCORES: "CrossEncoder",
 }
 _TASKS = {
     DENSE: "feature-extraction",
     SPARSE: "fill-mask",
     INFERENCE_FREE: "fill-mask",
+    TOKENS: "feature-extraction",
     SCORES: "sequence-classification",
 }
 _PACKAGE = "sentence_transformers"
@@ -68,6 +71,7 @@ class SentenceTransformers(Target):
         Use(DENSE, (HIDDEN_STATES,), after=None),
         Use(SPARSE, (LOGITS,), after=None),
         Use(INFERENCE_FREE, (LOGITS,), after=None),
+        Use(TOKENS, (HIDDEN_STATES,), after=None),
         Use(SCORES, (SCORE_LOGITS,), after=None),
     )
     graph = "onnx/model.onnx"
@@ -76,6 +80,12 @@ class SentenceTransformers(Target):
     def check_checkpoint(self, use: Use, source: Source) -> None:
         """Refuse modules that it has no files for here, and a transformer that gives something else than the graph."""
         modules = source.sentence_modules
+        if modules.modules and source.read_json(MODULES_NAME) is None:
+            raise _refusal(
+                f"{source.model_name} has the layout of Stanford's ColBERT, which sentence-transformers rewrites as it "
+                "loads it",
+                "save it with save_pretrained of MultiVectorEncoder, and export what that wrote",
+            )
         first, *behind = modules.kinds or ("Transformer",)
         if first not in TRANSFORMERS:
             raise _refusal(f"{source.model_name} begins with {first}, which is no transformer to be run by onnxruntime")
@@ -123,11 +133,15 @@ class SentenceTransformers(Target):
             copy = folder / stored.query.file("tokenizer.json")  # the same, which check_checkpoint has seen to
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / "tokenizer.json", copy)
+        # As they are in the files: the description of a late-interaction encoder has what PyLate keeps elsewhere.
         name = stored.transformer_file or TRANSFORMER_NAMES[0]
-        if stored.transformer.get("transformer_task") is None:  # the class said it
-            write_json(folder / name, {**stored.transformer, "transformer_task": _TASKS[kind]})
+        settings = files.read(name)
+        if settings.get("transformer_task") is None:  # the class said it
+            write_json(folder / name, {**settings, "transformer_task": _TASKS[kind]})
         requirement = {"onnxtool": {"specifier": f">={__version__}", "reason": _REASON}}
-        encoder = {"model_type": _ENCODERS[kind], "prompts": {}, "default_prompt_name": None, **stored.encoder}
+        encoder = {"prompts": {}, "default_prompt_name": None, **files.read(ENCODER_NAME)}
+        if kind != TOKENS:  # a model of PyLate without one is converted, which a name would keep from happening
+            encoder.setdefault("model_type", _ENCODERS[kind])
         required = as_object(encoder.get("requirements"))
         write_json(folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
 
@@ -139,8 +153,10 @@ class SentenceTransformers(Target):
         )
 
 
-def _refusal(message: str) -> TargetError:
-    return TargetError(message, "load the checkpoint with PyTorch in sentence-transformers; or pass --target plain")
+def _refusal(message: str, hint: str = "") -> TargetError:
+    return TargetError(
+        message, hint or "load the checkpoint with PyTorch in sentence-transformers; or pass --target plain"
+    )
 
 
 def _default_pooling(kind: str, config: Any) -> tuple[str, Mapping[str, Json]] | None:
