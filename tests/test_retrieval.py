@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from onnxtool.checkpoint import pooling_modules
+from onnxtool.errors import TargetError
+from onnxtool.export import ExportOptions, export_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import check_retrieval
@@ -31,6 +33,7 @@ def case(name: str) -> Case:
         ("decoder", "equal"),
         ("decoder with chat template", "equal"),
         ("chat template of Qwen3-Reranker, prompts, long texts", "equal"),
+        ("decoder without modules, template without pairs", "refused"),
         ("inference-free SPLADE", "equal"),
         ("Router of two encoders", "refused"),
         ("Router behind the pooling, by --route", "equal"),
@@ -66,3 +69,14 @@ def test_a_code_that_is_not_beside_an_edge_is_found() -> None:
     bits = trained._stored(np.tile(vectors - 0.25, 2), "binary", None)
     assert trained._codes(bits, np.tile(vectors - 0.25, 2), "binary", None)[0]
     assert not trained._codes(bits ^ np.int8(1), np.tile(vectors - 0.25, 2), "binary", None)[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_consumer_that_reads_texts_as_they_are_takes_no_chats(tmp_path: Path) -> None:
+    """It would make other vectors of them, without a word."""
+    folder = tmp_path / "checkpoint"
+    (tmp_path / "base").mkdir()
+    case("decoder with chat template").make(folder, tmp_path / "base")
+    with pytest.raises(TargetError, match=r"puts texts into a chat template, and .* would run it on them as they are"):
+        export_model(ExportOptions(str(folder), output=tmp_path / "out", target="tei"))
+    assert not (tmp_path / "out").exists()

@@ -109,7 +109,8 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
         )
     if options.vectors_as is not None and (head is None or head.name != "embedding"):
         raise ExportError(
-            "--vectors_as stores the numbers of an embedding, and this graph computes none", "leave --vectors_as out"
+            "--vectors_as stores the numbers of one embedding for each text, and this graph computes none",
+            "leave --vectors_as out; vectors of tokens are stored so by `onnxtool infer --output FOLDER/ --vectors_as`",
         )
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
@@ -292,8 +293,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
-    reads_text_alone = specification is not None and not specification.needs_module_weights
-    if text is not None and reads_text_alone and check_chat_template(source, tokenizer, task) is not None:
+    chat = None if text is None else check_chat_template(source, tokenizer, task)
+    if chat is not None and specification is not None and not specification.needs_module_weights:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",

@@ -330,6 +330,65 @@ def _model2vec(folder: Path, base: Path) -> None:
     (folder / "modules.json").write_text(json.dumps(listed))
 
 
+def _gemma(folder: Path, base: Path) -> None:
+    """As EmbeddingGemma: a decoder that sees both sides, two projections in a chain, and prompts for many tasks."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=400, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
+        head_dim=8, intermediate_size=64, max_position_embeddings=128, sliding_window=16, pad_token_id=0,
+        eos_token_id=1, bos_token_id=1, use_bidirectional_attention=True, layer_types=["sliding_attention",
+        "full_attention"],
+    )  # fmt: skip
+    model = transformers.Gemma3TextModel(config)
+    draw(model)
+    model.save_pretrained(base)
+    _decoder_tokenizer("right").save_pretrained(base)
+    identity = torch.nn.Identity()
+    chain = [_projection(identity, width=64, bias=False)(), _projection(identity, before=64, width=24, bias=False)()]
+    prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
+    modules = [Transformer(str(base)), Pooling(HIDDEN, "mean"), *chain, Normalize()]
+    SentenceTransformer(modules=modules, prompts=prompts).save_pretrained(str(folder))
+
+
+def _qwen_embedding(folder: Path, base: Path) -> None:
+    """As Qwen3-Embedding on the hub: files of version 3 or 4, of a causal language model, and an instruction."""
+    _causal_weights(folder, base)
+    (folder / "sentence_bert_config.json").unlink(missing_ok=True)
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+                {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+                {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+            ]
+        )
+    )
+    pooling: dict[str, Any] = {"word_embedding_dimension": HIDDEN, "include_prompt": True}
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling |= {f"pooling_mode_{mode}": mode == "lasttoken" for mode in modes}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    tokenizer = _decoder_tokenizer("left", template=CHAT_TEMPLATE)  # which nothing puts texts into
+    tokenizer.save_pretrained(folder)
+
+
+def _plain_splade(folder: Path, base: Path) -> None:
+    """As naver's checkpoints, which have a masked language model and a card."""
+    encoder(folder, masked=True)
+    (folder / "README.md").write_text("---\ntags:\n- splade\n---\n")
+
+
+def _plain_cross_encoder(folder: Path, base: Path) -> None:
+    """As bge-reranker and other classifiers of one label, without files of sentence-transformers."""
+    encoder(folder, labels=1)
+
+
+def _custom(folder: Path, base: Path) -> None:
+    """As jina's embedders, whose transformer is a class of their own."""
+    _dense(_pooled())(folder, base)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["type"] = "custom_st.Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
 def _bag_of_words(folder: Path, base: Path) -> None:
     SentenceTransformer(modules=[BoW(["weather", "lovely", "city"])]).save_pretrained(str(folder))
 
@@ -636,6 +695,10 @@ def _dense_cases() -> Iterator[Case]:
     template = _decoder_embedder("left", CHAT_TEMPLATE)
     yield Case("decoder with chat template", DENSE, template, ("query",), needs_text=True)
     by_task = _decoder_embedder("right", CHAT_TEMPLATE + "{% if task == 'query' %}<|query|>{% endif %}")
+    prompts = ("query", "document")
+    yield Case("layout of EmbeddingGemma", DENSE, _gemma, prompts, needs_text=True)
+    yield Case("layout of Qwen3-Embedding", DENSE, _qwen_embedding, ("query",), needs_text=True)
+    yield Case("transformer of another library", DENSE, _custom)
     yield Case("chat template that reads the task", DENSE, by_task, tasks=True, needs_text=True)
 
 
@@ -655,12 +718,14 @@ def _sparse_cases() -> Iterator[Case]:
     yield Case("inference-free SPLADE", SPARSE, _inference_free, tasks=True)
     yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse, needs_text=True)
     yield Case("SparseAutoEncoder", SPARSE, _csr)
+    yield Case("SPLADE without modules", SPARSE, _plain_splade)
 
 
 def _reranker_cases() -> Iterator[Case]:
     yield Case("one label", RERANKER, _reranker(1))
     yield Case("one label, Identity", RERANKER, _reranker(1, activation=torch.nn.Identity()))
     yield Case("one label, prompt", RERANKER, _reranker(1, prompts=_PROMPTS), ("query",))
+    yield Case("one label, without modules", RERANKER, _plain_cross_encoder)
     yield Case("three labels", RERANKER, _reranker(3))
     yield Case("three labels, Sigmoid", RERANKER, _reranker(3, activation=torch.nn.Sigmoid()))
     yield Case("three labels, Softmax", RERANKER, _reranker(3, activation=torch.nn.Softmax(dim=-1)))
