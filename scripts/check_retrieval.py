@@ -16,8 +16,9 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,20 @@ os.environ["TQDM_DISABLE"] = "1"
 import numpy as np
 import torch
 import transformers
-from retrieval.checkpoints import CASES, DENSE, LATE, RERANKER, SPARSE, Case
+from retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
+from retrieval.pictures import PICTURES, picture_cases, write_pictures
+from retrieval.trained import TRAINED, Paths
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 
 import onnxtool
+from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import OnnxtoolError
+from onnxtool.infer.pictures.model import load_pictures
 from onnxtool.infer.vectors import SparseVectors
 
 LEAST_COSINE, TOLERANCE = 0.99999, 1e-4
+ALL_CASES = (*CASES, *picture_cases())
 _OUTCOMES = ("equal", "refused", "WRONG")
 TEXTS = (
     "",
@@ -106,9 +112,10 @@ def _vectors(case: Case, folder: Path, model: Any) -> Iterator[str]:
     theirs = (SparseEncoder if is_sparse else SentenceTransformer)(str(folder), device="cpu")
     texts = [text for text in TEXTS if text.strip() or not case.needs_text]
     settings = {"keep_special": True} if is_sparse else {}
-    if case.tasks or case.routes:
+    if case.tasks or case.routes or (is_sparse and case.needs_text):
         # Padding overwrites the term [PAD] of a query that is looked up there, so that its weight depends on the batch.
         texts = [text for text in texts if "[PAD]" not in text]
+    if case.tasks or case.routes:
         for task in case.routes or ("query", "document"):
             expected = getattr(theirs, f"encode_{task}")(texts)
             yield _compare(model.encode(texts, task=task, **settings), expected, task, is_sparse=is_sparse)
@@ -152,6 +159,47 @@ def _late(case: Case, folder: Path, model: Any) -> Iterator[str]:
     yield _expect(difference, "MaxSim", "within", is_good=difference <= TOLERANCE)
 
 
+def _m3(case: Case, folder: Path, model: Any) -> Iterator[str]:
+    """Compare with FlagEmbedding's formulas (1.4, inference/embedder/encoder_only/m3.py), in PyTorch."""
+    output = model.session.model.path
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    encoder = transformers.AutoModel.from_pretrained(folder).eval()
+    layers = {}
+    for name in ("sparse", "colbert"):
+        state = torch.load(folder / f"{name}_linear.pt", weights_only=True)
+        layers[name] = torch.nn.Linear(*reversed(state["weight"].shape))
+        layers[name].load_state_dict(state)
+    tokens = tokenizer(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
+    unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    with torch.inference_mode():
+        states = encoder(**tokens).last_hidden_state
+        mask = tokens["attention_mask"]
+        dense = torch.nn.functional.normalize(states[:, 0], dim=-1).numpy()
+        weights = torch.relu(layers["sparse"](states)).squeeze(-1)
+        vectors = layers["colbert"](states[:, 1:]) * mask[:, 1:, None].float()
+        vectors = torch.nn.functional.normalize(vectors, dim=-1).numpy()
+    lexical = np.zeros((len(TEXTS), len(tokenizer)), np.float32)
+    for row, (ids, own) in enumerate(zip(tokens["input_ids"].tolist(), weights.tolist(), strict=True)):
+        for token, weight in zip(ids, own, strict=True):
+            if token not in unused:
+                lexical[row, token] = max(lexical[row, token], weight)
+    cosine = _cosine(onnxtool.encode(output, TEXTS), dense)
+    yield _expect(cosine, "dense", "cosine", is_good=cosine >= LEAST_COSINE)
+    found = onnxtool.encode(output, TEXTS, representation="sparse")
+    yield _compare(found, lexical, "sparse", is_sparse=True)
+    colbert = onnxtool.load(output, representation="colbert")
+    ours: Any = colbert.encode(TEXTS)
+    counts = mask.sum(dim=1).tolist()
+    rows = [(ours.row(place), vectors[place, : count - 1]) for place, count in enumerate(counts)]
+    cosine = min(_cosine(mine, other) for mine, other in rows)
+    yield _expect(cosine, "colbert", "cosine", is_good=cosine >= LEAST_COSINE)
+    scores = [answer.candidates[0].score for answer in colbert.answer(TEXTS, query=TEXTS[4]).answers]
+    query = rows[4][1]
+    expected = [(query @ other.T).max(-1).sum() / len(query) for _, other in rows]
+    difference = _difference(np.array(scores), np.array(expected))
+    yield _expect(difference, "colbert_score", "within", is_good=difference <= TOLERANCE)
+
+
 def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
     theirs = CrossEncoder(str(folder), device="cpu")
     pairs = [(TEXTS[index], TEXTS[-1 - index]) for index in range(len(TEXTS))]
@@ -163,7 +211,24 @@ def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
         yield _expect(difference, str(prompt), "scores within", is_good=difference <= TOLERANCE)
 
 
-_CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late}
+_CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late, M3: _m3}
+
+
+def _pictures(folder: Path, root: Path) -> Iterator[str]:
+    """Compare both sides of a dual encoder, on texts and on picture files.
+
+    Raises:
+        OnnxtoolError: a side cannot be exported, or its file cannot be run.
+    """
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    paths = write_pictures(root / "pictures")
+    outputs = {task: root / f"{task}.onnx" for task in (TASK_OF_PICTURES, "sentence-similarity")}
+    for task, output in outputs.items():
+        onnxtool.export_model(onnxtool.ExportOptions(model_name=str(folder), output=output, task=task))
+    pictures, texts = outputs.values()
+    yield _compare(onnxtool.load(texts).encode(TEXTS), theirs.encode(list(TEXTS)), "texts", is_sparse=False)
+    expected = theirs.encode([str(path) for path in paths])
+    yield _compare(load_pictures(pictures).encode(paths), expected, "pictures", is_sparse=False)
 
 
 def check(case: Case, root: Path) -> tuple[str, str]:
@@ -171,6 +236,13 @@ def check(case: Case, root: Path) -> tuple[str, str]:
     folder, base = root / "checkpoint", root / "base"
     base.mkdir(parents=True)
     case.make(folder, base)
+    if case.kind == PICTURES:
+        try:
+            return "equal", "; ".join(_pictures(folder, root))
+        except OnnxtoolError as error:
+            return "refused", error.message
+        except MismatchError as error:
+            return "WRONG", str(error)
     outputs = {route: root / f"model{route or ''}.onnx" for route in case.routes or (None,)}
     try:
         for route, output in outputs.items():
@@ -194,6 +266,11 @@ def check(case: Case, root: Path) -> tuple[str, str]:
     return "equal", "; ".join(figures)
 
 
+def _by_path(path: Callable[[], tuple[bool, str]]) -> tuple[str, str]:
+    is_equal, figures = path()
+    return "equal" if is_equal else "WRONG", figures
+
+
 def _page(rows: Sequence[tuple[str, str, str, str]]) -> str:
     """Write the page of the documentation: a row for each checkpoint."""
     version = importlib.metadata.version("sentence-transformers")
@@ -209,6 +286,9 @@ def _page(rows: Sequence[tuple[str, str, str, str]]) -> str:
         f"  within {TOLERANCE:g}.",
         "- *refused*: `onnxtool export` ends with the error that stands here, and writes no file. `--head none`",
         "  exports the model's own outputs.",
+        "",
+        "The last rows are of a model with trained weights: its vectors as they are, cut, and stored as codes and",
+        "bits, in the graph and in a corpus. Codes have to be equal where 1e-5 of a number does not change them.",
         "",
         ", ".join(f"{sum(row[2] == outcome for row in rows)} {outcome}" for outcome in _OUTCOMES) + ".",
         "",
@@ -227,18 +307,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    rows = []
-    for case in CASES:
-        if not any(part in f"{case.kind}: {case.name}" for part in options.only):
-            continue
+    rows: list[tuple[str, str, str, str]] = []
+
+    def run(kind: str, name: str, folder: str, action: Callable[[], tuple[str, str]]) -> None:
+        if not any(part in f"{kind}: {name}" for part in options.only):
+            return
+        try:
+            outcome, detail = action()
+        except Exception:  # noqa: BLE001  a case of this script, or onnxtool, is broken: the others are still worth knowing
+            traceback.print_exc()
+            outcome, detail = "WRONG", "crashed"
+        rows.append((kind, name, outcome, detail.replace(folder + "/", "")))
+        print(f"{outcome:8}{kind:18}{name:42}{rows[-1][3]}", flush=True)
+
+    for case in ALL_CASES:
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                outcome, detail = check(case, Path(folder))
-            except Exception:  # noqa: BLE001  a case of this script, or onnxtool, is broken: the others are still worth knowing
-                traceback.print_exc()
-                outcome, detail = "WRONG", "crashed"
-        rows.append((case.kind, case.name, outcome, detail.replace(folder + "/", "")))
-        print(f"{outcome:8}{case.kind:18}{case.name:42}{rows[-1][3]}", flush=True)
+            run(case.kind, case.name, folder, partial(check, case, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in Paths(Path(folder), TEXTS).checks:
+            run(TRAINED, name, folder, partial(_by_path, path))
     counts = {outcome: sum(row[2] == outcome for row in rows) for outcome in _OUTCOMES}
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     if options.output:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onnxtool.checkpoint import pooling_modules
+from onnxtool.errors import TargetError
+from onnxtool.export import ExportOptions, export_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import check_retrieval
+from retrieval import trained
 from retrieval.checkpoints import CASES, Case
 
 
@@ -29,6 +33,7 @@ def case(name: str) -> Case:
         ("decoder", "equal"),
         ("decoder with chat template", "equal"),
         ("chat template of Qwen3-Reranker, prompts, long texts", "equal"),
+        ("decoder without modules, template without pairs", "refused"),
         ("inference-free SPLADE", "equal"),
         ("Router of two encoders", "refused"),
         ("Router behind the pooling, by --route", "equal"),
@@ -52,3 +57,26 @@ def test_a_setting_that_is_ignored_is_found(tmp_path: Path, monkeypatch: pytest.
         pooling_modules, "_ENCODER_MODULES", dict.fromkeys(pooling_modules._ENCODER_MODULES, ("", None))
     )
     assert check_retrieval.check(case("truncate_dim"), tmp_path)[0] == "WRONG"
+
+
+def test_a_code_that_is_not_beside_an_edge_is_found() -> None:
+    """One step in four, and the lowest of eight bits."""
+    vectors = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]], np.float32)
+    ranges = np.array([[0.0] * 4, [0.5] * 4], np.float32)
+    codes = trained._stored(vectors, "int8", ranges)
+    assert trained._codes(codes, vectors, "int8", ranges)[0]
+    assert not trained._codes(codes + np.array([0, 0, 1, 0], np.int8), vectors, "int8", ranges)[0]
+    bits = trained._stored(np.tile(vectors - 0.25, 2), "binary", None)
+    assert trained._codes(bits, np.tile(vectors - 0.25, 2), "binary", None)[0]
+    assert not trained._codes(bits ^ np.int8(1), np.tile(vectors - 0.25, 2), "binary", None)[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_consumer_that_reads_texts_as_they_are_takes_no_chats(tmp_path: Path) -> None:
+    """It would make other vectors of them, without a word."""
+    folder = tmp_path / "checkpoint"
+    (tmp_path / "base").mkdir()
+    case("decoder with chat template").make(folder, tmp_path / "base")
+    with pytest.raises(TargetError, match=r"puts texts into a chat template, and .* would run it on them as they are"):
+        export_model(ExportOptions(str(folder), output=tmp_path / "out", target="tei"))
+    assert not (tmp_path / "out").exists()

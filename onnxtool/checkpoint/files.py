@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxtool.errors import OnnxtoolError
 from onnxtool.reports import Json
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_Array = TypeVar("_Array")
+
 MODULE_WEIGHTS = "model.safetensors"
+# The layers of an M3 embedder beside its transformer: weights of tokens, and vectors of tokens.
+M3_FILES = ("sparse_linear.pt", "colbert_linear.pt")
 _MODULE_PICKLE = "pytorch_model.bin"
 
 
@@ -95,6 +99,23 @@ class CheckpointFiles(ABC):
         Raises:
             OnnxtoolError: there are none, or they cannot be read.
         """
+
+        def convert(name: str, entry: dict[str, Any]) -> NDArray[np.float32] | None:
+            is_weight = not entry["dtype"].startswith(_NO_WEIGHTS)
+            return _to_float32(entry) if is_weight and (names is None or name in names) else None
+
+        return self._read_module(folder, convert)
+
+    def read_integers(self, folder: str) -> dict[str, NDArray[np.int64]]:
+        """Return what the module in `folder` has beside weights, such as indices of rows, as int64; see read_tensors.
+
+        Raises:
+            OnnxtoolError: there is no file, or it cannot be read.
+        """
+        return self._read_module(folder, lambda _name, entry: _to_int64(entry) if entry["dtype"] in _INTEGERS else None)
+
+    def _read_module(self, folder: str, convert: Callable[[str, dict[str, Any]], _Array | None]) -> dict[str, _Array]:
+        """Return what `convert` makes of the tensors of a module, without those of which it makes nothing."""
         from safetensors import SafetensorError, deserialize
 
         inside = f"{folder}/" if folder else ""
@@ -114,11 +135,8 @@ class CheckpointFiles(ABC):
         entries: list[tuple[str, Any]]
         try:
             entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # a Rust extension without types
-            return {
-                name: _to_float32(entry)
-                for name, entry in entries
-                if not entry["dtype"].startswith(_NO_WEIGHTS) and (names is None or name in names)
-            }
+            converted = ((name, convert(name, entry)) for name, entry in entries)
+            return {name: array for name, array in converted if array is not None}
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise self.refuse(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
 
@@ -127,7 +145,14 @@ class CheckpointFiles(ABC):
         return {}
 
 
+_INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 _NO_WEIGHTS = ("I", "U", "BOOL")  # how safetensors begins the names of integers and truths
+
+
+def _to_int64(entry: dict[str, Any]) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.frombuffer(entry["data"], _INTEGERS[entry["dtype"]]).astype(np.int64).reshape(entry["shape"])
 
 
 def _to_float32(entry: dict[str, Any]) -> NDArray[np.float32]:

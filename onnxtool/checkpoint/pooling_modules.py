@@ -28,6 +28,7 @@ from onnxtool.checkpoint.module_settings import (
 from onnxtool.checkpoint.pooling_modes import POOLING_MODES, Mask, largest
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
+    STATIC,
     TOKENS,
     TRANSFORMERS,
     VECTOR,
@@ -691,6 +692,8 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         return ()
     files = modules.modules[0].files
     require_known_settings(modules, files)
+    if first is Pooling and modules.kinds[0] == STATIC:  # which is the mean of the vectors of tokens
+        return (Pooling(), *_read_behind_table(stored[1:], modules))
     if not stored:
         return ()
     unknown = sorted({module.kind for module in stored} - set(_CLASSES))
@@ -723,6 +726,16 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
     if first is LogitScore and len(stored) > 1:
         raise files.refuse(f"{files.label} computes {stored[1].kind} behind a score, which onnxtool does not")
     return _read_all(stored, modules, _ENCODER_MODULES.get(first, ("", first)))
+
+
+def _read_behind_table(stored: Sequence[StoredModule], modules: SentenceModules) -> tuple[PoolingModule, ...]:
+    others = [m.kind for m in stored if m.kind not in _CLASSES or _CLASSES[m.kind].pools_tokens or works_on_tokens(m)]
+    if others:
+        raise modules.modules[0].files.refuse(
+            f"{modules.modules[0].files.label} computes {', '.join(others)} behind a table of vectors, which onnxtool "
+            "does not"
+        )
+    return _read_all(stored, modules, _ENCODER_MODULES[Pooling])
 
 
 def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]:

@@ -17,7 +17,10 @@ from onnxtool.reports import Json
 MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 # Asym is the older name of Router.
-_ROUTERS, _STATIC = ("Router", "Asym"), "SparseStaticEmbedding"
+_ROUTERS = ("Router", "Asym")
+# Modules that look the tokens of a text up, without a transformer.
+STATIC, SPARSE_STATIC = "StaticEmbedding", "SparseStaticEmbedding"
+STATIC_KINDS = (STATIC, SPARSE_STATIC)
 # Modules that are a transformer, and the task of each where its settings name none.
 TRANSFORMERS: Mapping[str, str] = {
     "Transformer": "feature-extraction",
@@ -160,7 +163,7 @@ class SentenceModules:
     def adds_special_tokens(self) -> bool:
         """Whether the tokenizer puts tokens around a text."""
         text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
-        return text.get("add_special_tokens") is not False
+        return text.get("add_special_tokens") is not False and not set(STATIC_KINDS).intersection(self.kinds[:1])
 
     @property
     def lower_cases(self) -> bool:
@@ -184,7 +187,7 @@ def transformer_folder(files: CheckpointFiles, route: str | None = None) -> str:
 
 
 def _transformer_folder(modules: tuple[StoredModule, ...]) -> str:
-    return modules[0].folder if modules and modules[0].kind in TRANSFORMERS else ""
+    return modules[0].folder if modules and modules[0].kind in (*TRANSFORMERS, *STATIC_KINDS) else ""
 
 
 def _read_routes(
@@ -218,7 +221,7 @@ def _read_routes(
         document = _documents_of_lookup(routes, as_object(settings.get("parameters")))
         if document and not before:
             return (*document, *behind), routes["query"][0], ()
-    looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [_STATIC]}
+    looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [SPARSE_STATIC]}
     if chosen is None:
         return modules, None, tuple(routes)
     if chosen not in routes or chosen in looked_up:
@@ -233,7 +236,7 @@ def _documents_of_lookup(
 ) -> tuple[StoredModule, ...]:
     """Return the modules for documents of a Router that looks queries up and nothing else; empty for any other."""
     document = routes.get("document", ())
-    is_lookup = [module.kind for module in routes.get("query", ())] == [_STATIC]
+    is_lookup = [module.kind for module in routes.get("query", ())] == [SPARSE_STATIC]
     is_usual = parameters.get("default_route") == "document" and not parameters.get("route_mappings")
     is_model = bool(document) and document[0].kind in TRANSFORMERS
     return document if routes.keys() == {"query", "document"} and is_lookup and is_usual and is_model else ()
@@ -253,6 +256,7 @@ def _stored(files: CheckpointFiles, kind: Json, folder: Json, name: str) -> Stor
     if not isinstance(kind, str) or not isinstance(folder, str) or not stays_inside(folder):
         found = {"type": kind, "path": folder}
         raise files.malformed(name, f"a module without a type, or with a path outside the folder: {found}")
+    folder = "" if folder == "." else folder  # as model2vec writes the checkpoint's own
     package, _, class_name = kind.rpartition(".")
     is_known = package.partition(".")[0] in _PACKAGES
     # The transformer's own folder is often the checkpoint's, whose config.json is the model's.

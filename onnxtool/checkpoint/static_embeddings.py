@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.files import MODULE_WEIGHTS, CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import StoredModule, stays_inside
 
 _KEYS = frozenset(("frozen", "path"))
@@ -111,6 +111,34 @@ def _vocabulary(stored: StoredModule) -> dict[str, int]:
             except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
                 raise stored.files.malformed(name, f"no tokenizer: {error}") from error
     raise stored.files.refuse(f"{stored.folder} of {stored.files.label} has no {TOKENIZER_NAME}")
+
+
+def read_vectors(stored: StoredModule) -> NDArray[np.float32]:
+    """Return the vectors of a StaticEmbedding, float32 [V, W], a row for each token.
+
+    model2vec writes fewer rows, the row of each token, and a weight for each: these are folded into one table.
+
+    Raises:
+        OnnxtoolError: they are missing, of other shapes, or not finite.
+    """
+    files = stored.files
+    tensors, integers = files.read_tensors(stored.folder), files.read_integers(stored.folder)
+    vectors, rows, weights = tensors.get("embedding.weight"), None, None
+    if vectors is None:
+        vectors, rows, weights = tensors.get("embeddings"), integers.get("mapping"), tensors.get("weights")
+    where = f"{stored.file(MODULE_WEIGHTS)} of {files.label}"
+    if vectors is None or vectors.ndim != 2 or not vectors.size or not np.isfinite(vectors).all():
+        found = "missing" if vectors is None else f"of shape {list(vectors.shape)}, or not finite"
+        raise files.refuse(f"embedding.weight in {where} is {found}; it is a vector for each token")
+    if rows is not None:
+        if rows.ndim != 1 or not rows.size or rows.min() < 0 or rows.max() >= len(vectors):
+            raise files.refuse(f"mapping in {where} is of shape {list(rows.shape)}, or names rows that are not there")
+        vectors = vectors[rows]
+    if weights is not None:
+        if weights.shape != (len(vectors),) or not np.isfinite(weights).all():
+            raise files.refuse(f"weights in {where} is of shape {list(weights.shape)}, or not finite")
+        vectors = vectors * weights[:, None]
+    return np.ascontiguousarray(vectors)
 
 
 def require_same_tokens(stored: StoredModule, files: CheckpointFiles) -> None:

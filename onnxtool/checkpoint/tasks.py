@@ -25,12 +25,16 @@ class Task:
         name: as users type it.
         auto_classes: the transformers classes that pick an architecture for it, in order.
         suffixes: how the names of its architectures end, for those that no auto class knows.
+        own_suffixes: likewise, of those that serve it where a user asks for it.
     """
 
     name: str
     auto_classes: tuple[str, ...]
     suffixes: tuple[str, ...] = ()
+    own_suffixes: tuple[str, ...] = ()
 
+
+_OF_PAGES = ("ForRetrieval",)  # of retrievers of pages as pictures, which encode queries as well
 
 # The first row that has an architecture in its auto classes wins, then the first whose suffix fits its name; so
 # translation comes before fill-mask, which has BART as well, and the general `Model` last.
@@ -54,8 +58,8 @@ TASKS: tuple[Task, ...] = (
     Task("audio-classification", ("AutoModelForAudioClassification",)),
     Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
     Task("sentence-similarity", ("AutoModel",)),
-    Task(LATE_INTERACTION, ("AutoModel",)),
-    Task(TASK_OF_PICTURES, ("AutoModel",)),
+    Task(LATE_INTERACTION, ("AutoModel",), own_suffixes=_OF_PAGES),
+    Task(TASK_OF_PICTURES, ("AutoModel",), own_suffixes=_OF_PAGES),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
 

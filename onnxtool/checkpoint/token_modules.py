@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxtool.checkpoint.activations import Builder, Floats, Value
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
@@ -17,6 +20,7 @@ from onnxtool.checkpoint.pooling_modules import Dense, Normalize, PoolingModule,
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, StoredModule
 from onnxtool.reports import Json
 
+TOKEN_WEIGHTS = "token_weights"  # noqa: S105  of an output
 _DOCUMENT = "document"
 
 
@@ -84,6 +88,75 @@ class MultiVectorMask(PoolingModule):
     def description(self) -> str:
         """Say what is left out."""
         return f"{len(self.skipped)} tokens that do not count in a {' or a '.join(self.tasks)}"
+
+
+@dataclass(frozen=True)
+class ZeroPadding(PoolingModule):
+    """Set the vectors of padding to 0: [B, S, W]."""
+
+    on_tokens = True
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> ZeroPadding:
+        """It has no settings."""
+        return cls()
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float [B, S, W]."""
+        return values if mask is None else np.asarray(values * mask[..., None])
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        return build.op("Mul", value, build.as_weights(build.cast(mask)))
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Multiply by the mask."""
+        return value * mask.unsqueeze(-1).to(value.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class LexicalWeights(PoolingModule):
+    """Weigh each token: relu of a projection to one number, 0 for padding, [B, S, W] to [B, S].
+
+    A term weighs as much as the heaviest of its tokens (Chen et al., 2024, arXiv:2402.03216).
+
+    Attributes:
+        weight: float32 [1, W].
+        bias: float32 [1].
+    """
+
+    on_tokens = True
+
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    @classmethod
+    def read(cls, stored: StoredModule) -> LexicalWeights:
+        """Refuse it: no library has it among its modules; `export` reads what FlagEmbedding writes."""
+        raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is no module of sentence-transformers")
+
+    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+        """Return float32 [B, S]."""
+        weights = np.maximum(values @ self.weight[0] + self.bias[0], 0.0)
+        return np.asarray(weights if mask is None else weights * mask, np.float32)
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        weight = build.weight(self.weight[0], "sparse_linear.weight")
+        projected = build.op("MatMul", build.cast(value), weight)
+        weights = build.op("Relu", build.op("Add", projected, build.weight(self.bias, "sparse_linear.bias")))
+        return build.op("Mul", weights, build.cast(mask))
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Apply torch's own linear layer."""
+        weight, bias = (torch.from_numpy(array).to(value) for array in (self.weight, self.bias))
+        return torch.relu(torch.nn.functional.linear(value, weight, bias)).squeeze(-1) * mask
+
+    def width(self, before: int) -> int:
+        """Give a number for each token, and no axis for it."""
+        if self.weight.shape[1] != before:
+            raise ValueError(f"sparse_linear takes vectors of {self.weight.shape[1]} numbers, and is given {before}")
+        return 0
 
 
 _CLASSES: dict[str, type[PoolingModule]] = {cls.__name__: cls for cls in (Dense, Normalize, MultiVectorMask)}

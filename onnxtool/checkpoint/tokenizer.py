@@ -110,6 +110,17 @@ class TextTokenizer:
         """The tokens that queries are expanded by where nothing else is said, the first that there is."""
         return self._named_token("mask_token"), self._named_token("eos_token")
 
+    @cached_property
+    def unknown_ids(self) -> frozenset[int]:
+        """The id of the token that stands for what the vocabulary has not; empty where the tokenizer names none."""
+        token = self._named_token("unk_token")
+        found = None if token is None else self._tokenizer.token_to_id(token)
+        return frozenset(() if found is None else (found,))
+
+    def named_token(self, name: str) -> str | None:
+        """Return a token by its role, such as `bos_token`; None where the checkpoint names none."""
+        return self._named_token(name)
+
     def id_of(self, token: str) -> int | None:
         """Return the id of `token`, or None where there is no such token."""
         return self._tokenizer.token_to_id(token)

@@ -89,7 +89,7 @@ def command(
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
     if output is not None and (click.get_current_context().meta[__name__] or output.is_dir()):
         _refuse(
-            _FOR_BENCHMARKS | _FOR_TEXTS - {"input", "prompt", "task", "model_name"} | {"benchmark"},
+            _FOR_BENCHMARKS | _FOR_TEXTS - {"input", "prompt", "task", "representation", "model_name"} | {"benchmark"},
             "--output is a folder, for the vectors of --input;",
         )
         encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet)

@@ -15,7 +15,7 @@ from onnxtool.checkpoint.vector_types import (
     check_ranges_options,
 )
 from onnxtool.errors import InputError
-from onnxtool.infer.options import ModelName, Prompt, Provider, TextTask, Threads
+from onnxtool.infer.options import ModelName, Prompt, Provider, Representation, TextTask, Threads
 from onnxtool.options import Force, Option
 
 # What vectors are written as, and the weights of terms in them.
@@ -32,6 +32,7 @@ class CorpusOptions:
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
             None for the checkpoint's default.
         task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither.
+        representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
         provider: `auto`, `cpu` or `cuda`.
         workers: batches that run at once, sharing one session; 0 for one a core, and two on a device.
         threads: intra-op threads of the session; 0 for one, as the workers have the other cores.
@@ -54,6 +55,7 @@ class CorpusOptions:
     model_name: ModelName = None
     prompt: Prompt = None
     task: TextTask = None
+    representation: Representation = None
     provider: Provider = "auto"
     workers: Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)] = 0
     threads: Threads = 0

@@ -82,7 +82,13 @@ def encode_corpus(
         _refuse_for_pictures(options)
     else:
         sources, left_out = find_sources(Path(corpus))
-        model = load(model_path, model_name=options.model_name, provider=provider, threads=threads)
+        model = load(
+            model_path,
+            model_name=options.model_name,
+            provider=provider,
+            threads=threads,
+            representation=options.representation,
+        )
         model.require_documents(options.task or options.prompt)
     kind = _kind(model, options)
     form = choose_form(model, options)
@@ -106,6 +112,7 @@ def _refuse_for_pictures(options: CorpusOptions) -> None:
     alone = {
         "--prompt": options.prompt,
         "--task": options.task,
+        "--representation": options.representation,
         "--keep_special": options.keep_special,
         "--weights": options.weights,
     }
@@ -173,6 +180,7 @@ def _identity(
         "keep_special": options.keep_special,
         "prompt": model.prompts.find(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
         **({"reading": plan.task} if plan.task else {}),
+        **({"representation": options.representation} if options.representation else {}),
         "shard_size": options.shard_size,
         "batch_tokens": plan.rules.max_tokens,
         "provider": model.session.provider,
@@ -317,5 +325,5 @@ def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: S
     if num_truncated and limit is not None:
         yield f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
-    if model.is_sparse and any(len(shape) == 3 for shape in outputs.values()) and "sparse" not in outputs:
+    if model.is_sparse and "logits" in outputs and len(outputs["logits"]) == 3:
         yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"

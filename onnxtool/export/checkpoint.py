@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.files import M3_FILES, MODULE_WEIGHTS
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
@@ -33,6 +33,7 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _AUTO_CLASSES = {
     "image processor": ("AutoImageProcessor", "pictures"),
     "feature extractor": ("AutoFeatureExtractor", "sound"),
+    "processor": ("AutoProcessor", "pictures and texts"),
 }
 _WEIGHTS = "model.safetensors"
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
@@ -97,6 +98,8 @@ class Checkpoint:
         if LogitScore.__name__ in kinds:  # which reads the logits of a causal language model
             architecture, general = architecture_for(config, RANKING), "text-generation"
         task = recognize_task(general, kinds=kinds, tags=source.card_tags)
+        if task == "feature-extraction" and not kinds and all(source.locate(name) for name in M3_FILES):
+            task = "sentence-similarity"
         return cls(source, config, architecture, task, allow_pickle)
 
     @property
@@ -157,7 +160,7 @@ class Checkpoint:
         """
         modules = [module for module in self.source.sentence_modules.modules if module.folder]
         found = [self.source.locate(module.file(MODULE_WEIGHTS)) for module in modules]
-        files = [path for path in found if path is not None]
+        files = [path for path in (*found, *map(self.source.locate, M3_FILES)) if path is not None]
         return _sha256(files) if files else ""
 
     def load_tokenizer(self) -> Any:
@@ -188,7 +191,7 @@ class Checkpoint:
             raise self.source.unreadable(error) from error
 
     def load_processor(self, kind: str) -> Any:
-        """Load the `image processor`, which prepares pictures, or the `feature extractor`, which prepares sound.
+        """Load the `image processor`, the `feature extractor`, which prepares sound, or the `processor` of pages.
 
         Raises:
             CheckpointError: the checkpoint has none, it does not load, or Pillow is not installed.

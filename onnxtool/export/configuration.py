@@ -82,7 +82,8 @@ def architecture_for(config: Any, task: str) -> str:
     """
     row = find_task(task)
     names = architectures(row, config.model_type)
-    own = [name for name in getattr(config, "architectures", None) or () if name in names or serves(name, row)]
+    named = getattr(config, "architectures", None) or ()
+    own = [name for name in named if name in names or serves(name, row) or name.endswith(row.own_suffixes)]
     if own:
         return str(own[0])
     if not names:

@@ -22,7 +22,7 @@ DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 # Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
 # `logits` and `none` put nothing on the model; the first insists on logits.
-HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "reranker", "none")
+HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "m3", "reranker", "none")
 EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.

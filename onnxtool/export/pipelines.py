@@ -15,7 +15,7 @@ from onnxtool.export.decoding.encoder_decoder_verification import EncoderDecoder
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.decoding.verification import GenerationReference, verify_generation
 from onnxtool.export.graph import tidy
-from onnxtool.export.heads.choice import Head, append_head
+from onnxtool.export.heads.head import Head, append_head
 from onnxtool.export.heads.vocabulary_rows import keep_read_rows
 from onnxtool.export.modalities.combined import WithDecoder
 from onnxtool.export.modalities.finding import text_of

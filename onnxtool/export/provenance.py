@@ -24,7 +24,7 @@ _FIGURES = {
     "num_layers": "num_hidden_layers",
 }
 
-_WITH_WEIGHTS = ("embedding", "late-interaction")  # heads whose modules may have weights
+_WITH_WEIGHTS = ("embedding", "late-interaction", "m3")  # heads whose modules may have weights
 
 
 def describe(

@@ -15,10 +15,12 @@ from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, SessionError, TargetError, VerificationError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.heads.choice import Head, choose_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.choice import choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
+from onnxtool.export.modalities.pages import is_of_pages, restrict_to_pages
 from onnxtool.export.modalities.sides import find_side, restrict, scales_to_length_one, with_padding
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
@@ -34,6 +36,7 @@ from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
 from onnxtool.export.signature import detect_signature
 from onnxtool.export.source import Source
+from onnxtool.export.static import StaticCheckpoint, is_static
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target import Layout, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
@@ -86,7 +89,7 @@ class _Models:
             attention=attention,
             allow_missing_weights=self._options.allow_missing_weights,
         )
-        model = restrict(model, self._checkpoint.task)
+        model = restrict_to_pages(restrict(model, self._checkpoint.task), self._checkpoint)
         if self._states is not None:
             give_states(model, self._states)
         return model
@@ -106,7 +109,8 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
         )
     if options.vectors_as is not None and (head is None or head.name != "embedding"):
         raise ExportError(
-            "--vectors_as stores the numbers of an embedding, and this graph computes none", "leave --vectors_as out"
+            "--vectors_as stores the numbers of one embedding for each text, and this graph computes none",
+            "leave --vectors_as out; vectors of tokens are stored so by `onnxtool infer --output FOLDER/ --vectors_as`",
         )
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
@@ -228,12 +232,19 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     paths = layout(target, options.output, source.name)
     check_model_output(paths.graph, force=options.force)
     on_progress(f"loading {options.model_name}")
-    checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
+    checkpoint: Checkpoint
+    if is_static(source):
+        if not target.takes_any_graph:
+            raise TargetError(f"the target {target.name} takes no table of vectors", "leave --target out")
+        checkpoint = StaticCheckpoint.open_static(source, task=options.task)
+    else:
+        checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
     models = _Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     side = find_side(models.first, checkpoint.task)
-    if side is not None and not target.takes_any_graph:
-        raise TargetError(f"the target {target.name} takes no side of a dual encoder", "leave --target out")
+    of_pages = is_of_pages(checkpoint)
+    if (side is not None or of_pages) and not target.takes_any_graph:
+        raise TargetError(f"the target {target.name} takes no side of an encoder of pictures", "leave --target out")
     modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
@@ -254,7 +265,9 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
         signature = detect_signature(models.first, modality)
         specification = specify(target, checkpoint, signature, tokenizer)
         if specification is None:
-            if side is None:
+            if of_pages:
+                choice = choose_no_head(options.head, source)
+            elif side is None:
                 choice = choose_head(options.head, checkpoint, signature, task=options.task)
             else:
                 both = find_both_sides(models.first, checkpoint)
@@ -280,8 +293,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
         )
     _refuse_unused(options, checkpoint.task, head, text)
-    reads_text_alone = specification is not None and not specification.needs_module_weights
-    if text is not None and reads_text_alone and check_chat_template(source, tokenizer, task) is not None:
+    chat = None if text is None else check_chat_template(source, tokenizer, task)
+    if chat is not None and specification is not None and not specification.needs_module_weights:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",

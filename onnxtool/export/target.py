@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModule, SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import TargetError
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.source import Source
 from onnxtool.reports import Json, TensorInfo

@@ -21,7 +21,8 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.choice import Head, read_head, require_expanding_token
+from onnxtool.export.heads.choice import read_head, require_expanding_token
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import SEQUENCE, Modality, usual_sizes
 from onnxtool.export.signature import Shape, run_torch_tensors, to_numpy
 from onnxtool.export.target_specification import TargetSpecification
@@ -53,8 +53,8 @@ class TorchReference:
 
         cases = self.modality.cases(self.fixed)
         sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
-        if self.head is not None and self.head.keeps_tokens:
-            sequences |= {self.head.output}
+        if self.head is not None:
+            sequences |= {one.output for one in self.head.all if one.keeps_tokens}
             cases += self._unseen_tokens(self.head.unseen_length)
         before = torch.get_rng_state()
         outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
@@ -108,7 +108,7 @@ class TorchReference:
                 torch.from_numpy(feeds["attention_mask"]).to(self.model.device) if "attention_mask" in feeds else None
             )
             raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
-            tensors = {self.head.output: self.head.reference(tensors[self.head.source], mask), **raw}
+            tensors = {one.output: one.reference(tensors[one.source], mask) for one in self.head.all} | raw
         return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
 
 

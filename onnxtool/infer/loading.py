@@ -66,6 +66,7 @@ def load(
     provider: str = "auto",
     threads: int = 0,
     inter_threads: int = 0,
+    representation: str | None = None,
     encoder_path: Path | None = None,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> LoadedModel:
@@ -77,6 +78,8 @@ def load(
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one a core.
         inter_threads: operators that may run at once; 0 for one after the other.
+        representation: of an M3 embedder (bge-m3), which of its vectors: `dense`, `sparse` or `colbert`; None for
+            dense, and for every other model.
         encoder_path: the encoder of an encoder-decoder; None for the file that the decoder names.
         on_progress: is told what is being done.
 
@@ -97,7 +100,7 @@ def load(
     limits = {name: own for name, own in of_tasks if own is not None}
     for one in (*limits.values(), *(() if limit is None else (limit,))):
         tokenizer.require_room(one)
-    head = head_for(task, model, folder, tokenizer)
+    head = head_for(task, model, folder, tokenizer, representation)
     prompts = Prompts.of(folder)
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
     on_progress(f"loading {path}")
@@ -124,6 +127,7 @@ def encode(
     provider: str = "auto",
     prompt: str | None = None,
     task: str | None = None,
+    representation: str | None = None,
     long: LongTexts | str = CUT,
     vectors_as: str | None = None,
     ranges: RangesLike | None = None,
@@ -139,7 +143,7 @@ def encode(
     is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
     if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
         return queries.encode(texts, prompt=prompt)
-    model = load(model_path, model_name=model_name, provider=provider)
+    model = load(model_path, model_name=model_name, provider=provider, representation=representation)
     return model.encode(
         texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
     )

@@ -31,6 +31,14 @@ TextTask = Annotated[
         default="document for late interaction, else neither",
     ),
 ]
+Representation = Annotated[
+    str | None,
+    Option(
+        "Of an M3 embedder (bge-m3): a vector for each text, weights of its terms, or a vector for each token.",
+        choices=("dense", "sparse", "colbert"),
+        default="dense",
+    ),
+]
 Provider = Annotated[
     str, Option("Where to run: cuda fails where it cannot, auto uses it where it can.", choices=("auto", *PROVIDERS))
 ]
@@ -52,6 +60,7 @@ class InferOptions:
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for that of the task,
             or for the default.
         task: what the texts are for, `query` or `document`; None for neither.
+        representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
         long: what happens to long texts, one of LONG_TEXTS; None for what suits the task.
         overlap: tokens that neighbouring windows share; None for a quarter of a window.
         top_k: the most candidates of a text; None for what suits the task.
@@ -85,6 +94,7 @@ class InferOptions:
     ] = None
     prompt: Prompt = None
     task: TextTask = None
+    representation: Representation = None
     long: Annotated[
         str | None,
         Option(

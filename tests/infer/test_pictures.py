@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,21 @@ import onnx
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
+from onnxtool.checkpoint.limits import graph_limit
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import CheckpointError, ExportError, InputError, TargetError
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.modalities.pages import restrict_to_pages
 from onnxtool.infer import InferOptions, load, run_texts
 from onnxtool.infer.pictures.model import load_pictures
+from onnxtool.infer.vectors import TokenVectors
+from onnxtool.model_file import ModelFile
 from tests.cli.entry_point import json_of, run_infer
 from tests.export.test_modalities import TEXT, VISION, save, with_tokenizer
 from tests.infer.tiny_models import CLS, PAD, SEP
@@ -73,6 +82,12 @@ def export_side(folder: Path, output: Path, task: str, **options: Any) -> Any:
     return export_model(ExportOptions(str(folder), output=output, task=task, **options))
 
 
+def encode(model: Path, pictures: Sequence[Path]) -> NDArray[np.float32]:
+    vectors = load_pictures(model).encode(pictures)
+    assert isinstance(vectors, np.ndarray)
+    return vectors
+
+
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     """Exported once."""
@@ -94,9 +109,15 @@ def test_the_picture_side_takes_pixels_alone(clip: Clip) -> None:
 
 def test_vectors_are_those_of_transformers(clip: Clip) -> None:
     """Of picture files of several sizes, and of texts."""
-    np.testing.assert_allclose(load_pictures(clip.images).encode(clip.pictures), clip.expected(), atol=1e-5)
+    np.testing.assert_allclose(encode(clip.images, clip.pictures), clip.expected(), atol=1e-5)
     texts = np.asarray(load(clip.texts).encode(["a cat"]))
     np.testing.assert_allclose(texts, clip.expected("a cat"), atol=1e-5)
+
+
+def test_pictures_have_no_limit_of_tokens(clip: Clip) -> None:
+    """The positions of patches are none: a benchmark would refuse lengths beyond them."""
+    assert graph_limit(ModelFile.open(clip.images), None) is None
+    assert graph_limit(ModelFile.open(clip.texts), None) is not None
 
 
 def test_pictures_are_ranked_for_a_text(clip: Clip) -> None:
@@ -220,7 +241,7 @@ def test_a_side_of_sentence_transformers_ends_as_its_modules_say(clip: Clip, tmp
 
     write_modules("CLIPModel")
     export_side(tmp_path, tmp_path / "out" / "m.onnx", TASK_OF_PICTURES)
-    vectors = load_pictures(tmp_path / "out" / "m.onnx").encode(clip.pictures)
+    vectors = encode(tmp_path / "out" / "m.onnx", clip.pictures)
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).min() > 0.1
     np.testing.assert_allclose(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), features, atol=1e-5)
     with pytest.raises(CheckpointError, match="encodes texts and pictures by themselves"):
@@ -262,7 +283,7 @@ def test_what_has_no_such_side_is_refused(clip: Clip, tmp_path: Path) -> None:
         export_side(bert, tmp_path / "m.onnx", TASK_OF_PICTURES)
     with pytest.raises(ExportError, match="the head splade is not for a side"):
         export_side(clip.folder, tmp_path / "m.onnx", TASK_OF_PICTURES, head="splade")
-    with pytest.raises(TargetError, match="takes no side of a dual encoder"):
+    with pytest.raises(TargetError, match="takes no side of an encoder of pictures"):
         export_side(clip.folder, tmp_path / "m", "sentence-similarity", target="fastembed")
 
 
@@ -289,3 +310,132 @@ def test_a_model_that_compares_something_else_is_refused(
     monkeypatch.setattr(transformers.CLIPModel, "forward", whole)
     with pytest.raises(ExportError, match="does not compare what its get_image_features gives"):
         export_side(clip.folder, tmp_path / "m.onnx", TASK_OF_PICTURES)
+
+
+PAGE_WORDS = ("<pad>", "<eos>", "<bos>", "<unk>", "Describe", "the", "image.", "Find:", "a", "cat", "sat", "\n")
+
+
+class ColPali:
+    """A tiny retriever of pages with both sides exported.
+
+    Attributes:
+        model: the PyTorch model.
+        processor: the one of transformers, which makes pages and queries.
+    """
+
+    def __init__(self, root: Path) -> None:
+        words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(PAGE_WORDS)}, unk_token=PAGE_WORDS[3]))
+        lines = pre_tokenizers.Split("\n", "isolated")
+        words.pre_tokenizer = pre_tokenizers.Sequence([lines, pre_tokenizers.Split(" ", "removed")])
+        names = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=64, **names)
+        pixels = SiglipImageProcessorPil(size={"height": 32, "width": 32})
+        pixels.image_seq_length = 16
+        self.processor = transformers.ColPaliProcessor(
+            pixels, tokenizer, visual_prompt_prefix="Describe the image.", query_prefix="Find: "
+        )
+        ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+        small = {"num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": 1, "model_type": "gemma", **ids}
+        vlm = transformers.PaliGemmaConfig(
+            text_config=TEXT | small | {"vocab_size": len(tokenizer), "max_position_embeddings": 128},
+            vision_config=VISION | {"projection_dim": 32, "vision_use_head": False, "num_hidden_layers": 1},
+            image_token_index=self.processor.image_token_id,
+            projection_dim=32,
+        )
+        config = transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=8)
+        self.folder = save(
+            transformers.ColPaliForRetrieval(config).eval(), root / "colpali", self.processor, spread=0.15
+        )
+        self.model = transformers.ColPaliForRetrieval.from_pretrained(self.folder).eval()
+        self.pages, self.queries = root / "pages.onnx", root / "queries.onnx"
+        self.report = export_side(self.folder, self.pages, TASK_OF_PICTURES)
+        export_side(self.folder, self.queries, LATE_INTERACTION)
+
+    def embed(self, **inputs: Any) -> Any:
+        """Return what the model makes of what the processor makes."""
+        with torch.inference_mode():
+            return self.model(**self.processor(**inputs, return_tensors="pt")).embeddings
+
+
+@pytest.fixture(scope="module")
+def colpali(tmp_path_factory: pytest.TempPathFactory) -> ColPali:
+    """Exported once."""
+    return ColPali(tmp_path_factory.mktemp("pages"))
+
+
+def test_pages_are_ranked_for_a_query_as_the_processor_scores_them(colpali: ColPali, clip: Clip) -> None:
+    """A page is pixels alone; a query is written as the processor does; the score is MaxSim."""
+    assert [(tensor.name, tensor.shape) for tensor in (*colpali.report.inputs, *colpali.report.outputs)] == [
+        ("pixel_values", ("batch_size", 3, 32, 32)),
+        ("token_embeddings", ("batch_size", 21, 8)),
+    ]
+    opened = [Image.open(path).convert("RGB") for path in clip.pictures]
+    pages, query = colpali.embed(images=opened), colpali.embed(text=["a cat sat"])
+    found = load_pictures(colpali.pages).encode(clip.pictures)
+    assert isinstance(found, TokenVectors)
+    np.testing.assert_allclose(found.vectors.reshape(pages.shape), pages.numpy(), atol=1e-5)
+    scores = colpali.processor.score_retrieval(list(query), list(pages))[0].numpy()
+    options = InferOptions(
+        colpali.pages, query="a cat sat", text_model=colpali.queries, images=tuple(map(str, clip.pictures))
+    )
+    report = run_texts(options)
+    assert list(report.rankings[0].order) == np.argsort(-scores).tolist()
+    np.testing.assert_allclose([answer.candidates[0].score for answer in report.answers], scores, atol=1e-4)
+    assert report.answers[0].candidates[0].label == "maxsim"
+    with pytest.raises(InputError, match="leave --prompt out|written as the checkpoint's processor does"):
+        run_texts(replace(options, prompt="a"))
+
+
+def test_a_corpus_of_pages_has_vectors_of_tokens(colpali: ColPali, clip: Clip, tmp_path: Path) -> None:
+    """Ragged, as one of texts with late interaction."""
+    report = encode_corpus(colpali.pages, clip.root / "pictures", tmp_path / "vectors", CorpusOptions())
+    assert (report.num_texts, report.dimensions) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "encodes pages and queries by themselves"),
+        ({"task": TASK_OF_PICTURES, "head": "embedding"}, "the head embedding is not for a retriever of pages"),
+        ({"task": TASK_OF_PICTURES, "target": "fastembed"}, "takes no side of an encoder of pictures"),
+    ],
+)
+def test_what_a_retriever_of_pages_does_not_have_is_refused(
+    colpali: ColPali, options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    """A graph of both sides, another head, a target."""
+    output = tmp_path / ("m" if "target" in options else "m.onnx")
+    with pytest.raises((ExportError, TargetError), match=message):
+        export_model(ExportOptions(str(colpali.folder), output=output, **options))  # type: ignore[arg-type]
+
+
+def test_a_retriever_of_pages_with_modules_is_refused(colpali: ColPali, tmp_path: Path) -> None:
+    """What sentence-transformers computes with it is not followed."""
+    shutil.copytree(colpali.folder, tmp_path / "colpali")
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    (tmp_path / "colpali" / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match="names Transformer, and onnxtool does not follow its settings"):
+        export_side(tmp_path / "colpali", tmp_path / "m.onnx", TASK_OF_PICTURES)
+
+
+def test_retrievers_whose_pages_have_other_tokens_are_refused_by_name(colpali: ColPali) -> None:
+    """Their tokens depend on the size of the picture."""
+    checkpoint: Any = SimpleNamespace(architecture="ColQwen2ForRetrieval", task=TASK_OF_PICTURES)
+    with pytest.raises(ExportError, match="ColQwen2ForRetrieval reads other tokens beside each picture"):
+        restrict_to_pages(colpali.model, checkpoint)
+
+
+def test_queries_of_another_processor_are_refused(colpali: ColPali, clip: Clip, tmp_path: Path) -> None:
+    """They would be written otherwise."""
+    for path in (colpali.queries, colpali.pages):
+        shutil.copy(path, tmp_path)
+        shutil.copytree(path.with_suffix(""), tmp_path / path.stem)
+    file = tmp_path / "queries" / "processor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "processor_class": "ColQwen2Processor"}))
+    options = InferOptions(
+        tmp_path / "pages.onnx", query="a", text_model=tmp_path / "queries.onnx", images=(str(clip.pictures[0]),)
+    )
+    with pytest.raises(InputError, match="names the processor 'ColQwen2Processor'"):
+        run_texts(options)
+    with pytest.raises(InputError, match="does not describe a late-interaction encoder"):
+        load(colpali.queries)

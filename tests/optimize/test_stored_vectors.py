@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import PassError, VerificationError
-from onnxtool.export.heads.choice import Head, append_head
+from onnxtool.export.heads.head import Head, append_head
 from onnxtool.model_file.metadata import VECTORS_KEY
 from onnxtool.model_file.weights import load_model, write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model

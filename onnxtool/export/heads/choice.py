@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.pooling_modules import (
@@ -20,130 +21,20 @@ from onnxtool.checkpoint.pooling_modules import (
     SpladePooling,
     read_modules_of_sides,
     read_pooling_modules,
-    truncated,
 )
-from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, TOKENS, TRANSFORMERS
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SPARSE_STATIC, STATIC, TOKENS, TRANSFORMERS
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
-from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.heads.builder import Builder
+from onnxtool.errors import ExportError
+from onnxtool.export.heads.head import Head, require_output
+from onnxtool.export.heads.m3 import M3, is_m3, read_m3
 from onnxtool.export.modalities.sides import SIDES, Side
-from onnxtool.export.modalities.sizes import BATCH
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from onnxtool.export.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True)
-class Head:
-    """A head with the settings and weights of its checkpoint.
-
-    Attributes:
-        source: the output of the model that it reads, float [B, S, N], or [B, N] where no module pools.
-        output: the output of the graph that it makes, float [B, W], or [B, S, W] in late interaction.
-        task: what a model with this head is for, whatever its checkpoint says.
-        modules: what is computed, in order.
-        unseen_length: the length of queries of which tokens count that the model does not see; 0 where there are none.
-        stored: how the vectors are stored that the graph gives; None for as they are computed.
-    """
-
-    name: str
-    source: str
-    output: str
-    task: str
-    modules: tuple[PoolingModule, ...]
-    unseen_length: int = 0
-    stored: VectorType | None = None
-
-    @property
-    def keeps_tokens(self) -> bool:
-        """Whether there is a vector for each token."""
-        return self.task == LATE_INTERACTION
-
-    def reference(self, value: Any, mask: Any) -> Any:
-        """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W], or to [B, S, W].
-
-        Tensors [B, N], of a model that pools itself, take no mask. They are the vectors before they are stored.
-        """
-        import torch
-
-        with torch.inference_mode():
-            for module in self.modules:
-                value = module.reference(torch, value, mask)
-        return value
-
-    def width(self, before: int) -> int:
-        """Return W for a model of N = `before`.
-
-        Raises:
-            CheckpointError: the modules do not fit each other or the model.
-        """
-        try:
-            for module in self.modules:
-                before = module.width(before)
-        except ValueError as error:
-            raise CheckpointError(
-                f"the modules of this checkpoint do not fit its model: {error}",
-                "the folder mixes two models; take both from one",
-            ) from None
-        return before
-
-    def truncated(self, dimensions: int, signature: Signature) -> Head:
-        """Return the head that keeps the first `dimensions` of W numbers.
-
-        Raises:
-            ExportError: the model has no more of them.
-        """
-        before = signature.outputs[self.source][-1]
-        if isinstance(before, int) and self.width(before) <= dimensions:
-            raise ExportError(
-                f"--dimensions {dimensions} was passed, and the vectors of this model have {self.width(before)}",
-                "pass a smaller number, or leave --dimensions out",
-            )
-        return replace(self, modules=truncated(self.modules, dimensions))
-
-    def stored_as(self, stored: VectorType, signature: Signature) -> Head:
-        """Return the head whose vectors are stored so.
-
-        Raises:
-            InputError: they cannot be, by their width.
-        """
-        before = signature.outputs[self.source][-1]
-        if isinstance(before, int):
-            stored.columns(self.width(before))
-        return replace(self, stored=stored)
-
-    def check(self, signature: Signature) -> None:
-        """Refuse a model that cannot have this head.
-
-        Raises:
-            CheckpointError: the modules do not fit the model.
-            ExportError: the model lacks the output or the mask that the head reads.
-        """
-        require_output(self.name, self.source, signature)
-        shape = signature.outputs[self.source]
-        if not any(module.pools_tokens for module in self.modules):
-            if isinstance(shape[-1], int):
-                self.width(shape[-1])
-            return
-        if len(shape) != 3:
-            raise ExportError(
-                f"the head {self.name} needs {self.source} of three axes, one of them the sequence; "
-                f"this model gives {list(shape)}",
-                "pass --head auto",
-            )
-        if "attention_mask" not in tuple(signature.inputs):
-            raise ExportError(
-                f"the head {self.name} needs an attention mask; this model takes none", "pass --head auto"
-            )
-        if isinstance(shape[-1], int):
-            self.width(shape[-1])
 
 
 @dataclass(frozen=True)
@@ -193,8 +84,8 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         architecture: the class that its weights are loaded into, e.g. `BertForMaskedLM`.
 
     Returns:
-        The head called `splade`, `embedding` or `late-interaction`, or `none` where no file speaks of one, with the
-        reason in words.
+        The head called `splade`, `embedding`, `late-interaction` or `m3`, with the reason in words; or `none`, where no
+        file speaks of one.
 
     Raises:
         CheckpointError: the checkpoint has modules or settings that are not computed here.
@@ -204,6 +95,10 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         return Choice(
             LATE_INTERACTION, read_head(LATE_INTERACTION, source), "the checkpoint has a vector for each token"
         )
+    if modules.kinds[:1] == (STATIC,):
+        return Choice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
+    if is_m3(source):
+        return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} lie beside the model")
     for kind in _KINDS:
         if kind.pooling.__name__ in modules.kinds:
             return Choice(kind.name, read_head(kind.name, source), f"modules.json names {kind.pooling.__name__}")
@@ -231,6 +126,8 @@ def read_head(name: str, source: Source) -> Head | None:
     Raises:
         CheckpointError: the checkpoint does not say how it pools, or has modules that no head computes.
     """
+    if name == M3:
+        return read_m3(source)
     kind = next((kind for kind in _KINDS if kind.name == name), None)
     if kind is None:
         return None
@@ -264,7 +161,10 @@ def _late_interaction(kind: _HeadKind, source: Source) -> Head:
     read_mask(modules)  # an export that `infer` would refuse is none
     expansion = QueryExpansion.of(modules, source)
     unseen = 0 if expansion is None or expansion.attend else expansion.length
-    return Head(kind.name, kind.source, kind.output, kind.task, read_token_modules(modules), unseen)
+    return Head(
+        kind.name, kind.source, kind.output, kind.task, read_token_modules(modules), keeps_tokens=True,
+        unseen_length=unseen,
+    )  # fmt: skip
 
 
 def require_expanding_token(source: Source, tokenizer: Any) -> None:
@@ -317,6 +217,8 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
             require_output(name, "logits", signature)
         is_plain = name == "reranker" and not checkpoint.source.sentence_modules.modules
         choice = Choice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
+    elif checkpoint.architecture == SPARSE_STATIC:
+        choice = Choice("none", None, "terms are weighed by a table")
     elif checkpoint.task in (kind.task for kind in _KINDS):
         if checkpoint.task == RANKING and not checkpoint.source.sentence_modules.modules:
             verdicts = " and ".join(map(repr, _VERDICTS))
@@ -375,6 +277,26 @@ def choose_side_head(
     return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
 
 
+def choose_no_head(name: str, source: Source) -> Choice:
+    """Decide on the head of a retriever of pages, which gives vectors itself.
+
+    Raises:
+        CheckpointError: sentence-transformers computes more with it.
+        ExportError: another one was asked for.
+    """
+    if name not in ("auto", "none"):
+        raise ExportError(
+            f"the head {name} is not for a retriever of pages, which gives vectors itself", "leave it out"
+        )
+    if source.sentence_modules.modules:
+        raise source.refuse(
+            f"modules.json of {source.model_name} names {', '.join(source.sentence_modules.kinds)}, and onnxtool does "
+            "not follow its settings with a retriever of pages",
+            "export the checkpoint of transformers, without modules.json",
+        )
+    return Choice("none", None)
+
+
 def _require_own_outputs(source: Source) -> None:
     """Refuse a checkpoint whose answer is more than the outputs of its model, such as a reranker that is a decoder.
 
@@ -394,52 +316,3 @@ def _require_own_outputs(source: Source) -> None:
             "a model of this kind"
         )
     require_known_settings(modules, source)
-
-
-def require_output(head: str, output: str, signature: Signature) -> None:
-    """Refuse a model without the output that a head reads.
-
-    Raises:
-        ExportError: it does not have it.
-    """
-    if output not in signature.outputs:
-        raise ExportError(
-            f"the head {head} needs the output {output}; this model gives {', '.join(signature.outputs)}",
-            "pass --head auto, or a --task whose architecture has it",
-        )
-
-
-def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
-    """Put `head` on the graph, in place of its outputs; with `keep_raw`, before the output that it reads."""
-    import onnx_ir as ir
-    import onnx_ir.passes.common as common
-
-    graph = model.graph
-    source = next(value for value in graph.outputs if value.name == head.source)
-    mask = next((value for value in graph.inputs if value.name == "attention_mask"), source)
-    if source.dtype is None:
-        raise ExportError("the exporter did not type the output that the head reads", "try the other --exporter")
-    build = Builder(graph, source.dtype)
-    output = source
-    for module in head.modules:
-        output = module.build(build, output, mask)
-    if output is source:  # which stays under its own name
-        output = build.op("Identity", source)
-    dtype = source.dtype
-    before = source.shape[-1] if source.shape is not None else None
-    width = head.width(before) if isinstance(before, int) else None
-    if head.stored is not None:
-        output = output if head.modules else build.cast(output)
-        output.name, output.dtype, output.shape = FLOATS, build.dtype, ir.Shape([BATCH, width])
-        output = head.stored.build(build, output)
-        dtype = ir.DataType.from_numpy(head.stored.dtype)
-        width = None if width is None else head.stored.columns(width)
-    elif build.dtype != source.dtype:
-        output = build.cast(output, source.dtype)
-    if source.name == head.output:
-        source.name = f"{head.output}.tokens"
-    output.name = head.output
-    output.dtype = dtype
-    output.shape = ir.Shape([BATCH, *(source.shape[1:2] if head.keeps_tokens and source.shape else ()), width])
-    graph.outputs[:] = [output, source] if keep_raw else [output]
-    common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler

@@ -12,7 +12,7 @@ from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges, read_ranges
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import ExportError
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import ExportOptions

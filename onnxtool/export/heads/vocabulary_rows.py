@@ -10,7 +10,7 @@ from typing import Any
 
 from onnxtool.checkpoint.pooling_modules import LogitScore
 from onnxtool.errors import ExportError
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.signature import Signature
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.sidecar_files import is_wordpiece, wordpiece_vocabulary
 from onnxtool.export.target import SPARSE, TEXT_INPUTS, Target, TargetModel, Use
 from onnxtool.reports import TensorInfo

@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.choice import Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH
 from onnxtool.export.sidecar_files import query_weights
 from onnxtool.export.source import Source

@@ -10,7 +10,9 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
+from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.embeddings import EMBEDDING, SIDE, Embeddings
 from onnxtool.infer.heads.entities import Entities
@@ -18,7 +20,7 @@ from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, VectorH
 from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
 from onnxtool.infer.heads.masks import Masks, NextTokens
 from onnxtool.infer.heads.spans import END, START, AnswerSpans
-from onnxtool.infer.heads.terms import Terms
+from onnxtool.infer.heads.terms import LexicalTerms, Terms
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.model_file import ModelFile
 
@@ -97,12 +99,46 @@ _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead
 }
 
 
-def head_for(task: str, model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+# The representations of an M3 embedder, by the output of each.
+_REPRESENTATIONS: dict[str, tuple[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead]]] = {
+    "dense": (EMBEDDING, _embeddings),
+    "sparse": (TOKEN_WEIGHTS, lambda _model, _folder, tokenizer: LexicalTerms.of(tokenizer)),
+    "colbert": (TOKENS, lambda _model, _folder, tokenizer: TokensOfTexts.of_m3(tokenizer)),
+}
+
+
+def head_for(
+    task: str,
+    model: ModelFile,
+    folder: CheckpointFolder,
+    tokenizer: TextTokenizer,
+    representation: str | None = None,
+) -> AnyHead:
     """Return how outputs of `model` are read for `task`.
 
+    Args:
+        task: what the model is for.
+        model: the file.
+        folder: of the checkpoint.
+        tokenizer: of the checkpoint.
+        representation: which one of an M3 embedder, `dense`, `sparse` or `colbert`; None for the first that the task
+            names, which is dense.
+
     Raises:
-        InputError: a file of the checkpoint is malformed, or asks for what is not computed here.
+        InputError: a file of the checkpoint is malformed, or asks for what is not computed here; or the model has no
+            such representation.
     """
+    if representation is not None:
+        if representation not in _REPRESENTATIONS:
+            known = ", ".join(_REPRESENTATIONS)
+            raise InputError(f"no representation called {representation!r}", f"pass one of {known}")
+        missing = [name for name, _ in _REPRESENTATIONS.values() if not _has_output(model, name)]
+        if missing:
+            raise InputError(
+                f"--representation {representation} was passed, and {model.path} gives no {' and no '.join(missing)}",
+                "it is for M3 embedders (bge-m3), exported with --head m3; leave it out",
+            )
+        return _REPRESENTATIONS[representation][1](model, folder, tokenizer)
     head = _HEADS.get(task)
     return Shapes() if head is None else head(model, folder, tokenizer)
 

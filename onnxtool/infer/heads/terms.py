@@ -13,6 +13,7 @@ import numpy as np
 from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import PoolingModule, SpladePooling, apply_all, read_pooling_modules
+from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
@@ -86,17 +87,55 @@ class Terms(VectorHead[SparseVectors]):
 
     def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
         """Take the largest weight of each term over the windows of a text."""
-        texts = np.repeat(np.arange(len(windows)), [len(group) for group in windows])
-        rows = np.repeat(texts, np.diff(vectors.indptr))
-        order = np.lexsort((vectors.indices, rows))
-        rows, indices, weights = rows[order], vectors.indices[order], vectors.weights[order]
-        starts = np.flatnonzero(np.diff(rows, prepend=-1) | np.diff(indices, prepend=-1))
-        largest = np.maximum.reduceat(weights, starts) if len(starts) else weights
-        indptr = np.searchsorted(rows[starts], np.arange(len(windows) + 1)).astype(np.int64)
-        return SparseVectors(indptr, indices[starts], largest, vectors.vocabulary)
+        return joined(vectors, windows)
 
     def finish(self, vectors: SparseVectors) -> SparseVectors:
         """Compute what follows the pooling."""
         if not self.after:
             return vectors
         return SparseVectors.from_dense(apply_all(self.after, vectors.to_dense()), vectors.vocabulary)
+
+
+def joined(vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
+    """Take the largest weight of each term over the windows of a text."""
+    texts = np.repeat(np.arange(len(windows)), [len(group) for group in windows])
+    rows = np.repeat(texts, np.diff(vectors.indptr))
+    return SparseVectors.of_entries(rows, vectors.indices, vectors.weights, len(windows), vectors.vocabulary)
+
+
+@dataclass(frozen=True)
+class LexicalTerms(VectorHead[SparseVectors]):
+    """Weights of tokens that the graph gives, as M3 embedders have them: a term weighs as its heaviest token does.
+
+    Attributes:
+        left_out: tokens that are never terms: those that frame a text, and the unknown one, as in FlagEmbedding.
+    """
+
+    kind = "terms"
+
+    tokenizer: TextTokenizer
+    left_out: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer) -> LexicalTerms:
+        """Read from the tokenizer which tokens are no terms."""
+        return cls(tokenizer, tuple(tokenizer.framing_ids | tokenizer.unknown_ids))
+
+    def pool(self, batch: Batch) -> SparseVectors:
+        """Return the weights of the terms of B texts.
+
+        Raises:
+            SessionError: a weight is not a finite number.
+        """
+        weights = batch.output(2, TOKEN_WEIGHTS).astype(np.float32)
+        require_finite(weights, "weight of a token")
+        rows, places = np.nonzero(batch.mask & (weights > 0) & ~np.isin(batch.ids, self.left_out))
+        ids = batch.ids[rows, places].astype(np.int32)
+        return SparseVectors.of_entries(rows, ids, weights[rows, places], len(batch.texts), self.tokenizer.vocabulary)
+
+    def require_windows(self) -> None:
+        """Allow them: the largest weight over windows is the largest over their tokens."""
+
+    def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
+        """Take the largest weight of each term over the windows of a text."""
+        return joined(vectors, windows)

@@ -36,6 +36,7 @@ class TokensOfTexts(VectorHead[TokenVectors]):
         expansion: how short queries are made longer; None where they are not.
         expansion_id: the token that is added.
         is_mean: whether a score is the mean over the tokens of a query, and not their sum.
+        num_left_out: so many tokens at the start of a text never count.
     """
 
     kind = "token_vectors"
@@ -46,6 +47,7 @@ class TokensOfTexts(VectorHead[TokenVectors]):
     expansion: QueryExpansion | None
     expansion_id: int
     is_mean: bool
+    num_left_out: int = 0
 
     @classmethod
     def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool) -> TokensOfTexts:
@@ -77,11 +79,18 @@ class TokensOfTexts(VectorHead[TokenVectors]):
             modules.encoder.get("similarity_fn_name") == _MEAN,
         )
 
+    @classmethod
+    def of_m3(cls, tokenizer: TextTokenizer) -> TokensOfTexts:
+        """Take the vectors of an M3 embedder: all but that of the first token, and means, as FlagEmbedding does."""
+        return cls(tokenizer, (), None, None, 0, is_mean=True, num_left_out=1)
+
     def prepare(self, text: EncodedText, task: str | None) -> EncodedText:
         """Return a text with what a query is expanded by, and with which of its tokens count."""
         expansion = self.expansion if task == QUERY else None
         if expansion is not None:
             text = self.tokenizer.expand(text, expansion.length, self.expansion_id, attended=expansion.attend)
+        if self.num_left_out:
+            return replace(text, counted=tuple(place >= self.num_left_out for place in range(len(text))))
         if self.mask is None:  # then what the model does not see does not count
             return replace(text, counted=text.attended)
         return replace(text, counted=self.mask.counted(text.ids, task, self.tokenizer.id_of))

@@ -1,6 +1,6 @@
 """A model of pictures with all that it takes to run files through it: session, image processor and output.
 
-Letters of shapes: N pictures, B batch, H height, W width, D width of a vector.
+Letters of shapes: N pictures, B batch, H height, W width, P tokens of a page, D width of a vector.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.picture_files import blank_picture, read_picture
 from onnxtool.checkpoint.picture_processing import PROCESSOR_NAMES, PictureProcessor, Pixels
 from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import require_finite
 from onnxtool.infer.tasks import stated_task
-from onnxtool.infer.vectors import DenseVectors
+from onnxtool.infer.vectors import DenseVectors, TokenVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import Session, open_session
 
 PIXELS = "pixel_values"
-# The vector of a picture, by the names that an export of one side of a dual encoder gives it.
-_VECTORS = ("image_embeds", "image_features")
+# What there is of a picture, with its axes: the vector of a dual encoder, or a vector for each token of a page.
+_VECTORS = {"image_embeds": 2, "image_features": 2, TOKENS: 3}
 # Of 224 x 224 pixels, a picture is 600 KB of float32.
 _BATCH_SIZE = 16
 
@@ -63,7 +64,8 @@ class PictureModel:
         folder: the checkpoint's small files.
         processor: makes pixels of a picture.
         pixels: the input of the graph.
-        vector: the name of the output that is read, float [B, D].
+        vector: the name of the output that is read, float [B, D], or [B, P, D] with a vector for each token.
+        by_token: which of them it is.
         task: what the model is for.
     """
 
@@ -72,6 +74,7 @@ class PictureModel:
     processor: PictureProcessor
     pixels: TensorInfo
     vector: str
+    by_token: bool
     task: str
 
     def prepare(self, path: Path) -> Pixels:
@@ -104,7 +107,8 @@ class PictureModel:
     @property
     def head(self) -> Embeddings:
         """How vectors are read: as the graph gives them."""
-        scales = bool(np.allclose(np.linalg.norm(self.run([self.blank()])), 1.0, atol=1e-3))
+        blank = self.run([self.blank()])
+        scales = isinstance(blank, np.ndarray) and bool(np.allclose(np.linalg.norm(blank), 1.0, atol=1e-3))
         return Embeddings(before=(), pooling=None, after=(), in_graph=True, normalizes=scales, is_stated=True)
 
     @property
@@ -127,8 +131,8 @@ class PictureModel:
             raise InputError("pictures take no prompt and no task", "leave them out")
         return [PreparedPicture(self.prepare(Path(text))) for text in texts]
 
-    def encode(self, paths: Sequence[Path]) -> DenseVectors:
-        """Return the vectors of N pictures, in their order: float32 [N, D].
+    def encode(self, paths: Sequence[Path]) -> DenseVectors | TokenVectors:
+        """Return the vectors of N pictures, in their order: float32 [N, D], or those of their tokens.
 
         Raises:
             InputError: there are none, one cannot be read, or the graph takes another size.
@@ -138,31 +142,40 @@ class PictureModel:
             raise InputError("no pictures to encode", "pass at least one")
         most = self._fixed_batch or _BATCH_SIZE
         starts = range(0, len(paths), most)
-        return np.concatenate(
+        return _joined(
             [self.run(self.tokenize([str(path) for path in paths[start : start + most]])) for start in starts]
         )
 
-    def run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors:
-        """Return the vectors of B pictures: float32 [B, D]. Neighbours of one size run together.
+    def run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors | TokenVectors:
+        """Return the vectors of B pictures: float32 [B, D], or those of their tokens.
+
+        Neighbours of one size run together.
 
         Raises:
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
         groups = itertools.groupby((picture.pixels for picture in pictures), key=lambda pixels: pixels.shape)
-        vectors = np.concatenate([self._run(list(group)) for _, group in groups])
-        require_finite(vectors, "embedding")
-        return vectors
+        return _joined([self._run(list(group)) for _, group in groups])
 
-    def _run(self, pixels: Sequence[Pixels]) -> DenseVectors:
+    def _run(self, pixels: Sequence[Pixels]) -> DenseVectors | TokenVectors:
         """Run pictures of one size; a graph of a fixed batch gets the last one again."""
         missing = (self._fixed_batch or len(pixels)) - len(pixels)
         feed: NDArray[Any] = np.stack([*pixels, *[pixels[-1]] * missing]).astype(self.pixels.dtype, copy=False)
-        return self.session.run({PIXELS: feed})[self.vector][: len(pixels)].astype(np.float32)
+        values = self.session.run({PIXELS: feed})[self.vector][: len(pixels)].astype(np.float32)
+        require_finite(values, "embedding")
+        return TokenVectors.stack(list(values)) if self.by_token else values
 
     @property
     def _fixed_batch(self) -> int | None:
         size = self.pixels.shape[0]
         return size if isinstance(size, int) else None
+
+
+def _joined(parts: Sequence[DenseVectors | TokenVectors]) -> DenseVectors | TokenVectors:
+    tokens = [part for part in parts if isinstance(part, TokenVectors)]
+    if tokens:
+        return TokenVectors.concatenate(tokens)
+    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
 def load_pictures(
@@ -198,13 +211,13 @@ def load_pictures(
     others = [info.name for info in model.structure.inputs if info.name != PIXELS]
     pixels = next(info for info in model.structure.inputs if info.name == PIXELS)
     outputs = {info.name: len(info.shape) for info in model.structure.outputs}
-    vector = next((name for name in _VECTORS if outputs.get(name) == 2), None)
+    vector = next((name for name, rank in _VECTORS.items() if outputs.get(name) == rank), None)
     if others or vector is None or len(pixels.shape) != 4:
         names = ", ".join(
             f"{info.name} {list(info.shape)}" for info in (*model.structure.inputs, *model.structure.outputs)
         )
         raise InputError(
-            f"{model.path} is not the picture side of a dual encoder, whose pictures onnxtool prepares: it has {names}",
+            f"{model.path} is no picture side of a dual encoder or of a retriever of pages: it has {names}",
             "run it with onnxtool.open_session and inputs of your own",
         )
     if (stored := VectorType.of_model(model)) is not None:
@@ -215,4 +228,5 @@ def load_pictures(
     processor = PictureProcessor.of(folder)
     on_progress(f"loading {model.path}")
     session = open_session(model.path, provider=provider, threads=threads)
-    return PictureModel(session, folder, processor, pixels, vector, stated_task(model) or TASK_OF_PICTURES)
+    task = stated_task(model) or TASK_OF_PICTURES
+    return PictureModel(session, folder, processor, pixels, vector, _VECTORS[vector] == 3, task)

@@ -1,0 +1,107 @@
+"""M3 embedders (bge-m3): one vector for a text, a weight for each token and a vector for each token, from one pass.
+
+Chen et al., 2024, arXiv:2402.03216; the layout and the formulas of FlagEmbedding 1.4: beside the transformer lie
+`sparse_linear.pt` and `colbert_linear.pt`, each a linear layer on the states of tokens.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.files import M3_FILES
+from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, PoolingModule, read_pooling_modules
+from onnxtool.checkpoint.sentence_modules import TOKENS, VECTOR
+from onnxtool.checkpoint.tasks import LATE_INTERACTION
+from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS, LexicalWeights, ZeroPadding
+from onnxtool.errors import CheckpointError
+from onnxtool.export.heads.head import Head
+from onnxtool.export.source import Source
+
+M3 = "m3"
+_SPARSE, _COLBERT = M3_FILES
+_STATES = "last_hidden_state"
+_MOST_BYTES = 1 << 30  # of a file; that of bge-m3 has 2 MB
+
+
+def is_m3(source: Source) -> bool:
+    """Whether a checkpoint has the layers of M3."""
+    return all(source.locate(name) is not None for name in M3_FILES)
+
+
+def read_m3(source: Source) -> Head:
+    """Read the head with all three outputs.
+
+    The vector of a text is pooled as modules.json says; without one by the first token and scaled, as FlagEmbedding
+    does. Weights and vectors of padding are 0. Those of the first token, and weights of tokens that frame a text, are
+    for a consumer to leave out, as `infer` does: a graph does not know which tokens these are.
+
+    Raises:
+        CheckpointError: a layer is missing, or its file is no state of a linear layer.
+    """
+    modules = read_pooling_modules(source.sentence_modules, Pooling) or (Pooling(("cls",)), Normalize())
+    weight, bias = _read_linear(source, _SPARSE)
+    if len(weight) != 1:
+        raise source.refuse(f"{_SPARSE} of {source.model_name} gives {len(weight)} numbers for a token; it has to be 1")
+    lexical: tuple[PoolingModule, ...] = (LexicalWeights(weight, bias),)
+    projection = Dense("colbert_linear", *_read_linear(source, _COLBERT), "Identity", on_tokens=True)
+    colbert = (projection, ZeroPadding(), Normalize(on_tokens=True))
+    return Head(
+        M3, _STATES, VECTOR, "sentence-similarity", modules,
+        beside=(
+            Head(M3, _STATES, TOKEN_WEIGHTS, "sparse-encoding", lexical, keeps_tokens=True),
+            Head(M3, _STATES, TOKENS, LATE_INTERACTION, colbert, keeps_tokens=True),
+        ),
+    )  # fmt: skip
+
+
+def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
+    """Read weight and bias of a linear layer that torch.save wrote: float32 [W, H] and [W].
+
+    The file is a zip with a pickle, which could run code. PyTorch reads it by an unpickler of its own
+    (`weights_only=True`): it knows the opcodes that make tensors, numbers and containers, and fails on a name of any
+    other class or function. What it gives is checked here: two tensors, no larger than the file.
+
+    Raises:
+        CheckpointError: the file is missing, or anything else.
+    """
+    import torch
+
+    path = source.locate(name)
+    if path is None:
+        raise source.refuse(f"{source.model_name} has no {name}", f"an M3 embedder has {' and '.join(M3_FILES)}")
+    _require_plain_zip(source, name, path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle and tensors each fail in their own way
+        raise _damaged(source, name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+    if not isinstance(content, dict) or content.keys() != {"weight", "bias"}:
+        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise _damaged(source, name, f"it holds {found}, and not weight and bias")
+    for key, tensor in content.items():
+        # A view of few numbers may have a shape of very many.
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.is_contiguous():
+            raise _damaged(source, name, f"{key} is no plain tensor of floating point numbers")
+    weight, bias = (content[key].detach().to(torch.float32).numpy() for key in ("weight", "bias"))
+    if weight.ndim != 2 or bias.shape != weight.shape[:1] or not weight.size:
+        raise _damaged(source, name, f"its weight is {list(weight.shape)} and its bias {list(bias.shape)}")
+    return weight, bias
+
+
+def _require_plain_zip(source: Source, name: str, path: Path) -> None:
+    """Refuse a file that is larger in memory than on the disk, or large there."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _damaged(source, name, f"no zip as torch.save writes it: {error}") from None
+    if is_packed or path.stat().st_size > _MOST_BYTES:
+        raise _damaged(source, name, "its entries are compressed" if is_packed else "it is larger than a layer")
+
+
+def _damaged(source: Source, name: str, reason: str) -> CheckpointError:
+    return source.refuse(
+        f"{name} of {source.model_name} is no state of a linear layer: {reason}",
+        "fetch the checkpoint again from where you trust it; --head embedding exports the vectors of texts alone",
+    )

@@ -1,0 +1,141 @@
+"""Checkpoints without a transformer: tables of vectors, or of weights, that are looked up for the tokens of a text.
+
+They are exported as a model that looks tokens up, as any other model. The definitions are those of StaticEmbedding (as
+model2vec distils it) and SparseStaticEmbedding of sentence-transformers 6.2.
+
+Letters of shapes: B batch, S sequence, V vocabulary, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.sentence_modules import SPARSE_STATIC, STATIC, STATIC_KINDS, as_object, positive
+from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, read_vectors
+from onnxtool.errors import CheckpointError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.source import Source
+from onnxtool.runtime.quiet import quiet
+
+_TASKS = {STATIC: "sentence-similarity", SPARSE_STATIC: "sparse-encoding"}
+_MODEL_TYPE = "static-embedding"
+
+
+def is_static(source: Source) -> bool:
+    """Whether a checkpoint begins with a table in place of a transformer."""
+    return bool(source.sentence_modules.modules) and source.sentence_modules.kinds[0] in STATIC_KINDS
+
+
+@dataclass(frozen=True)
+class StaticCheckpoint(Checkpoint):
+    """A checkpoint that is a table.
+
+    Attributes:
+        table: float32 [V, W] of vectors, or [V] of weights.
+    """
+
+    table: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), repr=False)
+
+    @classmethod
+    def open_static(cls, source: Source, *, task: str = "auto") -> StaticCheckpoint:
+        """Read the table.
+
+        Raises:
+            CheckpointError: it is missing or malformed, modules stand behind it that are not computed here, or `task`
+                is another than what it is for.
+        """
+        from transformers import PretrainedConfig
+
+        modules = source.sentence_modules
+        kind = modules.kinds[0]
+        if task not in ("auto", _TASKS[kind]):
+            raise CheckpointError(
+                f"{source.model_name} is a table of {kind}, which is for {_TASKS[kind]}, and --task {task} was passed",
+                "leave --task out",
+            )
+        if kind == STATIC:
+            table = read_vectors(modules.modules[0])
+        else:
+            settings = source.read("config.json") if not modules.modules[0].folder else modules.modules[0].settings
+            table = SparseStaticEmbedding.read(replace(modules.modules[0], settings=settings)).weights
+            limits = [key for key in ("max_active_dims",) if modules.encoder.get(key) is not None]
+            others = [*modules.kinds[1:], *limits]
+            if others:
+                raise source.refuse(
+                    f"{source.model_name} computes {', '.join(others)} behind the weights of its terms, which onnxtool "
+                    "does not",
+                    "use sentence-transformers for this checkpoint",
+                )
+        config = PretrainedConfig(vocab_size=len(table), hidden_size=table.shape[-1])
+        config.model_type = _MODEL_TYPE
+        return cls(source, config, kind, _TASKS[kind], table=table)
+
+    def load_tokenizer(self) -> Any:
+        """Load tokenizer.json, and of a table of vectors nothing else: its limit is what that file says.
+
+        Raises:
+            CheckpointError: the checkpoint has none, or it does not load.
+        """
+        if self.architecture != STATIC:
+            return super().load_tokenizer()
+        from transformers import PreTrainedTokenizerFast
+
+        path = self.source.locate("tokenizer.json")
+        if path is None:
+            raise CheckpointError(
+                f"{self.source.model_name} has no tokenizer (tokenizer.json)", "fetch the whole checkpoint"
+            )
+        cut = as_object(self.source.read("tokenizer.json").get("truncation"))
+        try:
+            with quiet():
+                tokenizer = PreTrainedTokenizerFast(
+                    tokenizer_file=str(path), model_max_length=positive(cut.get("max_length"))
+                )
+        except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+            raise self.source.unreadable(error) from error
+        if tokenizer.pad_token is None:  # any token will do: the mask leaves it out
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
+        return tokenizer
+
+    def load_model(self, *, dtype: str, device: str, attention: str | None, allow_missing_weights: bool = False) -> Any:
+        """Make a model of PyTorch that looks tokens up.
+
+        Args:
+            dtype: a torch dtype by name.
+            device: where torch runs it.
+            attention: nothing here has one.
+            allow_missing_weights: none is missing.
+        """
+        import torch
+
+        class Lookup(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
+            def __init__(self, table: NDArray[np.float32], config: Any) -> None:
+                super().__init__()
+                self.config = config
+                self.weight = torch.nn.Parameter(torch.from_numpy(table.copy()), requires_grad=False)
+
+            @property
+            def device(self) -> Any:
+                return self.weight.device
+
+            @property
+            def dtype(self) -> Any:
+                return self.weight.dtype
+
+        class Vectors(Lookup):
+            def forward(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+                real = attention_mask.unsqueeze(-1).to(self.weight.dtype)
+                return {"last_hidden_state": torch.nn.functional.embedding(input_ids, self.weight) * real}
+
+        class Weights(Lookup):
+            def forward(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+                counts = torch.zeros(input_ids.shape[0], self.weight.shape[0], dtype=self.weight.dtype)
+                counts = counts.to(self.weight.device).scatter_add(1, input_ids, attention_mask.to(self.weight.dtype))
+                return {"sparse": (counts > 0).to(self.weight.dtype) * self.weight}
+
+        made = (Vectors if self.architecture == STATIC else Weights)(self.table, self.config)
+        return made.to(device=device, dtype=getattr(torch, dtype)).eval()
