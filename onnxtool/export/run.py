@@ -109,7 +109,8 @@ def _refuse_unused(options: ExportOptions, task: str, head: Head | None, text: T
         )
     if options.vectors_as is not None and (head is None or head.name != "embedding"):
         raise ExportError(
-            "--vectors_as stores the numbers of an embedding, and this graph computes none", "leave --vectors_as out"
+            "--vectors_as stores the numbers of one embedding for each text, and this graph computes none",
+            "leave --vectors_as out; vectors of tokens are stored so by `onnxtool infer --output FOLDER/ --vectors_as`",
         )
     if options.text is not None and text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")

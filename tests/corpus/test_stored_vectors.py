@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges
-from onnxtool.corpus import CorpusOptions, encode_corpus, windows
+from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
 from onnxtool.corpus.report import CorpusReport
 from onnxtool.errors import InputError, OutputExistsError
-from onnxtool.infer import encode
+from onnxtool.infer import TokenVectors, encode, load
 from tests.corpus.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import POOLED, model_for, rows_of, table, write_model
 
 TEXTS = make_texts(100)
@@ -48,8 +50,7 @@ def _stored(manifest: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("dimensions", [None, 8])
-@pytest.mark.parametrize("vectors_as", TYPES)
+@pytest.mark.parametrize(("vectors_as", "dimensions"), list(zip(TYPES, (8, None, None, 8, 8, None), strict=True)))
 def test_a_corpus_and_its_queries_are_stored_alike(
     tmp_path: Path, model: Path, corpus: Path, vectors_as: str, dimensions: int | None
 ) -> None:
@@ -82,14 +83,9 @@ def test_a_corpus_and_its_queries_are_stored_alike(
 def test_a_stopped_run_over_codes_goes_on(tmp_path: Path, model: Path, corpus: Path, monkeypatch: Any) -> None:
     """The ranges are measured again, and are the same; with other ones it is another command."""
     monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
-
-    def stop(progress: Any) -> None:
-        if progress.num_texts > 50:
-            raise KeyboardInterrupt
-
     options = CorpusOptions(provider="cpu", vectors_as="int8", calibration=corpus, shard_size=20)
     with pytest.raises(KeyboardInterrupt):
-        encode_corpus(model, corpus, tmp_path / "vectors", options, on_progress=stop)
+        encode_corpus(model, corpus, tmp_path / "vectors", options, on_progress=_stop)
     report = encode_corpus(model, corpus, tmp_path / "vectors", options)
     assert report.resumed
     assert 0 < report.num_encoded < 100
@@ -98,6 +94,49 @@ def test_a_stopped_run_over_codes_goes_on(tmp_path: Path, model: Path, corpus: P
     np.save(tmp_path / "r.npy", read_ranges(Path(report.manifest)) * 2)
     with pytest.raises(OutputExistsError, match="vectors ranges"):
         _encode(model, corpus, vectors_as="int8", ranges=tmp_path / "r.npy", shard_size=20)
+
+
+@pytest.mark.parametrize("output_format", ["npy", "parquet", "jsonl"])
+def test_vectors_of_tokens_share_their_ranges(tmp_path: Path, corpus: Path, output_format: str) -> None:
+    """Those of all tokens of all texts; a stopped run goes on."""
+    path = encoder(tmp_path / "late")
+    options = CorpusOptions(
+        provider="cpu", vectors_as="uint8", calibration=corpus, shard_size=30, output_format=output_format
+    )
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(path, corpus, tmp_path / "vectors", options, on_progress=_stop)
+    report = encode_corpus(path, corpus, tmp_path / "vectors", options)
+    assert report.resumed
+    encode_corpus(path, corpus, tmp_path / "whole", options)
+    assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "whole")
+    floats = load(path, provider="cpu").encode(TEXTS, task="document")
+    assert isinstance(floats, TokenVectors)
+    ranges = np.stack([floats.vectors.min(axis=0), floats.vectors.max(axis=0)])
+    wanted = VectorType.of("uint8", ranges).apply(floats.vectors)
+    stored = _stored(report.manifest)
+    assert (stored["of"], stored["dtype"]) == ("tokens", "uint8")
+    np.testing.assert_array_equal(np.array(stored["ranges"], np.float32), ranges)
+    folder = tmp_path / "vectors"
+    if output_format == "npy":
+        parts = [
+            TokenVectors(np.load(folder / f"part-{number:05d}.indptr.npy"), np.load(folder / f"part-{number:05d}.npy"))
+            for number in range(4)
+        ]
+        found = TokenVectors.concatenate(parts)
+        np.testing.assert_array_equal(found.indptr, floats.indptr)
+        np.testing.assert_array_equal(found.vectors, wanted)
+        return
+    rows = (
+        pq.read_table(folder).column("vectors").to_pylist()
+        if output_format == "parquet"
+        else [line["vector"] for line in lines_of(folder)]
+    )
+    assert rows == [wanted[start:end].tolist() for start, end in itertools.pairwise(floats.indptr)]
+
+
+def _stop(progress: CorpusProgress) -> None:
+    if progress.num_texts > 50:
+        raise KeyboardInterrupt
 
 
 def test_ranges_of_few_texts_are_said(tmp_path: Path, model: Path, corpus: Path) -> None:

@@ -354,7 +354,7 @@ def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Pa
         ({"vectors_as": "int8"}, "need the range of each number"),
         ({"vectors_as": "uint8", "ranges": tmp_path / "r.npy"}, "ranges are of 64 numbers, and the vectors have 384"),
         ({"vectors_as": "binary", "ranges": tmp_path / "r.npy"}, "--ranges is for int8 and uint8"),
-        ({"vectors_as": "binary", "head": "none"}, "stores the numbers of an embedding, and this graph computes none"),
+        ({"vectors_as": "binary", "head": "none"}, "stores the numbers of one embedding for each text"),
         ({"vectors_as": "binary", "target": "tei"}, "the target tei decides on the head"),
     ]
     for settings, reason in rows:
