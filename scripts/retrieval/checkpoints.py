@@ -61,8 +61,8 @@ CHAT_TEMPLATE = (
 # As that of Qwen3-Reranker for sentence-transformers.
 QWEN_TEMPLATE = (
     "{%- set system = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first | "
-    "default('Given a web search query, retrieve relevant passages') -%}"
-    "<|system|>Answer yes or no.\n<|user|><Instruct>: {{ system }}\n"
+    "default('find it') -%}"
+    "<|system|>yes or no?\n<|user|><Instruct>: {{ system }}\n"
     "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
     "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
     "<|end|>\n{% if add_generation_prompt %}<|assistant|>{% endif %}\n\n"
@@ -735,12 +735,12 @@ def _reranker_cases() -> Iterator[Case]:
     yield Case("decoder, Identity", RERANKER, identity)
     yield Case("decoder with prompts", RERANKER, _decoder_reranker(None, prompts=_PROMPTS), ("query",))
     yield Case("decoder with chat template", RERANKER, _decoder_reranker(CHAT_TEMPLATE))
-    asks = {"chat_template": {"add_generation_prompt": True}, "text": {"max_length": 40}}
+    asks = {"chat_template": {"add_generation_prompt": True}, "text": {"max_length": 90}}
     for name, template in (("in parts", CHAT_TEMPLATE), ("of Qwen3-Reranker", QWEN_TEMPLATE)):
         chat = _decoder_reranker(template, prompts=_PROMPTS, processing_kwargs=asks)
         yield Case(f"chat template {name}, prompts, long texts", RERANKER, chat, ("query",))
     cut = _decoder_reranker(
-        QWEN_TEMPLATE, processing_kwargs={"chat_template": {"restore_suffix": False}, "text": {"max_length": 110}}
+        QWEN_TEMPLATE, processing_kwargs={"chat_template": {"restore_suffix": False}, "text": {"max_length": 90}}
     )
     yield Case("chat template whose end is cut", RERANKER, cut)
     yield Case("decoder without modules", RERANKER, _plain_reranker(None))
