@@ -378,7 +378,7 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
             *job.reasons,
             *_loading_notes(architecture, checkpoint),
             *job.pipeline.notes(architecture, strategy),
-            *(() if specification is None else filter(None, [specification.target.instruction(specification.model)])),
+            *(() if specification is None else specification.notes),
         ),
         duration_ms=stopwatch.laps_ms,
     )
