@@ -246,6 +246,11 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     of_pages = is_of_pages(checkpoint)
     if (side is not None or of_pages) and not target.takes_any_graph:
         raise TargetError(f"the target {target.name} takes no side of an encoder of pictures", "leave --target out")
+    if (side is not None or of_pages) and options.vectors_as is not None:
+        raise ExportError(
+            "--vectors_as was passed for an encoder of pictures, whose vectors are compared as floats",
+            "leave it out; a corpus of pictures is stored so by `onnxtool infer --output FOLDER/ --vectors_as`",
+        )
     modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)

@@ -284,7 +284,7 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
     use = target.use_for(checkpoint.task, modules, pads_left=pads_left, looks_up_queries=looks_up)
     if kind == TOKENS:
         require_expanding_token(source, tokenizer)
-    target.check_checkpoint(use, source)
+    target.check_checkpoint(use, source, tokenizer)
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:
         if name not in outputs:
