@@ -33,6 +33,7 @@ def case(name: str) -> Case:
         ("weights of a causal language model", "equal"),
         ("SPLADE, max_active_dims", "equal"),
         ("three labels, Softmax", "equal"),
+        ("Pooling and Dense of three scores", "equal"),
         ("decoder", "equal"),
         ("decoder with chat template", "equal"),
         ("chat template of Qwen3-Reranker, prompts, long texts", "equal"),

@@ -430,6 +430,23 @@ def _decoder_reranker(
     return make
 
 
+def _scored_embedding(labels: int, layer: int | None = None) -> Callable[[Path, Path], None]:
+    """A vector of a pair, and its projection to scores."""
+
+    def make(folder: Path, base: Path) -> None:
+        identity = torch.nn.Identity()
+        hidden = seeded(Dense(HIDDEN, 24, activation_function=torch.nn.GELU()))
+        scores = seeded(Dense(24, labels, activation_function=identity, module_output_name="scores"))
+        modules = [Transformer(str(encoder(base))), Pooling(HIDDEN, "cls"), hidden, scores]
+        CrossEncoder(modules=modules, prompts=_PROMPTS).save_pretrained(str(folder))
+        if layer is not None:
+            states = {"text": {"method": "forward", "method_output_name": ["hidden_states", layer]}}
+            path = folder / "sentence_bert_config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "modality_config": states}))
+
+    return make
+
+
 def _plain_reranker(template: str | None) -> Callable[[Path, Path], None]:
     """A causal language model as it is on the hub, without modules: its card says what it is for."""
 
@@ -729,6 +746,8 @@ def _reranker_cases() -> Iterator[Case]:
     yield Case("three labels", RERANKER, _reranker(3))
     yield Case("three labels, Sigmoid", RERANKER, _reranker(3, activation=torch.nn.Sigmoid()))
     yield Case("three labels, Softmax", RERANKER, _reranker(3, activation=torch.nn.Softmax(dim=-1)))
+    yield Case("Pooling and Dense of scores", RERANKER, _scored_embedding(1), ("query",))
+    yield Case("Pooling and Dense of three scores", RERANKER, _scored_embedding(3, layer=-2), ("query",))
     yield Case("decoder", RERANKER, _decoder_reranker(None))
     yield Case("decoder, one token, padding right", RERANKER, _decoder_reranker(None, None, side="right"))
     identity = _decoder_reranker(None, activation=torch.nn.Identity())

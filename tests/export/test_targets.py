@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
@@ -299,6 +300,12 @@ def test_archives_are_the_same_whenever_they_are_written(workshop: Workshop, tmp
     checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
     with pytest.raises(TargetError, match="does not say how it pools, and OpenSearch gets vectors from the graph"):
         exported(checkpoint, "opensearch", tmp_path)
+    for name in M3_FILES:  # whose library pools by the first token, and consumers by what no file says
+        (checkpoint / name).touch()
+    with pytest.raises(TargetError, match=r"has no modules\.json, by which fastembed would know that an M3 embedder"):
+        exported(checkpoint, "fastembed", tmp_path)
+    for name in M3_FILES:
+        (checkpoint / name).unlink()
     (checkpoint / "1_Pooling").mkdir()
     (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "max"}')
     paths = {"Transformer": "", "Pooling": "1_Pooling"}
