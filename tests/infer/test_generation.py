@@ -196,6 +196,36 @@ def test_a_message_is_put_into_the_chat_template(
         Writer(with_settings(loaded["llama"], tmp_path / "none", TOKENS), GenerateOptions(chat=True))
 
 
+def test_a_file_of_another_tool_is_given_positions(
+    loaded: dict[str, LoadedModel], workshop: Workshop, tmp_path: Path
+) -> None:
+    """Counted from the mask, those of the last token behind a cache; here the graph adds what they should not be."""
+    model = onnx.load(generators.exported(workshop, "llama"))
+    graph = model.graph
+    positions = onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, ["batch_size", "sequence"])
+    graph.input.insert(2, positions)
+    # position - (number of real tokens up to it - 1), which is 0 where both are right, moves the ids of tokens.
+    graph.node.insert(0, onnx.helper.make_node("CumSum", ["attention_mask", "one"], ["counted"]))
+    graph.node.insert(1, onnx.helper.make_node("Shape", ["input_ids"], ["given"], start=1))
+    graph.node.insert(2, onnx.helper.make_node("Neg", ["given"], ["start"]))
+    graph.node.insert(3, onnx.helper.make_node("Slice", ["counted", "start", "end", "axes"], ["last"]))
+    graph.node.insert(4, onnx.helper.make_node("Sub", ["last", "one"], ["places"]))
+    graph.node.insert(5, onnx.helper.make_node("Max", ["places", "zero"], ["wanted"]))
+    graph.node.insert(6, onnx.helper.make_node("Sub", ["position_ids", "wanted"], ["off"]))
+    graph.node.insert(7, onnx.helper.make_node("Add", ["input_ids", "off"], ["moved"]))
+    for name, value in {"one": 1, "zero": 0}.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+    for name, value in {"end": 2**31, "axes": 1}.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+    gather = next(node for node in graph.node if node.op_type == "Gather" and "input_ids" in node.input)
+    gather.input[list(gather.input).index("input_ids")] = "moved"
+    onnx.save(model, tmp_path / "llama.onnx")
+    folder = str(generators.checkpoint(workshop, "llama"))
+    options = GenerateOptions(max_new_tokens=8)
+    found = generate(tmp_path / "llama.onnx", TEXTS[:3], options=options, model_name=folder)
+    assert found.answers == Writer(loaded["llama"], options).write(TEXTS[:3]).answers
+
+
 def test_an_answer_ends_where_the_model_takes_no_more(loaded: dict[str, LoadedModel]) -> None:
     """Llama's positions are 64; a prompt that leaves no room is refused, and so is one past max_length."""
     report = Writer(loaded["llama"], GenerateOptions(max_new_tokens=500)).write(["cat " * 50])

@@ -66,7 +66,8 @@ class DecoderSteps:
     def _scores(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         feeds = {IDS: ids, MASK: self._mask}
         if POSITIONS in self._names:  # of a file of another tool
-            feeds[POSITIONS] = np.maximum(self._mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
+            positions = np.maximum(self._mask.cumsum(axis=1) - 1, 0)
+            feeds[POSITIONS] = np.ascontiguousarray(positions[:, -ids.shape[1] :])
         return last_scores(self._session, self._run, {name: feeds[name] for name in feeds if name in self._names})
 
 
