@@ -76,7 +76,9 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
-    """Return the limit beyond which the graph itself fails, or None where it has none that shows."""
+    """Return the limit beyond which the graph itself fails; None where none shows, or it takes no tokens."""
+    if all(info.dtype.startswith("float") for info in model.structure.inputs):
+        return None  # pictures and sound; their positions are of patches and frames
     return min(_graph_limits(model, reserved_positions(folder)), default=None)
 
 

@@ -9,7 +9,7 @@ from onnxtool.reports import TensorInfo
 
 UNKNOWN_TASK = "unknown"
 
-_EMBEDDING = "sentence_embedding"
+_EMBEDDINGS = frozenset({"sentence_embedding", "text_embeds"})  # the second one of a dual encoder
 _HIDDEN_STATES = frozenset({"last_hidden_state", "token_embeddings"})
 
 
@@ -26,7 +26,7 @@ def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int
     outputs = {info.name: info for info in model.structure.outputs}
     if "sparse" in outputs or {"output_idx", "output_weights"} <= set(outputs):
         return "sparse-encoding"
-    if _EMBEDDING in outputs:
+    if _EMBEDDINGS & set(outputs):
         return "sentence-similarity"
     if _HIDDEN_STATES & set(outputs):
         return "sentence-similarity" if folder.sentence_modules.find("Pooling") is not None else "feature-extraction"

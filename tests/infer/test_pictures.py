@@ -21,6 +21,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import CheckpointError, ExportError, InputError, TargetError
@@ -29,6 +30,7 @@ from onnxtool.export.modalities.pages import restrict_to_pages
 from onnxtool.infer import InferOptions, load, run_texts
 from onnxtool.infer.pictures.model import load_pictures
 from onnxtool.infer.vectors import TokenVectors
+from onnxtool.model_file import ModelFile
 from tests.cli.entry_point import json_of, run_infer
 from tests.export.test_modalities import TEXT, VISION, save, with_tokenizer
 from tests.infer.tiny_models import CLS, PAD, SEP
@@ -110,6 +112,12 @@ def test_vectors_are_those_of_transformers(clip: Clip) -> None:
     np.testing.assert_allclose(encode(clip.images, clip.pictures), clip.expected(), atol=1e-5)
     texts = np.asarray(load(clip.texts).encode(["a cat"]))
     np.testing.assert_allclose(texts, clip.expected("a cat"), atol=1e-5)
+
+
+def test_pictures_have_no_limit_of_tokens(clip: Clip) -> None:
+    """The positions of patches are none: a benchmark would refuse lengths beyond them."""
+    assert graph_limit(ModelFile.open(clip.images), None) is None
+    assert graph_limit(ModelFile.open(clip.texts), None) is not None
 
 
 def test_pictures_are_ranked_for_a_text(clip: Clip) -> None:

@@ -25,6 +25,7 @@ LABELS: dict[str, Any] = {"config": {"id2label": {"0": "no", "1": "yes", "2": "m
     [
         ("sparse", V, True, {}, "sparse-encoding"),
         ("sentence_embedding", 4, True, {}, "sentence-similarity"),
+        ("text_embeds", 4, True, {}, "sentence-similarity"),
         ("last_hidden_state", 4, False, POOLED, "sentence-similarity"),
         ("last_hidden_state", 4, False, {}, "feature-extraction"),
         ("logits", V, False, {}, "fill-mask"),
