@@ -26,8 +26,6 @@ import numpy as np
 from consumer_models import build_model
 from consumer_reference import reference
 
-from onnxtool.export.targets import TARGET_NAMES
-
 SCRIPTS = Path(__file__).resolve().parent
 CONSUMERS = SCRIPTS / "consumers"
 COSINE = 0.99999
@@ -47,6 +45,7 @@ class Check:
     """One model for one consumer.
 
     Attributes:
+        consumer: the name of its files in scripts/consumers/: that of the target, or of what runs a target's folder.
         target: as --target names it.
         model: one of MODELS.
         script: what runs the consumer, in scripts/consumers/.
@@ -56,6 +55,7 @@ class Check:
         compare: how its answers are compared with PyTorch's, one of COMPARISONS.
     """
 
+    consumer: str
     target: str
     model: str
     script: str
@@ -66,16 +66,18 @@ class Check:
 
 
 def find_checks() -> tuple[Check, ...]:
-    """Return the checks of all targets that onnxtool has, from the file of each one's name in scripts/consumers/."""
+    """Return the checks of all consumers, from scripts/consumers/."""
     checks = []
-    for target in sorted(TARGET_NAMES):
-        path = CONSUMERS / f"{target}.json"
-        consumer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"checks": ()}
-        for row in consumer["checks"]:
+    for path in sorted(CONSUMERS.glob("*.json")):
+        consumer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        target = consumer.get("target", path.stem)
+        for row in consumer.get("checks", ()):
             settings, options = tuple(row.get("settings", ())), tuple(row.get("options", ()))
             simulated = bool(consumer.get("simulated"))
             compare = consumer.get("compare", Check.compare)
-            checks.append(Check(target, row["model"], consumer["script"], settings, options, simulated, compare))
+            checks.append(
+                Check(path.stem, target, row["model"], consumer["script"], settings, options, simulated, compare)
+            )
     return tuple(checks)
 
 
@@ -94,8 +96,8 @@ def main() -> int:
         description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--work_dir", type=Path, required=True, help="where environments, models and exports are put")
-    targets = sorted({check.target for check in find_checks()})
-    parser.add_argument("--target", action="append", choices=targets, help="check this one; may be given several times")
+    names = sorted({check.consumer for check in find_checks()})
+    parser.add_argument("--target", action="append", choices=names, help="check this one; may be given several times")
     parser.add_argument("--texts", type=int, default=200, help="how many texts to encode")
     arguments = parser.parse_args()
     work_dir: Path = arguments.work_dir.resolve()
@@ -104,15 +106,15 @@ def main() -> int:
     texts.write_text(json.dumps(make_texts(arguments.texts)), encoding="utf-8")
     rows, passed = [], True
     for check in find_checks():
-        if arguments.target and check.target not in arguments.target:
+        if arguments.target and check.consumer not in arguments.target:
             continue
-        print(f"checking {check.model} in {check.target}", file=sys.stderr, flush=True)
+        print(f"checking {check.model} in {check.consumer}", file=sys.stderr, flush=True)
         try:
             held, figures = run_check(check, work_dir, texts)
         except subprocess.CalledProcessError as error:
             held, figures = False, (str(error.stderr).strip().splitlines() or [str(error)])[-1]
         passed = passed and held
-        consumer = f"{check.target}{' (its source, in onnxruntime)' if check.simulated else ''}"
+        consumer = f"{check.consumer}{' (its source, in onnxruntime)' if check.simulated else ''}"
         how = " ".join((*check.settings, *check.options))
         rows.append((consumer, check.model, " ".join(how.split()), figures, "yes" if held else "NO"))
     _print_table(("consumer", "model", "as", "figures", "passed"), rows)
@@ -218,10 +220,10 @@ def _interpreter(check: Check, work_dir: Path) -> list[str]:
             _mark_installed(CONSUMERS / "package.json", home)
         shutil.copyfile(script, home / script.name)  # node looks for packages beside the script
         return ["node", str(home / script.name)]
-    pins = CONSUMERS / f"{check.target}.txt"
+    pins = CONSUMERS / f"{check.consumer}.txt"
     if check.simulated or not pins.is_file():
         return [sys.executable, str(script)]
-    home = work_dir / "environments" / check.target
+    home = work_dir / "environments" / check.consumer
     if not _is_installed(pins, home):
         print(f"installing {pins.name}", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(home)])

@@ -15,6 +15,9 @@ _BERT = {"hidden_size": _WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4
 _DISTIL = {"dim": _WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, **_SHAPE}
 # Which share of a vocabulary a text of a trained SPLADE has, about.
 _SHARE_OF_TERMS = 0.005
+# Checkpoints of scripts/retrieval: a late-interaction encoder in the layout of Stanford's ColBERT, with its usual
+# settings; and a sparse encoder whose queries are looked up.
+_SAVED = {"colbert": "Stanford without metadata", "inference-free": "inference-free SPLADE"}
 
 # Architecture, configuration, and the modules after the transformer with their settings.
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, dict[str, Any]], ...]]] = {
@@ -41,10 +44,12 @@ def build_model(name: str, folder: Path) -> Path:
     import torch
     import transformers
 
+    target = folder / name
+    if name in _SAVED:
+        return _build_saved(name, target)
     architecture, settings, modules = MODELS[name]
     if not architecture:
         return trained_model()
-    target = folder / name
     if (target / "modules.json").is_file():
         return target
     model_class = getattr(transformers, architecture)
@@ -58,6 +63,24 @@ def build_model(name: str, folder: Path) -> Path:
     for file in TOKENIZER_FILES:
         shutil.copyfile(trained_model() / file, target / file)
     _write_modules(target, modules, sparse=architecture.endswith("ForMaskedLM"))
+    return target
+
+
+def _build_saved(name: str, target: Path) -> Path:
+    """Build a checkpoint of scripts/retrieval; a sparse one with the double logarithm, which fastembed has for it."""
+    from retrieval.checkpoints import CASES
+
+    if target.is_dir():
+        return target
+    case = next(case for case in CASES if case.name == _SAVED[name])
+    base = target.with_name(f"{name}-base")
+    shutil.rmtree(base, ignore_errors=True)
+    for path in (target, base):
+        path.mkdir(parents=True)
+    case.make(target, base)
+    for path in target.glob("*_SpladePooling/config.json"):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        _write_json(path, {**settings, "activation_function": "log1p_relu"})
     return target
 
 

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
+
 
 def reference(checkpoint: Path, texts: list[str]) -> list[list[float]]:
     """Return a vector for each text, in float32: of the vocabulary for a sparse encoder."""
@@ -18,7 +20,11 @@ def _reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
     import torch
     import transformers
 
+    if (checkpoint / "router_config.json").is_file():
+        return _inference_free(checkpoint, texts)
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    if "HF_ColBERT" in config["architectures"]:
+        return _late_interaction(checkpoint, texts)
     settings = json.loads((checkpoint / "sentence_bert_config.json").read_text(encoding="utf-8"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = getattr(transformers, config["architectures"][0]).from_pretrained(checkpoint).eval()
@@ -33,6 +39,32 @@ def _reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
                 vector = _embed(outputs.last_hidden_state[0], checkpoint)
         vectors.append(vector.tolist())
     return vectors
+
+
+def _late_interaction(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
+    """Return the vectors of each text's tokens, and behind them those of its first words as a query."""
+    from sentence_transformers import MultiVectorEncoder
+
+    encoder = MultiVectorEncoder(str(checkpoint), device="cpu")
+    documents, queries = encoder.encode_document([*texts]), encoder.encode_query([text[:QUERY] for text in texts])
+    return [
+        [*document.ravel().tolist(), *query.ravel().tolist()]
+        for document, query in zip(documents, queries, strict=True)
+    ]
+
+
+def _inference_free(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
+    """Return the weights of each text's terms, and behind them those of its first words as a query; none of [CLS]."""
+    import torch
+    from sentence_transformers import SparseEncoder
+
+    encoder = SparseEncoder(str(checkpoint), device="cpu")
+    documents = encoder.encode_document([*texts]).to_dense()
+    queries = encoder.encode_query([text[:QUERY] for text in texts]).to_dense()
+    for weights in (documents, queries):
+        weights[:, encoder.tokenizer.all_special_ids] = 0
+    found: list[list[float]] = torch.cat([documents, queries], dim=1).tolist()
+    return found
 
 
 def _embed(states: Any, checkpoint: Path) -> Any:

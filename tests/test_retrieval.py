@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
+import onnxtool
 from onnxtool.checkpoint import pooling_modules
-from onnxtool.errors import TargetError
+from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.errors import ExportError, TargetError
 from onnxtool.export import ExportOptions, export_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
@@ -30,6 +33,7 @@ def case(name: str) -> Case:
         ("weights of a causal language model", "equal"),
         ("SPLADE, max_active_dims", "equal"),
         ("three labels, Softmax", "equal"),
+        ("Pooling and Dense of three scores", "equal"),
         ("decoder", "equal"),
         ("decoder with chat template", "equal"),
         ("chat template of Qwen3-Reranker, prompts, long texts", "equal"),
@@ -80,3 +84,28 @@ def test_a_consumer_that_reads_texts_as_they_are_takes_no_chats(tmp_path: Path) 
     with pytest.raises(TargetError, match=r"puts texts into a chat template, and .* would run it on them as they are"):
         export_model(ExportOptions(str(folder), output=tmp_path / "out", target="tei"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranges_are_measured_on_texts_as_they_are_read(tmp_path: Path) -> None:
+    """Without the tokens around a text where a table of vectors has none; a chat template is refused."""
+    texts = ["a cat", "the weather is lovely today", "naïve café", "Paris is the capital of France"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    for name in ("StaticEmbedding", "decoder with chat template"):
+        folder, base = tmp_path / name, tmp_path / f"{name} base"
+        base.mkdir()
+        case(name).make(folder, base)
+        options = onnxtool.ExportOptions(
+            str(folder), output=folder / "m.onnx", vectors_as="int8", calibration=tmp_path / "texts.txt"
+        )
+        if name != "StaticEmbedding":
+            with pytest.raises(ExportError, match="puts texts into a chat template") as caught:
+                onnxtool.export_model(options)
+            assert "--ranges" in caught.value.hint
+            return
+        onnxtool.export_model(options)
+        vectors = np.asarray(SentenceTransformer(str(folder), device="cpu").encode(texts))
+        stored = VectorType.of_model(onnxtool.ModelFile.open(folder / "m.onnx"))
+        assert stored is not None
+        assert stored.ranges is not None
+        np.testing.assert_allclose(stored.ranges, [vectors.min(axis=0), vectors.max(axis=0)], rtol=1e-5)

@@ -86,15 +86,25 @@ class ChatTemplate:
         if source is None:
             return None
         stated = as_object(config.get("message")).get("format", "auto")
-        if stated == "auto":
-            is_flat = files.read("config.json").get("model_type") in _FLAT_MODELS or not any(
-                pattern in source for pattern in _STRUCTURED
-            )
-        else:
-            is_flat = stated == "flat"
+        is_flat = _is_flat(files, source) if stated == "auto" else stated == "flat"
         passed = dict(as_object(as_object(modules.transformer.get("processing_kwargs")).get("chat_template")))
         restores_end = passed.pop("restore_suffix", True) is not False
         return cls(source, is_flat, _special_tokens(files), passed, restores_end, files)
+
+    @classmethod
+    def for_answers(cls, files: CheckpointFiles) -> ChatTemplate:
+        """Read the template of a tokenizer for texts that a model is to answer: it ends where the answer begins.
+
+        Raises:
+            OnnxtoolError: there is none, or one that is no text.
+        """
+        source = _stored_template(files)
+        if source is None:
+            raise files.refuse(
+                f"{files.label} has no chat template ({TEMPLATE_NAME})", "leave --chat out: the text is read as it is"
+            )
+        passed = {"add_generation_prompt": True}
+        return cls(source, _is_flat(files, source), _special_tokens(files), passed, restores_end=True, files=files)
 
     @property
     def reads_task(self) -> bool:
@@ -172,6 +182,12 @@ def common_end(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
     while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
         count += 1
     return tuple(first[len(first) - count :]) if count < min(len(first), len(second)) else ()
+
+
+def _is_flat(files: CheckpointFiles, source: str) -> bool:
+    """Whether a template takes the content of a message as a text, as far as its source tells."""
+    is_structured = any(pattern in source for pattern in _STRUCTURED)
+    return files.read("config.json").get("model_type") in _FLAT_MODELS or not is_structured
 
 
 def _stored_template(files: CheckpointFiles) -> str | None:

@@ -30,10 +30,11 @@ def check_chat_template(source: Source, tokenizer: Any, task: str) -> ChatTempla
     template = ChatTemplate.of(source, source.sentence_modules, task)
     if template is None:
         return None
-    if task == RANKING:
+    of_pairs = task in (RANKING, "text-classification")
+    if of_pairs:
         template.require_pairs()
     for prompt in dict.fromkeys(("", *Prompts.of(source).by_name.values())):
-        text = (_TEXT, _TEXT[::-1]) if task == RANKING else _TEXT
+        text = (_TEXT, _TEXT[::-1]) if of_pairs else _TEXT
         ours = template.render(text, prompt)
         with quiet():
             theirs = tokenizer.apply_chat_template(template.messages(text, prompt), tokenize=False, **template.passed)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.checkpoint.vector_types import check_ranges_options
@@ -245,6 +246,11 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
     of_pages = is_of_pages(checkpoint)
     if (side is not None or of_pages) and not target.takes_any_graph:
         raise TargetError(f"the target {target.name} takes no side of an encoder of pictures", "leave --target out")
+    if (side is not None or of_pages) and options.vectors_as is not None:
+        raise ExportError(
+            "--vectors_as was passed for an encoder of pictures, whose vectors are compared as floats",
+            "leave it out; a corpus of pictures is stored so by `onnxtool infer --output FOLDER/ --vectors_as`",
+        )
     modality = modality if side is None else with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
@@ -287,7 +293,8 @@ def _prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> _Job
             head_name, head, signature = specification.head_name, specification.head, specification.narrow(signature)
             modality = specification.fed(modality)
         task = task if head is None else head.task
-        if task == "sentence-similarity" and side is None:
+        pools = head is not None and any(isinstance(module, Pooling) for module in head.modules)
+        if side is None and (pools or task == "sentence-similarity"):
             _choose_states(models, source, head, specification)
         pipeline = SingleCallPipeline.of(
             models.first, modality, signature, head, specification, keep_raw=options.keep_raw
@@ -378,7 +385,7 @@ def _export_by(strategy: ExportStrategy, job: _Job) -> ExportReport:
             *job.reasons,
             *_loading_notes(architecture, checkpoint),
             *job.pipeline.notes(architecture, strategy),
-            *(() if specification is None else filter(None, [specification.target.instruction(specification.model)])),
+            *(() if specification is None else specification.notes),
         ),
         duration_ms=stopwatch.laps_ms,
     )

@@ -202,7 +202,7 @@ class Target:
         uses = [use for use in self.uses if use.kind == kind]
         return bool(uses) and uses[0].after is None
 
-    def check_checkpoint(self, use: Use, source: Source) -> None:
+    def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
         """Refuse a checkpoint that it would load in another way, or not at all.
 
         Raises:

@@ -23,6 +23,7 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.choice import read_head, require_expanding_token
 from onnxtool.export.heads.head import Head
+from onnxtool.export.heads.m3 import is_m3
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature
@@ -43,12 +44,19 @@ class TargetSpecification:
         model: what the target has to know of the model.
         inputs: what the graph declares, in order.
         ignored: those of them that the model does not take.
+        left_out: what the checkpoint gives and the target does not take; empty where that is all of it.
     """
 
     target: Target
     model: TargetModel
     inputs: tuple[str, ...]
     ignored: tuple[str, ...]
+    left_out: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users of the target must tell it, and what it leaves out."""
+        return tuple(filter(None, [self.target.instruction(self.model), self.left_out]))
 
     @property
     def head(self) -> Head | None:
@@ -282,9 +290,18 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
         )
     pads_left = getattr(tokenizer, "padding_side", "right") == "left"
     use = target.use_for(checkpoint.task, modules, pads_left=pads_left, looks_up_queries=looks_up)
+    left_out = ""
+    if kind == DENSE and is_m3(source):
+        left_out = f"{target.title} gets the dense vector of this M3 embedder alone, no weights or vectors of tokens"
+        if not source.sentence_modules.modules:
+            raise TargetError(
+                f"{source.model_name} has no modules.json, by which {target.title} would know that an M3 embedder "
+                "pools by the first token",
+                "save it with sentence-transformers, with Pooling by cls and Normalize; or pass --target plain",
+            )
     if kind == TOKENS:
         require_expanding_token(source, tokenizer)
-    target.check_checkpoint(use, source)
+    target.check_checkpoint(use, source, tokenizer)
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:
         if name not in outputs:
@@ -311,7 +328,8 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
         vocabulary_size=width if isinstance(width, int) else 0,
         max_tokens=source.sentence_modules.max_sequence_length,
     )
-    return TargetSpecification(target, model, declared, tuple(name for name in declared if name not in inputs))
+    ignored = tuple(name for name in declared if name not in inputs)
+    return TargetSpecification(target, model, declared, ignored, left_out)
 
 
 def _trained_head(source: Source, kind: str) -> Head | None:

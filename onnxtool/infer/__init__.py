@@ -1,4 +1,4 @@
-"""Run texts through a model. Reads text with the model's own tokenizer; needs no torch."""
+"""Run texts and pictures through a model. Reads text with the model's own tokenizer; needs no torch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from onnxtool.infer.long_texts import LongTexts as LongTexts
     from onnxtool.infer.options import LONG_TEXTS as LONG_TEXTS
     from onnxtool.infer.options import InferOptions as InferOptions
+    from onnxtool.infer.pictures.model import PictureModel as PictureModel
+    from onnxtool.infer.pictures.model import load_pictures as load_pictures
     from onnxtool.infer.run import run_texts as run_texts
     from onnxtool.infer.vectors import DenseVectors as DenseVectors
     from onnxtool.infer.vectors import SparseVectors as SparseVectors
@@ -35,6 +37,8 @@ _MODULES = {
     "LongTexts": "onnxtool.infer.long_texts",
     "LONG_TEXTS": "onnxtool.infer.options",
     "InferOptions": "onnxtool.infer.options",
+    "PictureModel": "onnxtool.infer.pictures.model",
+    "load_pictures": "onnxtool.infer.pictures.model",
     "run_texts": "onnxtool.infer.run",
     "DenseVectors": "onnxtool.infer.vectors",
     "SparseVectors": "onnxtool.infer.vectors",
@@ -48,12 +52,14 @@ __all__ = [
     "InferOptions",
     "LoadedModel",
     "LongTexts",
+    "PictureModel",
     "SparseVectors",
     "TextInput",
     "TokenVectors",
     "encode",
     "generate",
     "load",
+    "load_pictures",
     "load_writer",
     "read_texts",
     "run_texts",

@@ -1,14 +1,16 @@
-"""Encode texts with fastembed: settings are `sparse`, or `dense`, the pooling and whether to normalize."""
+"""Encode texts with fastembed: settings are `sparse`, `looked-up`, `late`, or `dense`, pooling and `normalize`."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from exchange import Answer, answer
 
 NAME = "local/exported"
+QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
@@ -17,7 +19,21 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     if settings[0] == "sparse":
         model = fastembed.SparseTextEmbedding("prithivida/Splade_PP_en_v1", specific_model_path=str(folder))
         found = model.embed(texts, batch_size=16)
-        return [dict(zip(map(int, e.indices), map(float, e.values), strict=True)) for e in found]
+        return [_terms(embedding) for embedding in found]
+    if settings[0] == "looked-up":
+        name = "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-gte"
+        model = fastembed.SparseTextEmbedding(name, specific_model_path=str(folder))
+        size = model.model.tokenizer.get_vocab_size()
+        documents, queries = model.embed(texts, batch_size=16), model.query_embed([text[:QUERY] for text in texts])
+        both = zip(documents, queries, strict=True)
+        return [
+            _terms(document) | {size + term: weight for term, weight in _terms(query).items()}
+            for document, query in both
+        ]
+    if settings[0] == "late":
+        model = fastembed.LateInteractionTextEmbedding("colbert-ir/colbertv2.0", specific_model_path=str(folder))
+        documents, queries = model.embed(texts, batch_size=16), model.query_embed([text[:QUERY] for text in texts])
+        return [[*map(float, d.ravel()), *map(float, q.ravel())] for d, q in zip(documents, queries, strict=True)]
     _, pooling, normalize = settings
     descriptions = importlib.import_module("fastembed.common.model_description")
     fastembed.TextEmbedding.add_custom_model(
@@ -30,6 +46,10 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     )
     model = fastembed.TextEmbedding(NAME, specific_model_path=str(folder))
     return [vector.tolist() for vector in model.embed(texts, batch_size=16)]
+
+
+def _terms(embedding: Any) -> dict[int, float]:
+    return dict(zip(map(int, embedding.indices), map(float, embedding.values), strict=True))
 
 
 if __name__ == "__main__":

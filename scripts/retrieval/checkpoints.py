@@ -61,8 +61,8 @@ CHAT_TEMPLATE = (
 # As that of Qwen3-Reranker for sentence-transformers.
 QWEN_TEMPLATE = (
     "{%- set system = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first | "
-    "default('Given a web search query, retrieve relevant passages') -%}"
-    "<|system|>Answer yes or no.\n<|user|><Instruct>: {{ system }}\n"
+    "default('find it') -%}"
+    "<|system|>yes or no?\n<|user|><Instruct>: {{ system }}\n"
     "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
     "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
     "<|end|>\n{% if add_generation_prompt %}<|assistant|>{% endif %}\n\n"
@@ -430,6 +430,23 @@ def _decoder_reranker(
     return make
 
 
+def _scored_embedding(labels: int, layer: int | None = None) -> Callable[[Path, Path], None]:
+    """A vector of a pair, and its projection to scores."""
+
+    def make(folder: Path, base: Path) -> None:
+        identity = torch.nn.Identity()
+        hidden = seeded(Dense(HIDDEN, 24, activation_function=torch.nn.GELU()))
+        scores = seeded(Dense(24, labels, activation_function=identity, module_output_name="scores"))
+        modules = [Transformer(str(encoder(base))), Pooling(HIDDEN, "cls"), hidden, scores]
+        CrossEncoder(modules=modules, prompts=_PROMPTS).save_pretrained(str(folder))
+        if layer is not None:
+            states = {"text": {"method": "forward", "method_output_name": ["hidden_states", layer]}}
+            path = folder / "sentence_bert_config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "modality_config": states}))
+
+    return make
+
+
 def _plain_reranker(template: str | None) -> Callable[[Path, Path], None]:
     """A causal language model as it is on the hub, without modules: its card says what it is for."""
 
@@ -743,18 +760,20 @@ def _reranker_cases() -> Iterator[Case]:
     yield Case("three labels", RERANKER, _reranker(3))
     yield Case("three labels, Sigmoid", RERANKER, _reranker(3, activation=torch.nn.Sigmoid()))
     yield Case("three labels, Softmax", RERANKER, _reranker(3, activation=torch.nn.Softmax(dim=-1)))
+    yield Case("Pooling and Dense of scores", RERANKER, _scored_embedding(1), ("query",))
+    yield Case("Pooling and Dense of three scores", RERANKER, _scored_embedding(3, layer=-2), ("query",))
     yield Case("decoder", RERANKER, _decoder_reranker(None))
     yield Case("decoder, one token, padding right", RERANKER, _decoder_reranker(None, None, side="right"))
     identity = _decoder_reranker(None, activation=torch.nn.Identity())
     yield Case("decoder, Identity", RERANKER, identity)
     yield Case("decoder with prompts", RERANKER, _decoder_reranker(None, prompts=_PROMPTS), ("query",))
     yield Case("decoder with chat template", RERANKER, _decoder_reranker(CHAT_TEMPLATE))
-    asks = {"chat_template": {"add_generation_prompt": True}, "text": {"max_length": 40}}
+    asks = {"chat_template": {"add_generation_prompt": True}, "text": {"max_length": 90}}
     for name, template in (("in parts", CHAT_TEMPLATE), ("of Qwen3-Reranker", QWEN_TEMPLATE)):
         chat = _decoder_reranker(template, prompts=_PROMPTS, processing_kwargs=asks)
         yield Case(f"chat template {name}, prompts, long texts", RERANKER, chat, ("query",))
     cut = _decoder_reranker(
-        QWEN_TEMPLATE, processing_kwargs={"chat_template": {"restore_suffix": False}, "text": {"max_length": 110}}
+        QWEN_TEMPLATE, processing_kwargs={"chat_template": {"restore_suffix": False}, "text": {"max_length": 90}}
     )
     yield Case("chat template whose end is cut", RERANKER, cut)
     yield Case("decoder without modules", RERANKER, _plain_reranker(None))

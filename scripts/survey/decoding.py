@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zoo.facts import Facts
-from zoo.running import Feeds, generate, load_model, text_feeds
+from zoo.running import Feeds, generate, load_model, start_id, text_feeds
 
 from survey.judging import difference, first_line, open_session, verdict
 
@@ -22,7 +22,7 @@ _NEW_TOKENS = 8
 # Lengths of the prompts in a row, padded on the left.
 _PROMPTS = (("1 x 8", (8,)), ("3 ragged", (12, 7, 2)), ("2 x 1", (1, 1)), ("1 x 60", (60,)), ("2 x 17", (17, 17)))
 _PROMPT_INPUTS: tuple[str, ...] = ("input_ids", "attention_mask")
-_MASKS_AND_POSITIONS = ("attention_mask", "position_ids", "cache_position")
+_MASKS_AND_POSITIONS = ("attention_mask", "encoder_attention_mask", "position_ids", "cache_position")
 
 
 def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
@@ -30,7 +30,8 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         folder: the checkpoint.
-        files: `model`, one graph for every step; or `prefill` for the first and `decode` for all others.
+        files: `model`, one graph for every step, and `encoder` where the cache begins with what that one gives; or
+            `prefill` for the first step and `decode` for all others.
     """
     try:
         sessions = {role: open_session(file) for role, file in files.items()}
@@ -42,14 +43,18 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
     asked, largest = 0, 0.0
     for seed, (name, lengths) in enumerate(_PROMPTS):
         model = load_model(facts, Path(folder))
-        feeds = text_feeds(model, lengths, max(lengths), padding="left", seed=seed)
+        encoder = sessions.get("encoder")
+        feeds = text_feeds(model, lengths, max(lengths), padding="left" if encoder is None else "right", seed=seed)
         prompt: Feeds = {key: feeds[key] for key in _PROMPT_INPUTS if key in feeds}
         try:
             tokens, expected = generate(model, prompt, _NEW_TOKENS, use_cache=True)
         except Exception:  # noqa: BLE001, S112  what PyTorch does not run is no question
             continue
         try:
-            found = _follow(first, step, prompt, tokens)
+            if encoder is None:
+                found = _follow(first, step, prompt, tokens)
+            else:
+                found = _follow_encoder(encoder, step, prompt, tokens, start_id(model))
         except Exception as error:  # noqa: BLE001
             return verdict(asked, largest, f"{name}: onnxruntime raises: {first_line(error)}")
         asked += 1
@@ -74,6 +79,30 @@ def _follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArr
         past = _as_past(step, outputs)
         ids = tokens[:, position : position + 1]
         mask = np.concatenate([mask, np.ones((batch, 1), dtype=mask.dtype)], axis=1)
+    return np.stack(logits, axis=1)
+
+
+def _follow_encoder(encoder: Any, step: Any, prompt: Feeds, tokens: NDArray[Any], start: int) -> NDArray[Any]:
+    """Feed the encoder with the prompt, and the decoder with `tokens` [B, T] behind `start`; return logits [B, T, V].
+
+    The encoder is asked once, and a length that a file is fixed to is filled with padding.
+    """
+    named = {value.name: value for value in encoder.get_inputs()}
+    width = named["input_ids"].shape[1]
+    if isinstance(width, int):
+        more = width - prompt["input_ids"].shape[1]
+        prompt = {name: np.pad(array, ((0, 0), (0, more))) for name, array in prompt.items()}
+    given = {name: prompt[name] for name in named}
+    names = (f"past_key_values{value.name.removeprefix('present')}" for value in encoder.get_outputs())
+    cross = dict(zip(names, encoder.run(None, given), strict=True))
+    past = {name: value for name, value in _empty_past(step, len(tokens)).items() if name not in cross}
+    logits = []
+    for position in range(tokens.shape[1]):
+        ids = tokens[:, position - 1 : position] if position else np.full_like(tokens[:, :1], start)
+        given = {"input_ids": ids, "encoder_attention_mask": prompt["attention_mask"], **cross, **past}
+        outputs = dict(zip((value.name for value in step.get_outputs()), step.run(None, given), strict=True))
+        logits.append(outputs["logits"][:, -1])
+        past = _as_past(step, outputs)
     return np.stack(logits, axis=1)
 
 

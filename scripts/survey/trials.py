@@ -119,12 +119,16 @@ def _name_verdict(tool: str, right: bool | None) -> str:
 def _files(output: Path) -> dict[str, str]:
     """Return the graphs that a tool wrote, by what they are for.
 
-    One `model`; or `prefill` and `decode`, which hand on a cache; or optimum's `encoder` and `decoder`.
+    One `model`, and `encoder` where it goes before it; or `prefill` and `decode`, which hand on a cache; or optimum's
+    `encoder` and `decoder`.
     """
     candidates = {"model": output} | {
         role: output.with_name(f"{output.stem}-{role}{output.suffix}") for role in ("prefill", "decode")
     }
     candidates |= {role: output.with_name(f"{role}_model.onnx") for role in ("encoder", "decoder")}
+    beside = output.with_name(f"{output.stem}-encoder{output.suffix}")
+    if beside.exists():  # the encoder of a decoder with its cache
+        candidates["encoder"] = beside
     return {role: str(path) for role, path in candidates.items() if path.exists()}
 
 

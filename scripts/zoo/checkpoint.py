@@ -62,6 +62,9 @@ def _build(model_class: Any, task: Task, effort: str, seed: int) -> Any:
     for part in {id(part): part for part in (config, text_part(config))}.values():
         if task.is_generative and getattr(part, "is_decoder", None) is False and not config.is_encoder_decoder:
             part.is_decoder = True  # encoders that can be used as decoders see what follows otherwise
+    decoder = getattr(config, "decoder", None)
+    if task.is_generative and decoder is not None and hasattr(decoder, "add_cross_attention"):
+        decoder.is_decoder = decoder.add_cross_attention = True  # a pair of models that were made apart
     if model_class.__name__.endswith("EncoderModel"):
         config.is_encoder_decoder = False  # the encoder alone of a type that has a decoder as well
     if task.name.endswith("-classification"):

@@ -98,15 +98,20 @@ def require_cache(facts: Facts, folder: Path) -> None:
     model = load_model(facts, folder)
     taken: list[bool] = []
     model.register_forward_pre_hook(lambda _model, _args, named: taken.append(has_state(named)), with_kwargs=True)
-    prompt = text_feeds(model, (16, 9), 16, padding="left", seed=0)
+    has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    prompt = text_feeds(model, (16, 9), 16, padding="right" if has_encoder else "left", seed=0)
     prompt = {name: prompt[name] for name in ("input_ids", "attention_mask") if name in prompt}
     tokens, logits = generate(model, prompt, 2, use_cache=True)
     if len(taken) < 2 or not taken[1]:
         raise ValueError("it generates without a cache: no state of one step goes into the next")
-    longer = {
-        name: np.concatenate([array, tokens[:, :1] if name == "input_ids" else np.ones_like(array[:, :1])], axis=1)
-        for name, array in prompt.items()
-    }
+    if has_encoder:
+        start = np.full_like(tokens[:, :1], start_id(model))
+        longer = {**prompt, "decoder_input_ids": np.concatenate([start, tokens[:, :1]], axis=1)}
+    else:
+        longer = {
+            name: np.concatenate([array, tokens[:, :1] if name == "input_ids" else np.ones_like(array[:, :1])], axis=1)
+            for name, array in prompt.items()
+        }
     _, at_once = generate(load_model(facts, folder), longer, 1, use_cache=False)
     off = float(np.abs(logits[:, 1] - at_once[:, 0]).max())
     if not off <= _SAME_ANSWER * max(1.0, float(np.abs(at_once).max())):
@@ -128,12 +133,20 @@ def generate(model: Any, prompt: Feeds, length: int, *, use_cache: bool) -> tupl
         min_new_tokens=length,
         pad_token_id=special_ids(text_part(model.config), model.config)["pad"],
         use_cache=use_cache,
+        decoder_start_token_id=start_id(model),
         output_logits=True,
         return_dict_in_generate=True,
     )
     with torch.inference_mode():
         written = model.generate(**{name: torch.from_numpy(array) for name, array in prompt.items()})
     return written.sequences[:, -length:].numpy(), torch.stack(written.logits, 1).float().numpy()
+
+
+def start_id(model: Any) -> int:
+    """Return what every text of a decoder with an encoder begins with; 0 where nothing says it."""
+    names = ("decoder_start_token_id", "bos_token_id")
+    found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
+    return next((token for token in found if isinstance(token, int)), 0)
 
 
 def run_model(model: Any, feeds: Mapping[str, NDArray[Any]], **arguments: Any) -> Feeds:
@@ -157,7 +170,7 @@ def sample(facts: Facts, model: Any) -> Feeds:
         return image_feeds(model, 2, height, width, seed=0)
     if modality == "audio":
         return audio_feeds(model, (6400, 6400), seed=0)
-    return text_feeds(model, (16, 16), 16, seed=0, decodes=facts.task == "text2text-generation")
+    return text_feeds(model, (16, 16), 16, seed=0, decodes=facts.task.startswith("text2text-generation"))
 
 
 def text_feeds(

@@ -41,6 +41,7 @@ TASKS: tuple[Task, ...] = (
     Task("text-generation", ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
     Task("text-generation-with-past", ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
     Task("text2text-generation", ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
+    Task("text2text-generation-with-past", ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
     Task(
         "automatic-speech-recognition",
         ("MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),

@@ -77,7 +77,7 @@ def reads_one_way(config: Any, model_class: Any, task: Task) -> bool:
 
     if getattr(config, "is_encoder_decoder", False) or task.name == "text2text-generation":
         return False
-    if task.name.startswith("text-generation"):
+    if task.name.startswith("text-generation") or task.has_cache:
         return True
     masked = model_classes(find_task("fill-mask"))
     causal = model_classes(find_task("text-generation"))

@@ -120,6 +120,26 @@ def test_the_head_is_recognized(
 @pytest.mark.parametrize(
     ("modules", "reason"),
     [
+        ([("Pooling", {})], "whose last module, Pooling, makes no scores"),
+        ([("Pooling", {}), ("Dense", {})], "whose last module, Dense, makes no scores"),
+        ([("Pooling", {}), ("Dense", {"module_output_name": "scores", "module_input_name": "logits"})], "of logits"),
+        ([("Pooling", {"include_prompt": False}), ("Dense", {"module_output_name": "scores"})], "has no weights"),
+        ([("Pooling", {}), ("LSTM", {}), ("Dense", {"module_output_name": "scores"})], "the modules LSTM"),
+    ],
+)
+def test_a_reranker_that_pools_makes_scores_of_a_vector(
+    tmp_path: Path, modules: list[tuple[str, dict[str, Any]]], reason: str
+) -> None:
+    """By its last module; what that reads and makes is checked before its weights are."""
+    source = checkpoint(tmp_path, *modules)
+    (tmp_path / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
+    with pytest.raises(CheckpointError, match=reason):
+        recognize_head(source, "BertModel")
+
+
+@pytest.mark.parametrize(
+    ("modules", "reason"),
+    [
         ([("Pooling", {}), ("WordWeights", {})], "modules WordWeights"),
         ([("CNN", {}), ("Pooling", {})], "modules CNN"),
         ([("Dense", {}), ("Pooling", {})], "computes Dense before its Pooling, on sentence_e"),

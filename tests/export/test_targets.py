@@ -17,11 +17,14 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.source import Source
 from onnxtool.export.target import TargetModel, layout
 from onnxtool.export.targets import TARGET_NAMES, find_target
+from onnxtool.export.targets.fastembed import other_than_colbert
 from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
 from tests.workshop import Workshop
@@ -46,6 +49,8 @@ DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
         ("opensearch", "sentence-similarity", (MAX, DENSE), "sentence_embedding"),
         ("opensearch", "sparse-encoding", (SpladePooling("sum", "log1p_relu"),), "sparse"),
         ("opensearch", "text-classification", (), "logits"),
+        ("infinity", "sentence-similarity", (CLS,), "last_hidden_state"),
+        ("milvus", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
         ("vespa", "sentence-similarity", (CLS,), "last_hidden_state"),
         ("vespa", "sentence-similarity", (Pooling(("lasttoken",)),), "sentence_embedding"),
         ("tei", "sentence-similarity", (Pooling(("lasttoken",)),), "last_hidden_state"),
@@ -76,6 +81,12 @@ def test_the_first_token_behind_padding_is_pooled_in_the_graph(target: str) -> N
         ("tei", "text-generation", (), "this model's task is text-generation"),
         ("vespa", "sparse-encoding", (SpladePooling("sum"),), "needs the sum of log"),
         ("chroma", "sentence-similarity", (CLS,), "Chroma computes pooling by mean, Normalize itself"),
+        ("milvus", "sentence-similarity", (MEAN, DENSE), "Milvus computes pooling by mean, Normalize itself"),
+        ("milvus", "late-interaction", (), "Milvus takes text encoders; this model's task is late-interaction"),
+        ("infinity", "sentence-similarity", (Pooling(("lasttoken",)),), "this checkpoint needs pooling by lasttoken"),
+        ("infinity", "sparse-encoding", (SpladePooling(),), "infinity takes text encoders, text classifiers"),
+        ("infinity", "late-interaction", (), "infinity takes text encoders, text classifiers; this model's task is"),
+        ("opensearch", "late-interaction", (), "this model's task is late-interaction"),
         ("fastembed", "sparse-encoding", (SpladePooling("max", "log1p_relu"),), "would give other answers there"),
     ],
 )
@@ -289,6 +300,12 @@ def test_archives_are_the_same_whenever_they_are_written(workshop: Workshop, tmp
     checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
     with pytest.raises(TargetError, match="does not say how it pools, and OpenSearch gets vectors from the graph"):
         exported(checkpoint, "opensearch", tmp_path)
+    for name in M3_FILES:  # whose library pools by the first token, and consumers by what no file says
+        (checkpoint / name).touch()
+    with pytest.raises(TargetError, match=r"has no modules\.json, by which fastembed would know that an M3 embedder"):
+        exported(checkpoint, "fastembed", tmp_path)
+    for name in M3_FILES:
+        (checkpoint / name).unlink()
     (checkpoint / "1_Pooling").mkdir()
     (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "max"}')
     paths = {"Transformer": "", "Pooling": "1_Pooling"}
@@ -320,6 +337,51 @@ def test_two_tokens_of_one_text_are_refused_where_queries_go_by_text(tmp_path: P
     assert weights_by_text(np.array([2, 2], np.float32), wrapped)
     with pytest.raises(TargetError, match="weighs tokens of queries by their text"):
         weights_by_text(np.array([1, 2], np.float32), wrapped)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "other"),
+    [
+        ({}, ""),
+        ({"query_token_id": "[unused5]"}, "'[unused5] ' before each query, not token 1"),
+        ({"query_maxlen": 20}, "the query expansion QueryExpansion(length=20"),
+        ({"attend_to_mask_tokens": True}, "the query expansion QueryExpansion(length=32, is_exact=True, attend=True"),
+        ({"mask_punctuation": False}, "another skip list than punctuation in documents"),
+    ],
+)
+def test_fastembed_has_one_kind_of_late_interaction(
+    minilm: Path, tmp_path: Path, metadata: dict[str, Any], other: str
+) -> None:
+    """That of colbertv2.0, whose tokens and lengths are written in its code; any other setting is refused by name."""
+    (tmp_path / "config.json").write_text('{"architectures": ["HF_ColBERT"], "model_type": "bert"}')
+    (tmp_path / "artifact.metadata").write_text(json.dumps(metadata))
+    source, tokenizer = Source.find(str(tmp_path)), AutoTokenizer.from_pretrained(minilm)
+    target = find_target("fastembed")
+    use = target.use_for("late-interaction", (), pads_left=False)
+    assert use.inputs(("input_ids", "token_type_ids", "attention_mask")) == ("input_ids", "attention_mask")
+    found = list(other_than_colbert(source, tokenizer))
+    assert [text[: len(other)] for text in found] == ([other] if other else [])
+    if other:
+        with pytest.raises(TargetError, match="fastembed's late interaction is that of colbert-ir/colbertv2.0"):
+            target.check_checkpoint(use, source, tokenizer)
+    else:
+        target.check_checkpoint(use, source, tokenizer)
+
+
+def test_infinity_is_told_how_long_texts_are_and_gets_no_rerankers_with_token_types(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """It cuts texts to the number of positions, and feeds pairs without saying which of their tokens is of which."""
+    with pytest.raises(TargetError, match="feeds a reranker no token types, and .* has 2 of them"):
+        exported(workshop.checkpoint("tiny-reranker"), "infinity", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "model_type": "bert"}')
+    target = find_target("infinity")
+    use = target.use_for("sentence-similarity", (MEAN,), pads_left=False)
+    model = TargetModel("m", use, None, (MEAN,), max_tokens=256)
+    target.write_files(model, None, None, tmp_path, 256)
+    assert json.loads((tmp_path / "config.json").read_text()) == {"max_position_embeddings": 256, "model_type": "bert"}
+    assert "it scales vectors to length 1" in target.instruction(model)
 
 
 def test_a_head_besides_a_target_is_refused(workshop: Workshop, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import CheckpointFolder
@@ -28,6 +28,9 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
     folder = tmp_path_factory.mktemp("chats")
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", WORDS.index("<s>"))]
+    )
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.save_pretrained(folder)

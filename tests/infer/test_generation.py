@@ -173,6 +173,29 @@ def test_a_stop_ends_an_answer_and_is_no_part_of_it(loaded: dict[str, LoadedMode
     assert [pieces.get(number, "") for number in range(2)] == [answer.generated for answer in answers]
 
 
+def test_a_message_is_put_into_the_chat_template(
+    loaded: dict[str, LoadedModel], references: dict[str, Any], workshop: Workshop, tmp_path: Path
+) -> None:
+    """As apply_chat_template of transformers does it, up to where the answer begins; a prompt is the system's."""
+    from transformers import AutoTokenizer
+
+    template = (
+        "{% for message in messages %}{{ '[CLS] ' + message['role'] + ' ' + message['content'] + ' [SEP] ' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'the cat' }}{% endif %}"
+    )
+    model = with_settings(loaded["llama"], tmp_path, {**TOKENS, "max_new_tokens": 5})
+    (tmp_path / "chat_template.jinja").write_text(template)
+    answer = Writer(model, GenerateOptions(chat=True)).write(["a dog"], prompt="on the mat").answers[0]
+    tokenizer = AutoTokenizer.from_pretrained(generators.checkpoint(workshop, "llama"))
+    messages = [{"role": "system", "content": "on the mat"}, {"role": "user", "content": "a dog"}]
+    chat = tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=False)
+    ids = tuple(tokenizer(chat, add_special_tokens=False)["input_ids"])
+    assert answer.num_tokens == len(ids) == 13
+    assert answer.token_ids == expected(references["llama"], ids, {**TOKENS, "max_new_tokens": 5})
+    with pytest.raises(InputError, match="has no chat template"):
+        Writer(with_settings(loaded["llama"], tmp_path / "none", TOKENS), GenerateOptions(chat=True))
+
+
 def test_an_answer_ends_where_the_model_takes_no_more(loaded: dict[str, LoadedModel]) -> None:
     """Llama's positions are 64; a prompt that leaves no room is refused, and so is one past max_length."""
     report = Writer(loaded["llama"], GenerateOptions(max_new_tokens=500)).write(["cat " * 50])
@@ -286,3 +309,19 @@ def test_files_that_do_not_belong_together_are_refused(files: Path, workshop: Wo
     del llama.graph.output[1]
     onnx.save(llama, path)
     fail(path, InputError, "and gives no present.0.key")
+
+
+def test_optimized_files_write_the_same(workshop: Workshop, loaded: dict[str, LoadedModel], tmp_path: Path) -> None:
+    """Cross attention over other keys than queries is fused, and the encoder is taken from where it lies."""
+    from onnxtool.optimize import OptimizeOptions, optimize_model
+
+    source = generators.exported(workshop, "bart")
+    shutil.copytree(source.with_suffix(""), tmp_path / "bart")
+    for name in ("bart", "bart-encoder"):
+        report = optimize_model(OptimizeOptions(source.with_name(f"{name}.onnx"), output=tmp_path / f"{name}-o.onnx"))
+        assert [(fusion.expected, fusion.found) for fusion in report.fusions if fusion.kind == "attention"] == [
+            (4, 4) if name == "bart" else (2, 2)
+        ]
+    options = GenerateOptions(max_new_tokens=8, encoder_path=tmp_path / "bart-encoder-o.onnx")
+    found = generate(tmp_path / "bart-o.onnx", TEXTS[:3], options=options, model_name=str(tmp_path / "bart")).answers
+    assert found == Writer(loaded["bart"], GenerateOptions(max_new_tokens=8)).write(TEXTS[:3]).answers

@@ -7,6 +7,7 @@ Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.pooling_modules import (
+    Dense,
     LogitScore,
     Normalize,
     Pooling,
@@ -59,6 +61,7 @@ _KINDS: tuple[_HeadKind, ...] = (
 )
 # What a reranker without modules says of a document, as CrossEncoder of sentence-transformers asks it.
 _VERDICTS = ("yes", "no")
+_CROSS_ENCODER = "CrossEncoder"
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         return Choice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
     if is_m3(source):
         return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} lie beside the model")
+    if modules.encoder_class == _CROSS_ENCODER and Pooling.__name__ in modules.kinds:
+        return Choice("reranker", _scored_embedding(source), f"{ENCODER_NAME} names {_CROSS_ENCODER}")
     for kind in _KINDS:
         if kind.pooling.__name__ in modules.kinds:
             return Choice(kind.name, read_head(kind.name, source), f"modules.json names {kind.pooling.__name__}")
@@ -142,11 +147,7 @@ def read_head(name: str, source: Source) -> Head | None:
             f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",
             "pass --head none, and pool after the model; a hub model needs the network once for this file",
         )
-    if any(isinstance(module, Pooling) and not module.includes_prompt for module in modules):
-        raise source.refuse(
-            f"{source.model_name} leaves the prompt out when it pools, and a graph does not know where a prompt ends",
-            "pass --head none: `onnxtool infer` then pools the tokens behind the prompt itself",
-        )
+    _require_prompts(source, modules)
     return Head(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
 
 
@@ -178,6 +179,33 @@ def require_expanding_token(source: Source, tokenizer: Any) -> None:
         usual = (tokenizer.mask_token, tokenizer.eos_token)
         pads_left = tokenizer.padding_side == "left"
         expansion.find_token(tokenizer.get_vocab().get, usual, source, pads_left=pads_left)
+
+
+def _scored_embedding(source: Source) -> Head:
+    """Return the head of a CrossEncoder that makes scores of a vector of the pair: pooling, and a Dense at the end.
+
+    Raises:
+        CheckpointError: its last module makes no scores of a vector, or one is not computed here.
+    """
+    modules = source.sentence_modules
+    *before, last = modules.modules
+    if last.kind != Dense.__name__ or last.settings.get("module_output_name") != "scores":
+        raise source.refuse(
+            f"{source.model_name} is a {_CROSS_ENCODER} whose last module, {last.kind}, makes no scores of vectors"
+        )
+    # For what is computed, scores are one more vector.
+    projection = replace(last, settings={**last.settings, "module_output_name": None})
+    read = read_pooling_modules(replace(modules, modules=(*before, projection)), Pooling)
+    _require_prompts(source, read)
+    return Head("reranker", "last_hidden_state", "logits", "text-classification", read)
+
+
+def _require_prompts(source: Source, modules: Iterable[PoolingModule]) -> None:
+    if any(isinstance(module, Pooling) and not module.includes_prompt for module in modules):
+        raise source.refuse(
+            f"{source.model_name} leaves the prompt out when it pools, and a graph does not know where a prompt ends",
+            "pass --head none: `onnxtool infer` then pools the tokens behind the prompt itself",
+        )
 
 
 def _plain_reranker(checkpoint: Checkpoint) -> Head:

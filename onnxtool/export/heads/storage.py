@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges, read_ranges
 from onnxtool.checkpoint.text_files import read_texts
@@ -20,7 +21,7 @@ from onnxtool.export.signature import run_torch_tensors
 from onnxtool.export.source import Source
 
 _BATCH_SIZE = 16
-_LONGEST = 512  # tokens of a text that ranges are measured on, of a model without a limit
+_UNLIMITED = 1 << 20  # tokens, for a model without a limit
 
 
 def choose_storage(
@@ -37,6 +38,12 @@ def choose_storage(
         return VectorType.of(name, None if options.ranges is None else read_ranges(options.ranges)), ()
     if not isinstance(modality, TextInputs):
         raise ExportError("--calibration measures on texts alone, and this model takes others", "pass --ranges")
+    if ChatTemplate.of(source, source.sentence_modules, head.task) is not None:
+        raise ExportError(
+            f"{source.model_name} puts texts into a chat template, and --calibration reads them without it",
+            f"export it without --vectors_as, run `onnxtool infer --input FILE --output FOLDER/ --vectors_as {name} "
+            "--calibration FILE`, and pass the manifest beside the folder as --ranges",
+        )
     texts = [item.contents for item in read_texts(options.calibration)]
     ranges, count = measure_ranges(_vectors(model, head, modality, source, texts))
     return VectorType.of(name, ranges), tuple(filter(None, [few_vectors(count)]))
@@ -52,9 +59,12 @@ def _vectors(
     before = Prompts.of(source).find(None)
     read = sorted((before + (item.lower() if modules.lower_cases else item) for item in texts), key=len)
     size = _BATCH_SIZE if text.tokenizer.pad_token is not None else 1
-    longest = modules.max_sequence_length or text.longest or _LONGEST
+    longest = modules.max_sequence_length or text.longest or _UNLIMITED
     for start in range(0, len(read), size):
-        feeds = text.tokenize(read[start : start + size], longest=longest)
-        mask = torch.from_numpy(feeds["attention_mask"]).to(model.device)
-        states = run_torch_tensors(model, feeds)[head.source].float()
-        yield head.reference(states, mask).cpu().numpy()
+        together = read[start : start + size]
+        feeds = text.tokenize(together, longest=longest, add_special_tokens=modules.adds_special_tokens)
+        real = feeds["attention_mask"].any(axis=1)  # a tokenizer that frames nothing may find no token in a text
+        if real.any():
+            mask = torch.from_numpy(feeds["attention_mask"]).to(model.device)
+            states = run_torch_tensors(model, feeds)[head.source].float()
+            yield head.reference(states, mask).cpu().numpy()[real]

@@ -111,7 +111,12 @@ class TextInputs:
         return [*cases, Case("real text", tokens, None if mask is None else mask.astype(bool))]
 
     def tokenize(
-        self, texts: Sequence[str], sequence_length: int | None = None, *, longest: int = _LONGEST_SAMPLE
+        self,
+        texts: Sequence[str],
+        sequence_length: int | None = None,
+        *,
+        longest: int = _LONGEST_SAMPLE,
+        add_special_tokens: bool = True,
     ) -> Feeds:
         """Tokenize `texts` into int64 [B, S] arrays, padded to the longest or to `sequence_length`, cut to `longest`.
 
@@ -123,6 +128,7 @@ class TextInputs:
             "truncation": True,
             "max_length": sequence_length or min(longest, self.longest or longest),
             "return_tensors": "np",
+            **({} if add_special_tokens else {"add_special_tokens": False}),
         }
         rows = list(texts) if can_pad else [texts[0]] * len(texts)
         encoded = run(lambda: self.tokenizer(rows, **options), "tokenizer", TOKENIZER_FILE)

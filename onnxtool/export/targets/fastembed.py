@@ -5,12 +5,22 @@ From the sources of fastembed 0.9.
 
 from __future__ import annotations
 
+import string
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.pooling_modules import SpladePooling
+from onnxtool.checkpoint.sentence_modules import as_object
+from onnxtool.checkpoint.tasks import LATE_INTERACTION
+from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.errors import TargetError
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.sidecar_files import query_weights
+from onnxtool.export.source import Source
 from onnxtool.export.target import (
     CLASSIFIERS,
     DENSE,
@@ -23,6 +33,7 @@ from onnxtool.export.target import (
     SPARSE,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
+    TOKENS,
     Target,
     TargetModel,
     Use,
@@ -30,9 +41,19 @@ from onnxtool.export.target import (
     read_object,
     write_json,
 )
+from onnxtool.reports import TensorInfo
 
 _IDF = "idf.json"
+_VECTORS_OF_TOKENS = TensorInfo("token_embeddings", "float32", (BATCH, SEQUENCE, None))
 _MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST_TOKEN"}
+
+
+# Its Colbert class, whose settings are written in its code: the tokens that it puts behind the first of a text, how it
+# expands queries, and which tokens of documents it leaves out.
+_COLBERT = "colbert-ir/colbertv2.0"
+_MARKERS = {"query": 1, "document": 2}
+_EXPANSION = QueryExpansion(32, is_exact=True, attend=False, token=None)
+_MASK = "[MASK]"
 
 
 class Fastembed(Target):
@@ -46,12 +67,22 @@ class Fastembed(Target):
         Use(INFERENCE_FREE, (LOGITS,), after=(SpladePooling(activation="log1p_relu"),)),
         POOLED_BY_CONSUMER,
         POOLED_IN_GRAPH,
+        # It lengthens ids and mask by a marker, and would not lengthen token types.
+        Use(TOKENS, (_VECTORS_OF_TOKENS,), head=LATE_INTERACTION, unfed=("token_type_ids",)),
         CLASSIFIERS,
     )
     graph = "model.onnx"
     files = ("config.json", *TOKENIZER_FILES, "special_tokens_map.json")
     max_ir = 9  # it admits onnxruntime 1.17
     max_opset = 20
+
+    def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
+        """Refuse late interaction with other tokens, another expansion or another skip list than it has."""
+        if use.kind == TOKENS and (other := list(other_than_colbert(source, tokenizer))):
+            raise TargetError(
+                f"fastembed's late interaction is that of {_COLBERT}; {source.model_name} has {'; '.join(other)}",
+                "pass --target sentence-transformers, whose MultiVectorEncoder follows the checkpoint",
+            )
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse one without a padding token as well."""
@@ -66,6 +97,8 @@ class Fastembed(Target):
         self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
     ) -> None:
         """State the length of texts, which it needs, and the padding token."""
+        if model.use.kind == TOKENS:
+            max_length = CheckpointFolder(folder).sentence_modules.stated_length("document") or max_length
         bound_texts(folder, max_length, pad_token=str(tokenizer.pad_token))
         if model.use.kind == INFERENCE_FREE:
             weights = query_weights(folder).tolist()
@@ -85,6 +118,11 @@ class Fastembed(Target):
                 'load it with SparseTextEmbedding("opensearch-project/opensearch-neural-sparse-encoding-doc-v3-gte", '
                 "specific_model_path=FOLDER), and encode queries with query_embed"
             )
+        if model.use.kind == TOKENS:
+            return (
+                f'load it with LateInteractionTextEmbedding("{_COLBERT}", specific_model_path=FOLDER); '
+                f"query_embed does not cut queries of more than {_EXPANSION.length} tokens"
+            )
         if model.use.kind == SCORES:
             return 'register it with TextCrossEncoder.add_custom_model(..., model_file="model.onnx")'
         if model.use.kind != DENSE:
@@ -95,6 +133,27 @@ class Fastembed(Target):
             f'normalization={model.is_normalized_outside}, model_file="model.onnx"); '
             "load it with specific_model_path=FOLDER"
         )
+
+
+def other_than_colbert(source: Source, tokenizer: Any) -> Iterator[str]:
+    """Yield in which its settings are others than those that are written in fastembed's code."""
+    modules = source.sentence_modules
+    prompts, vocabulary = as_object(modules.encoder.get("prompts")), tokenizer.get_vocab()
+    for role, marker in _MARKERS.items():
+        prompt = str(prompts.get(role) or "")
+        is_token = prompt in modules.prefixes or tokenizer.tokenize(prompt) == [prompt.strip()]
+        if not is_token or vocabulary.get(prompt.strip()) != marker:
+            yield f"{prompt!r} before each {role}, not token {marker}"
+    expansion = QueryExpansion.of(modules, source)
+    if expansion is None or replace(expansion, token=None) != _EXPANSION or tokenizer.mask_token != _MASK:
+        yield f"the query expansion {expansion}, not {_EXPANSION.length} tokens with {_MASK}, unseen"
+    elif expansion.token not in (None, _MASK):
+        yield f"queries expanded by {expansion.token!r}, not {_MASK}"
+    mask = read_mask(modules)
+    if mask is None or {*mask.skipped} != {*string.punctuation} or mask.tasks != ("document",) or mask.kept_ids:
+        yield "another skip list than punctuation in documents"
+    if modules.kinds[-1] != "Normalize":
+        yield "vectors of tokens that are not scaled to length 1"
 
 
 TARGET = Fastembed()

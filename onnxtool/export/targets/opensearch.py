@@ -77,7 +77,7 @@ class OpenSearch(Target):
     max_ir = 10
     max_opset = 21
 
-    def check_checkpoint(self, use: Use, source: Source) -> None:
+    def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
         """Refuse a vector of an encoder that does not say how it pools."""
         if use.kind == DENSE and source.sentence_modules.find("Pooling") is None:
             raise TargetError(

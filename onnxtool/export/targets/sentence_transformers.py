@@ -77,7 +77,7 @@ class SentenceTransformers(Target):
     graph = "onnx/model.onnx"
     files = ("config.json", *TOKENIZER_FILES)
 
-    def check_checkpoint(self, use: Use, source: Source) -> None:
+    def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
         """Refuse modules that it has no files for here, and a transformer that gives something else than the graph."""
         modules = source.sentence_modules
         if modules.modules and source.read_json(MODULES_NAME) is None:
@@ -86,6 +86,9 @@ class SentenceTransformers(Target):
                 "loads it",
                 "save it with save_pretrained of MultiVectorEncoder, and export what that wrote",
             )
+        routed = [str(as_object(entry).get("type")) for entry in _as_list(source.read_json(MODULES_NAME))]
+        if modules.query is None and any(name.endswith((".Router", ".Asym")) for name in routed):
+            raise _refusal(f"{source.model_name} is a Router of several models, and a folder holds one of them")
         first, *behind = modules.kinds or ("Transformer",)
         if first not in TRANSFORMERS:
             raise _refusal(f"{source.model_name} begins with {first}, which is no transformer to be run by onnxruntime")

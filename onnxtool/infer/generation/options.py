@@ -25,6 +25,7 @@ class GenerateOptions:
         repetition_penalty: what scores of tokens that are there already are divided by.
         no_repeat_ngram_size: no run of this many tokens is written twice; 0 for no such rule.
         stop: texts that end an answer, and are no part of it.
+        chat: whether each text is a message, put into the chat template of the tokenizer; a prompt is the system's.
         seed: of what is drawn; answers do not depend on the other texts.
         encoder_path: the encoder of an encoder-decoder, in place of the file that the decoder names.
     """
@@ -62,6 +63,10 @@ class GenerateOptions:
         int | None, Option("Write no run of this many tokens twice.", minimum=0, default=_CHECKPOINT)
     ] = None
     stop: Annotated[tuple[str, ...], Option("A text that ends what is written; may be given several times.")] = ()
+    chat: Annotated[
+        bool,
+        Option("Put each text into the checkpoint's chat template, as a user's message; --prompt is the system's."),
+    ] = False
     seed: Annotated[int, Option("Seed of the tokens that are drawn.", minimum=0)] = 0
     encoder_path: Annotated[
         Path | None,

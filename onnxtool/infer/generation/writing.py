@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError, SessionError
+from onnxtool.infer.chats import Chats
 from onnxtool.infer.generation.encoders import LOGITS, find_encoder
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.generation.processors import Processor, TextBounds, choose, processors_for
@@ -70,6 +72,8 @@ class Writer:
         Raises:
             InputError: it does not write, the checkpoint asks for what is not computed, or its encoder is not there.
         """
+        if options.chat:
+            model = replace(model, chats=Chats(ChatTemplate.for_answers(model.folder), model.tokenizer))
         self._model, self._options = model, options
         graph = model.session.model
         encoder = find_encoder(graph, options.encoder_path)

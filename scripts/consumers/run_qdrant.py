@@ -1,0 +1,44 @@
+"""Encode and store texts with qdrant-client in memory, by fastembed; settings are pooling and normalization."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from exchange import Answer, answer
+
+NAME = "local/exported"
+
+
+def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
+    """Return the vector that the collection stores of each text."""
+    fastembed: Any = importlib.import_module("fastembed")
+    descriptions: Any = importlib.import_module("fastembed.common.model_description")
+    client: Any = importlib.import_module("qdrant_client").QdrantClient(":memory:")
+    models: Any = importlib.import_module("qdrant_client.models")
+    pooling, normalize = settings
+    fastembed.TextEmbedding.add_custom_model(
+        model=NAME,
+        pooling=descriptions.PoolingType[pooling],
+        normalization=normalize == "normalize",
+        sources=descriptions.ModelSource(hf=NAME),
+        dim=384,
+        model_file="model.onnx",
+    )
+    parameters = models.VectorParams(size=384, distance=models.Distance.DOT)
+    client.create_collection("texts", vectors_config=parameters)
+    options = {"specific_model_path": str(folder)}
+    points = [
+        models.PointStruct(id=place, vector=models.Document(text=text, model=NAME, options=options))
+        for place, text in enumerate(texts)
+    ]
+    client.upsert("texts", points)
+    found = client.retrieve("texts", ids=list(range(len(texts))), with_vectors=True)
+    stored = {point.id: point.vector for point in found}
+    return [list(map(float, stored[place])) for place in range(len(texts))]
+
+
+if __name__ == "__main__":
+    answer(run)
