@@ -46,6 +46,8 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
         encoder = sessions.get("encoder")
         feeds = text_feeds(model, lengths, max(lengths), padding="left" if encoder is None else "right", seed=seed)
         prompt: Feeds = {key: feeds[key] for key in _PROMPT_INPUTS if key in feeds}
+        if encoder is not None:
+            prompt = _filled(encoder, prompt)
         try:
             tokens, expected = generate(model, prompt, _NEW_TOKENS, use_cache=True)
         except Exception:  # noqa: BLE001, S112  what PyTorch does not run is no question
@@ -85,14 +87,9 @@ def _follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArr
 def _follow_encoder(encoder: Any, step: Any, prompt: Feeds, tokens: NDArray[Any], start: int) -> NDArray[Any]:
     """Feed the encoder with the prompt, and the decoder with `tokens` [B, T] behind `start`; return logits [B, T, V].
 
-    The encoder is asked once, and a length that a file is fixed to is filled with padding.
+    The encoder is asked once.
     """
-    named = {value.name: value for value in encoder.get_inputs()}
-    width = named["input_ids"].shape[1]
-    if isinstance(width, int):
-        more = width - prompt["input_ids"].shape[1]
-        prompt = {name: np.pad(array, ((0, 0), (0, more))) for name, array in prompt.items()}
-    given = {name: prompt[name] for name in named}
+    given = {value.name: prompt[value.name] for value in encoder.get_inputs()}
     names = (f"past_key_values{value.name.removeprefix('present')}" for value in encoder.get_outputs())
     cross = dict(zip(names, encoder.run(None, given), strict=True))
     past = {name: value for name, value in _empty_past(step, len(tokens)).items() if name not in cross}
@@ -104,6 +101,13 @@ def _follow_encoder(encoder: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]
         logits.append(outputs["logits"][:, -1])
         past = _as_past(step, outputs)
     return np.stack(logits, axis=1)
+
+
+def _filled(encoder: Any, prompt: Feeds) -> Feeds:
+    """Fill a prompt with padding up to the length that the encoder is fixed to, if it is."""
+    width = next(value.shape[1] for value in encoder.get_inputs() if value.name == "input_ids")
+    more = width - prompt["input_ids"].shape[1] if isinstance(width, int) else 0
+    return {name: np.pad(array, ((0, 0), (0, more))) for name, array in prompt.items()}
 
 
 def _run(session: Any, ids: NDArray[Any], mask: NDArray[Any], past: Feeds) -> Feeds:
