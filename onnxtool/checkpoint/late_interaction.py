@@ -35,6 +35,7 @@ _ROLES = ("query", "document")
 _USUAL_LENGTH = 32
 # Settings of the transformer module that PyLate keeps with those of the encoder.
 _OF_TRANSFORMER = ("query_length", "document_length", "query_expansion")
+_MOST_TOKENS = 1 << 16  # that a query is expanded to: more than any encoder takes
 # By any of these keys, queries are expanded unless do_query_expansion says no.
 _PYLATE_KEYS = (
     *_OF_TRANSFORMER,
@@ -72,6 +73,8 @@ class QueryExpansion:
         settings = as_object(stated)
         length, strategy = positive(settings.get("length")), settings.get("strategy")
         attend, token = settings.get("attend", False), settings.get("token")
+        if length is not None and length > _MOST_TOKENS:
+            raise files.refuse(f"{files.label} expands queries to {length} tokens", "it may be made to do harm")
         is_known = settings.keys() <= {"strategy", "attend", "token", "length"} and strategy in ("fixed", "min")
         if not is_known or length is None or not isinstance(attend, bool) or not isinstance(token, str | None):
             raise files.refuse(

@@ -5,7 +5,7 @@ MultiVectorEncoder of sentence-transformers 6.2. Letters of shapes: B batch, S s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class MultiVectorMask(PoolingModule):
 
     skipped: tuple[str, ...] = ()
     tasks: tuple[str, ...] = (_DOCUMENT,)
-    kept_ids: tuple[int, ...] = ()
+    kept_ids: frozenset[int] = frozenset()
 
     @classmethod
     def read(cls, stored: StoredModule) -> MultiVectorMask:
@@ -53,21 +53,20 @@ class MultiVectorMask(PoolingModule):
         return cls(
             _listed(stored, "skiplist_words", stored.settings.get("skiplist_words"), str),
             (_DOCUMENT,) if tasks is None else _listed(stored, "skiplist_tasks", tasks, str),
-            _listed(stored, "keep_only_token_ids", stored.settings.get("keep_only_token_ids"), int),
+            frozenset(_listed(stored, "keep_only_token_ids", stored.settings.get("keep_only_token_ids"), int)),
         )
 
-    def counted(self, ids: Sequence[int], task: str | None, find: Callable[[str], int | None]) -> tuple[bool, ...]:
+    def counted(self, ids: Sequence[int], task: str | None, skipped_ids: Set[int]) -> tuple[bool, ...]:
         """Tell for each token of a text whether it counts.
 
         Args:
             ids: of the tokens.
             task: what the text is for.
-            find: returns the id of a token; None for an unknown one, which skips nothing.
+            skipped_ids: of the tokens that do not count, those that the tokenizer knows.
         """
         counted = [True] * len(ids)
         if (task or _DOCUMENT) in self.tasks:
-            skipped = {find(token) for token in self.skipped}
-            counted = [token_id not in skipped for token_id in ids]
+            counted = [token_id not in skipped_ids for token_id in ids]
         if task != "query" and self.kept_ids:
             counted = [one and token_id in self.kept_ids for one, token_id in zip(counted, ids, strict=True)]
         return tuple(counted)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import find_checkpoint_folder
-from onnxtool.checkpoint.limits import limit_of_task, text_limit
+from onnxtool.checkpoint.limits import graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.answering import Asked, Item, answer_texts, make_request
@@ -15,6 +15,7 @@ from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.generation.encoders import find_encoder
 from onnxtool.infer.heads import head_for
+from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
@@ -101,6 +102,8 @@ def load(
     for one in (*limits.values(), *(() if limit is None else (limit,))):
         tokenizer.require_room(one)
     head = head_for(task, model, folder, tokenizer, representation)
+    if isinstance(head, TokensOfTexts):
+        head.require_room(limits.get(QUERY) or graph_limit(reads, folder))
     prompts = Prompts.of(folder)
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
     on_progress(f"loading {path}")

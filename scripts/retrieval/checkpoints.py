@@ -496,6 +496,20 @@ def _unit_tokens() -> torch.nn.Module:
     return Normalize(module_input_name="token_embeddings")
 
 
+def _late_modern(base: Path, settings: dict[str, Any]) -> Any:
+    """ModernBERT, whose tokens see those near them alone in most of its layers."""
+    config = transformers.ModernBertConfig(
+        vocab_size=WORDS, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=128, local_attention=16, global_attn_every_n_layers=2, pad_token_id=0,
+        bos_token_id=101, eos_token_id=102, cls_token_id=101, sep_token_id=102,
+    )  # fmt: skip
+    model = transformers.ModernBertModel(config)
+    draw(model)
+    model.save_pretrained(base)
+    wordpiece().save_pretrained(base)
+    return Transformer(str(base), **settings)
+
+
 def _late_decoder(base: Path, side: str, settings: dict[str, Any]) -> Any:
     return Transformer(str(decoder(base, side=side)), **settings)
 
@@ -811,6 +825,10 @@ def _late_cases() -> Iterator[Case]:
         settings = {"query_expansion": {"strategy": strategy, "attend": attend, "length": 16}, "document_length": 40}
         make = _late(first=functools.partial(_late_decoder, side=side, settings=settings))
         yield late(f"decoder, padding {side}, {strategy}, attend {attend}", make, needs_text=True)
+    for attend in (False, True):
+        settings = {"query_expansion": {"strategy": "fixed", "attend": attend, "length": 16}, "document_length": 40}
+        make = _late(first=functools.partial(_late_modern, settings=settings))
+        yield late(f"ModernBERT, attend {attend}", make)
     pooled = _late(_on_tokens(), MultiVectorMask, _unit_tokens, lambda: HierarchicalTokenPooling(2.0))
     yield late("HierarchicalTokenPooling", pooled)
     yield late("masked language model", _named(_late(), "BertForMaskedLM"))

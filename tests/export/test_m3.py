@@ -30,7 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from retrieval.checkpoints import m3
 
 LINEAR = {"weight": torch.ones(1, 4), "bias": torch.zeros(1)}
-TEXTS = ("the weather in the city", "paris", "a much longer text about the capital of france, and its largest city")
+TEXTS = (
+    "the weather in the city",
+    "paris 東京",
+    "a much longer text about the capital of france, and its largest city",
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer import TokenVectors, load
 from onnxtool.infer.loading import LoadedModel
-from tests.infer.tiny_models import CLS, MASK, SEP, VOCABULARY, ids_of, model_for, table, write_model
+from tests.infer.tiny_models import CLS, MASK, SEP, VOCABULARY, TinyModel, ids_of, model_for, table, write_model
 
 V, W = len(VOCABULARY), 4
 VALUES = table(V, W)
@@ -151,6 +151,16 @@ def test_files_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
     path = encoder(tmp_path)
     (tmp_path / "model" / "config_sentence_transformers.json").write_text("{}")
     with pytest.raises(InputError, match="does not describe a late-interaction encoder"):
+        load(path, provider="cpu")
+
+
+@pytest.mark.parametrize("strategy", ["fixed", "min"])
+def test_queries_longer_than_the_graph_takes_are_refused(tmp_path: Path, strategy: str) -> None:
+    """When the model is loaded: each of them would fail."""
+    path = encoder(tmp_path, query_expansion={"strategy": strategy, "length": 9})
+    metadata = {"onnxtool.task": "late-interaction", "onnxtool.files": "model"}
+    TinyModel(VALUES, "token_embeddings", positions=8, metadata=metadata).write(path)
+    with pytest.raises(InputError, match="expanded to 9 tokens, and the rows of position_embeddings"):
         load(path, provider="cpu")
 
 

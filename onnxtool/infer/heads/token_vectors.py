@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
+from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.pooling_modules import PoolingModule, apply_all
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
@@ -37,6 +38,7 @@ class TokensOfTexts(VectorHead[TokenVectors]):
         expansion_id: the token that is added.
         is_mean: whether a score is the mean over the tokens of a query, and not their sum.
         num_left_out: so many tokens at the start of a text never count.
+        skipped_ids: the tokens of the mask that do not count.
     """
 
     kind = "token_vectors"
@@ -48,6 +50,7 @@ class TokensOfTexts(VectorHead[TokenVectors]):
     expansion_id: int
     is_mean: bool
     num_left_out: int = 0
+    skipped_ids: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool) -> TokensOfTexts:
@@ -70,19 +73,34 @@ class TokensOfTexts(VectorHead[TokenVectors]):
                 tokenizer.id_of, tokenizer.expanding_tokens, folder, pads_left=tokenizer.pads_left
             )
         )
+        mask = read_mask(modules)
+        skipped = () if mask is None else map(tokenizer.id_of, mask.skipped)
         return cls(
             tokenizer,
             () if in_graph else read_token_modules(modules),
-            read_mask(modules),
+            mask,
             expansion,
             expansion_id,
             modules.encoder.get("similarity_fn_name") == _MEAN,
+            skipped_ids=frozenset(token_id for token_id in skipped if token_id is not None),
         )
 
     @classmethod
     def of_m3(cls, tokenizer: TextTokenizer) -> TokensOfTexts:
         """Take the vectors of an M3 embedder: all but that of the first token, and means, as FlagEmbedding does."""
         return cls(tokenizer, (), None, None, 0, is_mean=True, num_left_out=1)
+
+    def require_room(self, limit: Limit | None) -> None:
+        """Refuse a limit of queries that they are expanded beyond.
+
+        Raises:
+            InputError: they are.
+        """
+        if self.expansion is not None and limit is not None and limit.tokens < self.expansion.length:
+            raise InputError(
+                f"queries are expanded to {self.expansion.length} tokens, and {limit.source} allow {limit.tokens}",
+                "the files beside the model belong to another one; pass --model_name with the right folder",
+            )
 
     def prepare(self, text: EncodedText, task: str | None) -> EncodedText:
         """Return a text with what a query is expanded by, and with which of its tokens count."""
@@ -93,7 +111,7 @@ class TokensOfTexts(VectorHead[TokenVectors]):
             return replace(text, counted=tuple(place >= self.num_left_out for place in range(len(text))))
         if self.mask is None:  # then what the model does not see does not count
             return replace(text, counted=text.attended)
-        return replace(text, counted=self.mask.counted(text.ids, task, self.tokenizer.id_of))
+        return replace(text, counted=self.mask.counted(text.ids, task, self.skipped_ids))
 
     def pool(self, batch: Batch) -> TokenVectors:
         """Return the vectors of the tokens that count of B texts: float32 [T, W].
