@@ -84,14 +84,19 @@ def exported(workshop: Workshop, name: str) -> Path:
         if name == "llama":  # verified in tests/export/test_decoding.py
             export_model(ExportOptions(str(source), output=output, task=DECODER, verify=False))
             return
-        report = export_model(ExportOptions(str(source), output=output, task=ENCODER_DECODER, exporter="torchscript"))
-        assert report.verification is not None
+        report = export_model(
+            # FSMT's tokens are compared with those of `generate` in tests/infer/test_generation.py.
+            ExportOptions(
+                str(source), output=output, task=ENCODER_DECODER, exporter="torchscript", verify=name != "fsmt"
+            )
+        )
+        verification = report.verification
         figures = {
             "inputs": {info.name: info.shape for info in report.inputs},
             "outputs": {info.name: info.shape for info in report.outputs},
             "notes": report.notes,
-            "cases": [case.description for case in report.verification.cases],
-            "mask_effect": report.verification.mask_effect,
+            "cases": [] if verification is None else [case.description for case in verification.cases],
+            "mask_effect": None if verification is None else verification.mask_effect,
         }
         (folder / "report.json").write_text(json.dumps(figures), encoding="utf-8")
 
