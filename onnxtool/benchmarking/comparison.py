@@ -17,13 +17,8 @@ from onnxtool.benchmarking.runners import SessionRunner, require_same_inputs
 from onnxtool.benchmarking.samples import Block, interval_of_median, latencies, own_latencies
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modules import (
-    Pooling,
-    SpladePooling,
-    apply_all,
-    read_pooling_modules,
-    truncated,
-)
+from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, read_pooling_modules, truncated
+from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import measure

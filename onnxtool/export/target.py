@@ -16,7 +16,9 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_modules import Normalize, Pooling, PoolingModule, SpladePooling
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
+from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.head import Head

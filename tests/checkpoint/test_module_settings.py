@@ -10,16 +10,9 @@ import pytest
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.module_settings import require_known_settings
-from onnxtool.checkpoint.pooling_modules import (
-    LargestTerms,
-    LogitScore,
-    Normalize,
-    Pooling,
-    PoolingModule,
-    SpladePooling,
-    Truncate,
-    read_pooling_modules,
-)
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import LogitScore, Normalize, Pooling, Truncate, read_pooling_modules
+from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
 

@@ -20,19 +20,18 @@ from sentence_transformers.cross_encoder import modules as reference_modules
 from onnxtool.checkpoint.activations import ACTIVATIONS, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modes import POOLING_MODES
+from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
     Dense,
-    LargestTerms,
     LayerNorm,
     LogitScore,
     Normalize,
     Pooling,
-    PoolingModule,
-    SpladePooling,
     Truncate,
     apply_all,
     read_pooling_modules,
 )
+from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.export.heads.head import Head, append_head
 

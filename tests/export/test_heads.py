@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
+from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
 from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.choice import read_head, recognize_head

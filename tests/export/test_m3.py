@@ -17,7 +17,8 @@ import torch
 
 import onnxtool
 from onnxtool.checkpoint.files import M3_FILES
-from onnxtool.checkpoint.pooling_modules import Dense, Normalize, PoolingModule
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import Dense, Normalize
 from onnxtool.checkpoint.token_modules import LexicalWeights, ZeroPadding
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.export.heads.head import Head

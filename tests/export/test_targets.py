@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from onnxtool.checkpoint.files import M3_FILES
-from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, SpladePooling
+from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
+from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.source import Source

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
     Dense,
     LogitScore,
     Normalize,
     Pooling,
-    PoolingModule,
-    SpladePooling,
     read_modules_of_sides,
     read_pooling_modules,
 )
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SPARSE_STATIC, STATIC, TOKENS, TRANSFORMERS
+from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.pooling_modules import PoolingModule, truncated
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import truncated
 from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.files import M3_FILES
-from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, PoolingModule, read_pooling_modules
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, read_pooling_modules
 from onnxtool.checkpoint.sentence_modules import TOKENS, VECTOR
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS, LexicalWeights, ZeroPadding

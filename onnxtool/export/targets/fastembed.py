@@ -13,8 +13,8 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
-from onnxtool.checkpoint.pooling_modules import SpladePooling
 from onnxtool.checkpoint.sentence_modules import as_object
+from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.errors import TargetError

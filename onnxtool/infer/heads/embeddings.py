@@ -13,14 +13,8 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modules import (
-    Pooling,
-    PoolingModule,
-    apply_all,
-    modules_before,
-    normalize,
-    read_pooling_modules,
-)
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, modules_before, normalize, read_pooling_modules
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.checkpoint.truncation import EncodedText

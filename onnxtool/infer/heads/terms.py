@@ -12,7 +12,9 @@ import numpy as np
 
 from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modules import PoolingModule, SpladePooling, apply_all, read_pooling_modules
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import apply_all, read_pooling_modules
+from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText
