@@ -12,7 +12,7 @@ from typing import Any
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.strategies import ExportStrategy
-from onnxtool.model_file.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY
+from onnxtool.model_file.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY, WEIGHTS_KEY
 from onnxtool.reports import Json
 
 _PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -59,7 +59,7 @@ def describe(
         **{key: str(value) for key, value in figures.items() if isinstance(value, int)},
         "onnxtool.source": source.name if source.is_local else source.model_name,
         "onnxtool.revision": checkpoint.revision,
-        "onnxtool.weights_sha256": checkpoint.weights_sha256,
+        WEIGHTS_KEY: checkpoint.weights_sha256,
         "onnxtool.module_weights_sha256": checkpoint.module_weights_sha256 if head in _WITH_WEIGHTS else "",
         "onnxtool.architecture": checkpoint.architecture,
         "onnxtool.random_weights": ", ".join(checkpoint.initialized),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import ExportError, SessionError, VerificationError
+from onnxtool.errors import ExportError, ModelFileError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
 from onnxtool.export.pipelines import EncoderDecoderPipeline, encoder_path
@@ -108,7 +108,8 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         job.on_progress(f"writing {paths.graph}")
         path = save_model(graph, staging)
         twin = _write_second(specification, second, path)
-        before = [] if encoder is None else [save_beside(encoder, staging, encoder_path(path))]
+        before = [] if encoder is None else [save_beside(encoder, staging, encoder_path(path).name)]
+        staging.obsolete.extend([] if before else _encoder_of(paths.graph))
         del graph, second, encoder, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
         sidecars = staging.folder / paths.files.relative_to(paths.root)
@@ -165,6 +166,15 @@ def _describe_decoder(job: Job) -> dict[str, str]:
     longest = job.pipeline.longest if isinstance(job.pipeline, EncoderDecoderPipeline) else None
     limit = {} if longest is None else {MAX_DECODER_LENGTH_KEY: str(longest)}
     return {ENCODER_KEY: encoder_path(job.paths.graph).name, **limit}
+
+
+def _encoder_of(decoder: Path) -> list[Path]:
+    """Return the encoder that an earlier export wrote beside the file that is replaced; nothing where it wrote none."""
+    try:
+        encoder = ModelFile.open(encoder_path(decoder))
+    except ModelFileError:
+        return []
+    return [encoder.path] if encoder.metadata.get(DECODER_KEY) == decoder.name else []
 
 
 def _write_second(specification: TargetSpecification | None, second: Any, path: Path) -> list[Path]:

@@ -276,9 +276,14 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
     return path
 
 
-def save_beside(model: ir.Model, staging: Staging, path: Path, *, max_inline_bytes: int = MAX_INLINE_BYTES) -> Path:
-    """Write another graph into the staging folder, at `path` beside the first one, and return `path`."""
-    return save_model(model, Staging(staging.folder, path, staging.folder), max_inline_bytes=max_inline_bytes)
+def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_bytes: int = MAX_INLINE_BYTES) -> Path:
+    """Write another graph into the staging folder, called `name` beside the first one, and return its path there.
+
+    External data of a graph that has this place now survives until the commit, and goes with it.
+    """
+    output = staging.output.with_name(name)
+    staging.obsolete.extend(_own_data(output))
+    return save_model(model, Staging(staging.folder, output, staging.root), max_inline_bytes=max_inline_bytes)
 
 
 @contextmanager
@@ -307,11 +312,23 @@ def _locations_of(output: Path) -> tuple[str, ...]:
         return ()  # a broken file about to be replaced owns no data
 
 
+def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path]:
+    """Return the external data of the graph at `output` that onnxtool has written; of its `locations` where given.
+
+    These are told by their names: a hostile graph may name any file as its data.
+    """
+    own = re.compile(re.escape(f"{output.name}.data") + r"(\.[0-9]+)?")
+    named = _locations_of(output) if locations is None else locations
+    return [output.parent / location for location in named if own.fullmatch(location)]
+
+
 def _commit(staging: Staging, *, force: bool) -> None:
     """Move the staged files to their place, the graph file last, then drop data that only the old graph used."""
     check_writable(staging.output, force=force)  # somebody else may have made it meanwhile
     parent = staging.root
-    sidecars = [file for file in _files_in(staging.folder) if file != staging.model_path]
+    # Graphs after all others: no graph may name data that is not there yet.
+    files = sorted(_files_in(staging.folder), key=lambda file: file.suffix == ".onnx")
+    sidecars = [file for file in files if file != staging.model_path]
     targets = [(file, parent / file.relative_to(staging.folder)) for file in sidecars]
     if not force:
         _check_sidecar_files(targets)
@@ -319,13 +336,8 @@ def _commit(staging: Staging, *, force: bool) -> None:
     for file, target in [*targets, (staging.model_path, staging.output)]:
         target.parent.mkdir(parents=True, exist_ok=True)
         file.replace(target)
-    # Only names that onnxtool gives: a hostile old graph may name any file as its data.
-    own = re.compile(re.escape(f"{staging.output.name}.data") + r"(\.[0-9]+)?")
-    superseded = [location for location in staging.previous_locations if own.fullmatch(location)]
-    for file in [
-        *staging.obsolete,
-        *(staging.output.parent / name for name in superseded if name not in new_locations),
-    ]:
+    superseded = [location for location in staging.previous_locations if location not in new_locations]
+    for file in [*staging.obsolete, *_own_data(staging.output, superseded)]:
         with suppress(OSError):  # the new model is in place; what is left of the old one does no harm
             file.unlink()
 

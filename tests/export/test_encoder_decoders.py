@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,16 @@ def test_an_encoder_that_is_there_is_not_replaced_without_force(workshop: Worksh
     with pytest.raises(OutputExistsError, match=r"t5-encoder\.onnx exists already"):
         export_model(options)
     assert [path.name for path in tmp_path.iterdir()] == ["t5-encoder.onnx"]
+
+
+def test_a_model_without_an_encoder_takes_the_place_of_both_files(workshop: Workshop, tmp_path: Path) -> None:
+    """An encoder that nothing names any more would be run with the next decoder; a file of another name stays."""
+    name = str(generators.checkpoint(workshop, "t5"))
+    written = generators.exported(workshop, "t5")
+    for file in (written, written.with_name("t5-encoder.onnx")):
+        shutil.copyfile(file, tmp_path / file.name)
+    (tmp_path / "other-encoder.onnx").write_text("somebody's")
+    export_model(
+        ExportOptions(name, output=tmp_path / "t5.onnx", task="text2text-generation", force=True, verify=False)
+    )
+    assert sorted(path.name for path in tmp_path.glob("*.onnx")) == ["other-encoder.onnx", "t5.onnx"]

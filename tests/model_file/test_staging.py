@@ -14,6 +14,7 @@ from onnxtool.errors import OutputExistsError, OutputWriteError
 from onnxtool.model_file import (
     ModelFile,
     check_writable,
+    save_beside,
     save_model,
     staged,
     write_text,
@@ -211,3 +212,26 @@ def test_weights_beyond_the_limit_go_to_a_file_of_their_own(tmp_path: Path, max_
         assert len(names_in(output.parent)) == (1 if max_inline_bytes == NUM_BYTES else 2)
         assert len(ModelFile.open(output).external_locations) == (0 if max_inline_bytes == NUM_BYTES else 1)
         assert weight_of(output) == run(output) == 7.0
+
+
+def test_a_graph_beside_the_first_is_replaced_together_with_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every rename of a commit it is the old one or the new one, and afterwards nothing is left of the old one."""
+    output, beside = tmp_path / "model.onnx", tmp_path / "model-encoder.onnx"
+    seen = []
+    replace = Path.replace
+
+    def watched_replace(self: Path, target: Path) -> Path:
+        result = replace(self, target)
+        seen.append(weight_of(beside) if beside.exists() else None)
+        return result
+
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    for weight in (1.0, 2.0):
+        with staged(output, force=True) as staging:
+            model = ir.from_proto(make_addition(weight))
+            save_model(model, staging)
+            assert save_beside(model, staging, beside.name, max_inline_bytes=0).parent == staging.folder
+    assert seen == [None, 1.0, 1.0, 1.0, 2.0, 2.0]
+    assert names_in(tmp_path) == ["model-encoder.onnx", "model-encoder.onnx.data.2", "model.onnx"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY
+from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, WEIGHTS_KEY
 from onnxtool.reports import TensorInfo
 
 IDS, MASK, ENCODER_MASK, LOGITS = "input_ids", "attention_mask", "encoder_attention_mask", "logits"
@@ -72,7 +72,7 @@ def _beside(decoder: ModelFile) -> Path:
 
 
 def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
-    """Refuse an encoder that does not give what the decoder takes of it, or that reads more than texts."""
+    """Refuse an encoder of other weights, one that gives something else, and one that reads more than texts."""
     given = {past_name(info.name): info for info in encoder.structure.outputs}
     for info in decoder.structure.inputs:
         if ".encoder." in info.name and not (info.name in given and fits(info, given[info.name])):
@@ -82,6 +82,11 @@ def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
                 f"and this file gives {found}",
                 "pass the file that was exported with it",
             )
+    if encoder.metadata.get(WEIGHTS_KEY) != decoder.metadata.get(WEIGHTS_KEY):
+        raise InputError(
+            f"{encoder.path} is not the encoder of {decoder.path}: they come from different weights",
+            "export both again from one checkpoint",
+        )
     unknown = [info.name for info in encoder.structure.inputs if info.name not in _TEXT_INPUTS]
     if unknown:
         raise InputError(f"{encoder.path} reads {', '.join(unknown)}, which no tokenizer gives", "export it for texts")

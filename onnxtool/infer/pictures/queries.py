@@ -21,11 +21,11 @@ from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures.model import PictureModel
 from onnxtool.infer.vectors import DenseVectors, TokenVectors
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import WEIGHTS_KEY
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.text_feeds import text_feeds
 
-_WEIGHTS = "onnxtool.weights_sha256"
 _OnProgress = Callable[[str], None]
 
 
@@ -46,7 +46,7 @@ def encode_query(
             "sentence-similarity), and pass it with --text_model",
         )
     texts = ModelFile.open(path)
-    if texts.metadata.get(_WEIGHTS) != model.session.model.metadata.get(_WEIGHTS):
+    if texts.metadata.get(WEIGHTS_KEY) != model.session.model.metadata.get(WEIGHTS_KEY):
         raise InputError(
             f"{path} and {model.session.model.path} come from different weights, and their vectors are of no common "
             "space",

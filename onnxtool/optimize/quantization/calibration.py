@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import Limit, fixed_shape, text_limit
+from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.checkpoint.text_files import read_texts
+from onnxtool.checkpoint.truncation import PLAIN, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY, TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
 from onnxtool.runtime.feeds import has_past, index_bounds, is_mask, past_shapes, random_feeds, verification_shapes
@@ -24,6 +27,7 @@ _BATCH_SIZE = 8
 _MOST_TEXTS = 256  # beyond, figures hardly move
 _MOST_TOKENS = Limit(128, "calibration")
 _LONGEST_RANDOM = 64
+_OF_PAIRS = (RANKING, "text-classification")  # whose chat templates are for a query and a document
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,8 @@ def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]
     batch_size, sequence_length = fixed_shape(model)
     may_pad = any(is_mask(info) for info in model.structure.inputs) or sequence_length is not None
     size = batch_size or (_BATCH_SIZE if may_pad else 1)
-    encoded = sorted((text for text in tokenizer.encode(texts, limit) if len(text)), key=len)
+    written, options = _as_chats(model, folder, texts)
+    encoded = sorted((text for text in tokenizer.encode(written, limit, options) if len(text)), key=len)
     bound = index_bounds(model).get("input_ids")
     for start in range(0, len(encoded), size):
         together = encoded[start : start + size]
@@ -108,3 +113,13 @@ def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]
                 "the tokenizer belongs to another model; pass the right one",
             )
         yield text_feeds(model, arrays)
+
+
+def _as_chats(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) -> tuple[Sequence[Text], ReadOptions]:
+    """Put texts into the chat template of a checkpoint that has one; the query of a document is the text before it."""
+    task = model.metadata.get(TASK_KEY, "")
+    template = ChatTemplate.of(folder, folder.sentence_modules, task)
+    if template is None:
+        return texts, PLAIN
+    items: Sequence[Text] = list(zip((texts[-1], *texts), texts, strict=False)) if task in _OF_PAIRS else texts
+    return [template.render(item) for item in items], ReadOptions(adds_special=False)

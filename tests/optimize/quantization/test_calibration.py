@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from tokenizers import Tokenizer
 
 from onnxtool.errors import InputError
 from onnxtool.model_file.weights import write_inline
@@ -78,3 +80,26 @@ def test_a_model_with_a_cache_is_calibrated_on_steps_as_well(tmp_path: Path) -> 
     assert {feed["past"].shape[1] for feed in feeds} == {0, 11}
     recorded = record(model, feeds, tmp_path).activations["past"]
     assert len(recorded.lows) == len(recorded.rows) == sum(feed["past"].shape[1] > 0 for feed in feeds)
+
+
+def test_texts_are_put_into_the_chat_template_of_a_checkpoint(workshop: Workshop, tmp_path: Path) -> None:
+    """As `infer` reads them: what is promised of the error holds for what the model is given."""
+    exported = workshop.exported("tiny-encoder")
+    path = Path(shutil.copy(exported, tmp_path / "model.onnx"))
+    stamped = onnx.load(path)
+    metadata = {entry.key: entry for entry in stamped.metadata_props}
+    metadata["onnxtool.task"].value, metadata["onnxtool.files"].value = "sentence-similarity", "model"
+    onnx.save(stamped, path)
+    folder = Path(shutil.copytree(exported.with_suffix(""), tmp_path / "model"))
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    settings = {"modality_config": {"text": forward, "message": {**forward, "format": "flat"}}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    (folder / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Transformer"}]')
+    (folder / "chat_template.jinja").write_text("on a mat {% for m in messages %}{{ m.content }}{% endfor %}")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a cat\na dog")
+    (feeds,) = make_calibration(path, texts).feeds
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    chats = tokenizer.encode_batch([f"on a mat {text}" for text in ("a cat", "a dog")], add_special_tokens=False)
+    assert feeds["input_ids"].tolist() == [chat.ids for chat in chats]
