@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnxtool.checkpoint.pooling_modules import Pooling
-from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
+from onnxtool.checkpoint.tasks import TASK_OF_PICTURES, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, TargetError
@@ -268,7 +268,7 @@ def _choose(
         pads = isinstance(modality, PaddedTexts)
         choice = choose_side_head(options.head, side, source, signature, scales=scales, pads=pads)
     elif is_of_pages(checkpoint):
-        choice = choose_no_head(options.head, source)
+        choice = choose_no_head(options.head, source, of_pictures=checkpoint.task == TASK_OF_PICTURES)
     else:
         choice = choose_head(options.head, checkpoint, signature, task=options.task)
     head = choice.head

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.picture_processing import PictureProcessor
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
     Dense,
@@ -26,9 +27,9 @@ from onnxtool.checkpoint.pooling_modules import (
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SPARSE_STATIC, STATIC, TOKENS, TRANSFORMERS
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
-from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS, TASK_OF_PICTURES
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
-from onnxtool.errors import ExportError
+from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.head import Head, require_output
 from onnxtool.export.heads.m3 import M3, is_m3, read_m3
 from onnxtool.export.modalities.sides import SIDES, Side
@@ -289,6 +290,8 @@ def choose_side_head(
         return Choice(name, None)
     if name not in ("auto", "embedding"):
         raise ExportError(f"the head {name} is not for a side of a dual encoder", "pass --head auto, or none")
+    if name == "auto" and side.task == TASK_OF_PICTURES:
+        _require_known_processor(source, "--head embedding")
     modules = read_modules_of_sides(source.sentence_modules)
     if pads and source.sentence_modules.modules:
         raise source.refuse(
@@ -305,8 +308,26 @@ def choose_side_head(
     return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
 
 
-def choose_no_head(name: str, source: Source) -> Choice:
+def _require_known_processor(source: Source, anyway: str) -> None:
+    """Refuse a checkpoint whose pictures `infer` would not prepare.
+
+    Raises:
+        CheckpointError: its image processor, or a setting of that, is not computed here.
+    """
+    try:
+        PictureProcessor.of(source)
+    except CheckpointError as error:
+        hint = f"pass {anyway} to export it all the same, and prepare pictures with transformers"
+        raise CheckpointError(error.message, hint) from None
+
+
+def choose_no_head(name: str, source: Source, *, of_pictures: bool) -> Choice:
     """Decide on the head of a retriever of pages, which gives vectors itself.
+
+    Args:
+        name: one of HEAD_NAMES.
+        source: the checkpoint.
+        of_pictures: whether its side for pages is exported, and not the one for queries.
 
     Raises:
         CheckpointError: sentence-transformers computes more with it.
@@ -322,6 +343,8 @@ def choose_no_head(name: str, source: Source) -> Choice:
             "not follow its settings with a retriever of pages",
             "export the checkpoint of transformers, without modules.json",
         )
+    if name == "auto" and of_pictures:
+        _require_known_processor(source, "--head none")
     return Choice("none", None)
 
 
