@@ -116,10 +116,16 @@ def compare(checkpoint: Path, output: Path, settings: dict[str, Any]) -> str:
     from onnxtool.checkpoint.folder import CheckpointFolder
     from onnxtool.infer import load
     from onnxtool.infer.generation.writing import Writer
+    from onnxtool.model_file import ModelFile
 
     config = json.loads((checkpoint / "generation_config.json").read_text("utf-8"))
     config |= {"num_beams": 1, "do_sample": False}
     config.setdefault("decoder_start_token_id", 0)  # LongT5's own says none, and `generate` insists
+    vocabulary = next(info.shape[-1] for info in ModelFile.open(output).structure.outputs if info.name == "logits")
+    ends = config.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    if isinstance(vocabulary, int) and any(end is not None and end >= vocabulary for end in ends):
+        config["eos_token_id"] = 1  # some types' own lie outside of a tiny vocabulary, which `infer` refuses
     with tempfile.TemporaryDirectory() as name:
         Path(name, "generation_config.json").write_text(json.dumps({**config, **settings}), encoding="utf-8")
         model = load(output)
