@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.picture_files import MAX_PIXELS
-from onnxtool.checkpoint.sentence_modules import as_object, positive
+from onnxtool.checkpoint.sentence_modules import as_object, is_number, positive
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
 
@@ -273,7 +273,7 @@ class _Reader:
     def number(self, key: str, default: float) -> float:
         """Return a finite number."""
         value = self.settings.get(key, default)
-        if not _is_number(value):
+        if not is_number(value):
             raise ValueError(f"{key} is {value!r}, which is no number")
         return float(value)
 
@@ -281,9 +281,9 @@ class _Reader:
         """Return a finite number for each colour."""
         value = self.settings.get(key, list(default))
         numbers = value if isinstance(value, list) else [value] * 3
-        if len(numbers) != 3 or not all(map(_is_number, numbers)):
+        if len(numbers) != 3 or not all(map(is_number, numbers)):
             raise ValueError(f"{key} is {value!r}, and not a number for each of 3 colours")
-        return tuple(float(one) for one in numbers if _is_number(one))
+        return tuple(float(one) for one in numbers if is_number(one))
 
     def filter(self, default: int) -> int:
         """Return the filter of a resize."""
@@ -304,10 +304,6 @@ class _Reader:
         if len(numbers) != len(value) or not known or max(numbers.values()) ** 2 > MAX_PIXELS:
             raise ValueError(f"{key} is {self.settings.get(key)!r}, and not height and width, or the shortest edge")
         return numbers
-
-
-def _is_number(value: Json) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _settings(files: CheckpointFiles) -> tuple[str, Mapping[str, Json]]:

@@ -7,9 +7,11 @@ differ, 6.2 decides.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
+from typing import TypeGuard
 
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.reports import Json
@@ -174,6 +176,11 @@ class SentenceModules:
 def as_object(value: Json) -> Mapping[str, Json]:
     """Return a JSON object, or an empty one for any other value."""
     return value if isinstance(value, dict) else {}
+
+
+def is_number(value: Json) -> TypeGuard[float]:
+    """Whether a value is a finite number that a float holds; JSON may have whole numbers of any length."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def positive(value: Json) -> int | None:

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS, CheckpointFiles
-from onnxtool.checkpoint.sentence_modules import StoredModule, stays_inside
+from onnxtool.checkpoint.sentence_modules import StoredModule, is_number, stays_inside
 
 _KEYS = frozenset(("frozen", "path"))
+_MOST_TOKENS = 2**24  # far above any vocabulary: a hostile tokenizer may number a token 4 thousand million
 IDF_NAME = "idf.json"  # weights by their tokens, which other consumers read
 # What makes tokens of a text in a tokenizer.json; the rest is how long texts are and how batches are padded.
 _TOKENIZATION = ("added_tokens", "normalizer", "pre_tokenizer", "model")
@@ -91,10 +92,13 @@ def _weights_by_token(stored: StoredModule) -> NDArray[np.float32]:
     stated, tokens = stored.files.read(name), _vocabulary(stored)
     unknown = [token for token in stated if token not in tokens]
     numbers = list(stated.values())
-    if not stated or unknown or not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+    if not stated or unknown or not all(map(is_number, numbers)):
         reason = f"the tokenizer has no {', '.join(map(repr, unknown[:3]))}" if unknown else "it is no number a token"
         raise stored.files.malformed(name, reason if stated else "it is empty, or not there")
-    weights = np.zeros(max(tokens.values()) + 1, np.float32)
+    size = max(tokens.values()) + 1
+    if size > _MOST_TOKENS:
+        raise stored.files.malformed(name, f"the tokenizer has the token {size - 1}, and the table a row for each")
+    weights = np.zeros(size, np.float32)
     weights[[tokens[token] for token in stated]] = np.asarray(numbers, np.float32)
     return weights
 

@@ -116,6 +116,7 @@ def test_settings_nested_in_those_of_the_processor_win(tmp_path: Path) -> None:
         ("CLIPImageProcessor", {"image_std": [1, 1, 0]}, "cannot be divided by 0"),
         ("CLIPImageProcessor", {"image_mean": [1, 1]}, "not a number for each of 3 colours"),
         ("CLIPImageProcessor", {"rescale_factor": float("inf")}, "rescale_factor is inf, which is no number"),
+        ("CLIPImageProcessor", {"rescale_factor": 10**400}, "rescale_factor is 1000"),
     ],
 )
 def test_settings_that_are_not_followed_are_refused(

@@ -247,6 +247,7 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"temperature": "hot"}, "temperature is 'hot', and not a number from 0"),
     ({"temperature": -1.0}, "temperature is -1.0, and not a number"),
     ({"temperature": True}, "temperature is True"),
+    ({"temperature": 10**400}, "temperature is 1000"),
     ({"top_k": 2.5}, "top_k is 2.5, and not a whole number"),
     ({"top_p": 3}, "top_p is 3, and not a number from 0 to 1"),
     ({"do_sample": "yes"}, "do_sample is 'yes', and not true or false"),

@@ -113,7 +113,8 @@ def test_weights_may_be_written_by_their_tokens(tmp_path: Path) -> None:
         ({"cat": 1.0, "xyzzy": 2.0}, "idf.json", "the tokenizer has no 'xyzzy'"),
         ({"cat": "heavy"}, "idf.json", "it is no number a token"),
         ({"cat": True}, "idf.json", "it is no number a token"),
-        ({"cat": float("nan")}, "idf.json", "not finite"),
+        ({"cat": float("nan")}, "idf.json", "it is no number a token"),
+        ({"cat": 10**400}, "idf.json", "it is no number a token"),
         ({}, "idf.json", "it is empty, or not there"),
         (["cat"], "idf.json", "not a JSON object"),
         ('{"cat": 1', "idf.json", "not JSON"),
@@ -129,6 +130,18 @@ def test_a_table_by_tokens_that_cannot_be_read_is_refused(
     """A path in a checkpoint stays inside of it, unlike in sentence-transformers."""
     with pytest.raises(InputError, match=reason):
         SparseStaticEmbedding.read(by_token(tmp_path, content, named))
+
+
+def test_a_tokenizer_of_huge_ids_makes_no_huge_table(tmp_path: Path) -> None:
+    """A few bytes of a file must not ask for gigabytes."""
+    stored = by_token(tmp_path, {"cat": 1.0})
+    path = tmp_path / "model" / "query_0_SparseStaticEmbedding" / "tokenizer.json"
+    path = path if path.exists() else tmp_path / "model" / "tokenizer.json"
+    written = json.loads(path.read_text())
+    written["model"]["vocab"]["huge"] = 2**31
+    path.write_text(json.dumps(written))
+    with pytest.raises(InputError, match="the tokenizer has the token 2147483648, and the table a row for each"):
+        SparseStaticEmbedding.read(stored)
 
 
 def test_an_export_has_the_table_by_tokens_for_other_consumers(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.sentence_modules import is_number
 from onnxtool.errors import InputError
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.reports import Json
@@ -119,11 +120,10 @@ class _UnexpectedError(Exception):
 
 def _number(low: float, high: float, *, is_open: bool = False) -> Callable[[Json], float]:
     def read(value: Json) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not low <= value <= high or (is_open and value == low):  # type: ignore[operator]
+        if not is_number(value) or not low <= value <= high or (is_open and value == low):
             bound = f"above {low:g}" if is_open else f"from {low:g}"
             raise _UnexpectedError(f"a number {bound}" + ("" if high == math.inf else f" to {high:g}"))
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     return read
 
