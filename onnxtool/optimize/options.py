@@ -15,8 +15,8 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
 }
 PROVIDER_NAMES = tuple(PRECISIONS)
 PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
-DYNAMIC, STATIC = ACTIVATIONS = ("dynamic", "static")
-"""How the activations of int8 get their ranges: in each run, or once from the calibration inputs."""
+PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("per_row", "dynamic", "static")
+"""How the activations of int8 get their ranges: each token its own, all of a run one, or once from the calibration."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from onnxtool.runtime.session import Arrays, Session, open_session
 
 Feeds = Mapping[str, "NDArray[Any]"]
 
-_ROWS_OF_A_FEED = (
-    24  # of real tokens, drawn at random; for a layer of 3072 channels these are 300 kB per calibration input
-)
+# Of real tokens, drawn at random, over all calibration inputs: for a layer of 3072 channels these are 19 MB.
+_MOST_ROWS = 1536
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class Activations:
     highs: list[Floats] = field(default_factory=list)
     rows: list[Floats] = field(default_factory=list)
 
-    def add(self, values: Floats, valid: NDArray[np.bool_] | None, generator: np.random.Generator) -> None:
-        """Add the input of a layer in one run, float32 [..., K]."""
+    def add(
+        self, values: Floats, valid: NDArray[np.bool_] | None, most_rows: int, generator: np.random.Generator
+    ) -> None:
+        """Add the input of a layer in one run, float32 [..., K], with `most_rows` rows of it."""
         flat = values.reshape(-1, values.shape[-1])
         if not len(flat):  # the past before the first token has no rows
             return
@@ -52,8 +54,15 @@ class Activations:
         self.highs.append(flat.max(axis=0))
         if valid is not None and values.shape[:2] == valid.shape:
             flat = flat[valid.reshape(-1)] if values.ndim == 3 else flat
-        chosen = generator.choice(len(flat), min(_ROWS_OF_A_FEED, len(flat)), replace=False)
+        chosen = generator.choice(len(flat), min(most_rows, len(flat)), replace=False)
         self.rows.append(flat[np.sort(chosen)])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Activations]) -> Activations:
+        """Return the activations of all of `parts`, as inputs of one layer."""
+        return cls(
+            *(list(chain(*lists)) for lists in zip(*((one.lows, one.highs, one.rows) for one in parts), strict=True))
+        )
 
 
 @dataclass(frozen=True)
@@ -82,14 +91,14 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
     known = {*model.graph.inputs, *model.graph.outputs}
     model.graph.outputs.extend(value for value in values.values() if value not in known)
     session = open_written(model, folder)
-    generator = np.random.default_rng(0)
+    generator, most_rows = np.random.default_rng(0), max(1, _MOST_ROWS // len(feeds))
     activations = {name: Activations() for name in values}
     outputs = []
     for given in feeds:
         found, valid = session.run(given), padding_mask(given)
         outputs.append({name: found[name] for name in names})
         for name, one in activations.items():
-            one.add(given[name] if name in given else found[name], valid, generator)
+            one.add(given[name] if name in given else found[name], valid, most_rows, generator)
     inputs: dict[str, tuple[str, ...]] = {}
     for layer in layers:
         inputs[layer.name] = (*inputs.get(layer.name, ()), str(layer.value.name))

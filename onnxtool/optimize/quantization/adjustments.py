@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from onnxtool.optimize.options import PER_ROW, STATIC
 from onnxtool.optimize.quantization.activations import Activations, Recording
 from onnxtool.optimize.quantization.arithmetic import (
     ActivationGrid,
     Adjustment,
     Floats,
+    RowGrid,
     round_activations,
-    round_weight,
+    weight_scale,
 )
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
+from onnxtool.optimize.quantization.rounding import damped_inverses, round_together
 
 # The part of its range that the widest channel keeps; the smoothing scales of the others follow.
 _LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
@@ -34,128 +38,171 @@ _FEWEST_CHANNEL = np.float32(1e-6)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The adjustments of one layer.
-
-    Attributes:
-        group: the name of its input; layers of one group share a division.
-        free: the adjustment that costs no time in a run.
-        best: the one with the smallest error; equal to `free` where a division would not be worth its time.
-    """
-
-    group: str
-    free: Adjustment
-    best: Adjustment
-
-
-def choose_adjustments(
-    layers: Sequence[LinearLayer], recording: Recording, *, static: bool = False, free_smoothing: Set[str] = frozenset()
-) -> dict[str, Choice]:
-    """Return the adjustments of each layer by its name, with one smoothing scale for all that read the same value.
-
-    Layers that share their weight (ALBERT) have none: each would need another one.
-
-    Args:
-        layers: linear layers.
-        recording: their activations on calibration inputs.
-        static: whether activations get one grid for all inputs, in place of the range of each run.
-        free_smoothing: the names of values that can be divided without a node of its own.
-    """
-    groups: dict[str, list[LinearLayer]] = {}
-    for layer in layers:
-        names = recording.inputs.get(layer.name, ())
-        if len(names) == 1:
-            groups.setdefault(names[0], []).append(layer)
-    choices = {}
-    for name, group in groups.items():
-        plain, best = _choose_roundings(group, recording.activations[name], _CLIPS if static else (None,))
-        for layer in group:
-            adjusted = best.adjustment(layer)
-            unchanged = best is plain or name in free_smoothing
-            choices[layer.name] = Choice(name, adjusted if unchanged else plain.adjustment(layer), adjusted)
-    return choices
-
-
-@dataclass(frozen=True)
 class _Rounding:
-    """A rounding of the activations of layers.
+    """A rounding of the activations of layers, and how their weights are rounded for it.
 
     Attributes:
         smoothing_scale: float32 [K]; None for ones.
-        clip: how far one fixed grid reaches from zero, as a part of the largest value on all calibration inputs; None
-            for a grid per input, as an operator with dynamic ranges has it.
-        headroom: the factor by which the fixed grid is widened.
+        grid: of the divided activations; None for one per input, as an operator with dynamic ranges has it.
+        exact: whether the products may exceed 16 bits.
     """
 
     activations: Activations
     smoothing_scale: Floats | None
-    clip: float | None
-    headroom: float = 1.0
-
-    @property
-    def grid(self) -> ActivationGrid | None:
-        """The fixed grid; None for one per input."""
-        if self.clip is None:
-            return None
-        low, high = (choose(ends) for choose, ends in zip((min, max), self._ranges(), strict=True))
-        limit = self.clip * max(-low, high)
-        return ActivationGrid.over(self.headroom * max(low, -limit), self.headroom * min(high, limit))
+    grid: ActivationGrid | RowGrid | None
+    exact: bool
 
     def rounded(self) -> Floats:
         """Return all rows divided and rounded, float32 [T, K]."""
-        by, grid = self._divided_by(), self.grid
-        if self.clip is not None:
-            rows = np.concatenate(self.activations.rows) / by
-            return rows if grid is None else grid.round(rows)
-        parts = zip(self.activations.rows, *self._ranges(), strict=True)
+        by = np.ones(1, np.float32) if self.smoothing_scale is None else self.smoothing_scale
+        if self.grid is not None:
+            return self.grid.round(np.concatenate(self.activations.rows) / by)
+        parts = zip(self.activations.rows, *_ranges(self.activations, by), strict=True)
         return np.concatenate([round_activations(rows / by, low, high) for rows, low, high in parts])
 
-    def adjustment(self, layer: LinearLayer) -> Adjustment:
-        """Return this rounding as the adjustment of a layer."""
-        return Adjustment(self.smoothing_scale, self._average_loss(layer), self.grid)
+    def loss(self, weight: Floats, wanted: Floats) -> float:
+        """Return the squared error of the results, where they are `wanted` in float32, with the nearest codes."""
+        codes, scale = Adjustment(self.smoothing_scale).quantize(weight, exact=self.exact)
+        lost = self.rounded() @ (codes * scale)
+        lost -= wanted
+        return float(np.square(lost, dtype=np.float64).sum())
 
-    def _average_loss(self, layer: LinearLayer) -> Floats:
-        """Return the average loss of a layer by rounding, float32 [N]."""
-        weight = layer.weight_reader()()
-        exact = np.concatenate(self.activations.rows).mean(axis=0) @ weight
-        kept = self.rounded().mean(axis=0) @ round_weight(_multiplied(weight, self.smoothing_scale))
-        average: Floats = (exact - kept).astype(np.float32)
-        return average
+    def adjust(self, layers: Sequence[LinearLayer]) -> dict[str, Adjustment]:
+        """Return this rounding as the adjustment of each of `layers`, by its name."""
+        rounded = self.rounded()
+        average, kept = np.concatenate(self.activations.rows).mean(axis=0), rounded.mean(axis=0)
+        factors = damped_inverses(rounded)
+        adjustments = {}
+        for layer in layers:
+            weight = layer.weight_reader()()
+            scaled = _multiplied(weight, self.smoothing_scale)
+            scale = weight_scale(scaled, exact=self.exact)
+            codes = round_together(scaled, scale, factors, exact=self.exact)
+            loss = (average @ weight - kept @ (codes * scale)).astype(np.float32)
+            adjustments[layer.name] = Adjustment(self.smoothing_scale, loss, self.grid, codes=codes)
+        return adjustments
 
-    def _divided_by(self) -> Floats:
-        return np.ones(1, np.float32) if self.smoothing_scale is None else self.smoothing_scale
 
-    def _ranges(self) -> tuple[list[float], list[float]]:
-        """Return the extremes of each calibration input after the division."""
-        by, activations = self._divided_by(), self.activations
-        return [float((low / by).min()) for low in activations.lows], [
-            float((high / by).max()) for high in activations.highs
-        ]
+@dataclass(frozen=True)
+class GroupAdjustments:
+    """The adjustments of layers that read the same value, computed when they are first needed."""
+
+    layers: tuple[LinearLayer, ...]
+    rounding: _Rounding
+
+    @cached_property
+    def by_name(self) -> dict[str, Adjustment]:
+        """The adjustment of each layer."""
+        return self.rounding.adjust(self.layers)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The adjustments of the layers that read one value.
+
+    Attributes:
+        group: the name of the value; the layers share a division.
+        free: those that cost no time in a run.
+        best: those with the smallest error; the same as `free` where a division would not be worth its time.
+    """
+
+    group: str
+    free: GroupAdjustments
+    best: GroupAdjustments
+
+
+def choose_adjustments(
+    layers: Sequence[LinearLayer],
+    recording: Recording,
+    activations: str,
+    *,
+    exact: bool = False,
+    free_smoothing: Set[str] = frozenset(),
+) -> dict[str, Choice]:
+    """Return the choice for each layer by its name, with one smoothing scale for all that read the same value.
+
+    Layers that share their weight (ALBERT) are not divided: each would need another one. They have none where one of
+    them reads the transpose of the others' weight.
+
+    Args:
+        layers: linear layers.
+        recording: their activations on calibration inputs.
+        activations: how these are rounded in a run: `per_row`, `dynamic` or `static`.
+        exact: whether the result is only for CPUs on which no product saturates.
+        free_smoothing: the names of values that can be divided without a node of its own.
+    """
+    named: dict[str, LinearLayer] = {}
+    turned = set()
+    for layer in layers:
+        if named.setdefault(layer.name, layer).transposed != layer.transposed:
+            turned.add(layer.name)
+    groups: dict[tuple[str, ...], list[LinearLayer]] = {}
+    for name, layer in named.items():
+        if name not in turned:
+            groups.setdefault(recording.inputs[name], []).append(layer)
+    choices = {}
+    for names, group in groups.items():
+        known = Activations.joined([recording.activations[name] for name in names])
+        plain, divided = (
+            GroupAdjustments(tuple(group), one) for one in _choose_roundings(group, known, activations, exact=exact)
+        )
+        best = plain if len(names) > 1 or divided.rounding is plain.rounding else divided
+        choice = Choice("/".join(names), best if names[0] in free_smoothing else plain, best)
+        choices |= {layer.name: choice for layer in group}
+    return choices
 
 
 def _choose_roundings(
-    group: Sequence[LinearLayer], activations: Activations, clips: Sequence[float | None]
+    group: Sequence[LinearLayer], activations: Activations, ranges: str, *, exact: bool
 ) -> tuple[_Rounding, _Rounding]:
     """Return the roundings of least error for `group`: without a division, and with one if it is worth its time."""
     weight = np.concatenate([_some_columns(layer, len(group)) for layer in group], axis=1)
-    exact = np.concatenate(activations.rows) @ weight
-
-    def loss(rounding: _Rounding) -> float:
-        lost = rounding.rounded() @ round_weight(_multiplied(weight, rounding.smoothing_scale))
-        lost -= exact
-        return float(np.square(lost, dtype=np.float64).sum())
+    wanted = np.concatenate(activations.rows) @ weight
 
     def best(scales: Sequence[Floats | None]) -> tuple[float, _Rounding]:
-        """Return the rounding of least error over all smoothing scales, then over all clips, with its error."""
-        tried = [(loss(one), one) for one in (_Rounding(activations, scale, clips[0]) for scale in scales)]
-        least = min(tried, key=lambda one: one[0])
-        clipped = [replace(least[1], clip=clip) for clip in clips[1:]]
-        return min([least, *((loss(one), one) for one in clipped)], key=lambda one: one[0])
+        """Return the rounding of least error over all smoothing scales, then over all grids, with its error."""
+        grids = [_grids(activations, scale, ranges) for scale in scales]
+        tried = [_Rounding(activations, scale, one[0], exact) for scale, one in zip(scales, grids, strict=True)]
+        losses = [one.loss(weight, wanted) for one in tried]
+        place = int(np.argmin(losses))
+        others = [replace(tried[place], grid=grid) for grid in grids[place][1:]]
+        found = [(losses[place], tried[place]), *((one.loss(weight, wanted), one) for one in others)]
+        return min(found, key=lambda one: one[0])
 
     plain_loss, plain = best((None,))
     divided_loss, divided = best(_smoothing_scales(activations))
-    plain, divided = (replace(one, headroom=HEADROOM) for one in (plain, divided))
+    plain, divided = _widened(plain), _widened(divided)
     return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
+
+
+def _grids(
+    activations: Activations, smoothing_scale: Floats | None, ranges: str
+) -> tuple[ActivationGrid | RowGrid | None, ...]:
+    """Return the grids that may suit activations; smoothing scales are compared with the first of them."""
+    by = np.ones(1, np.float32) if smoothing_scale is None else smoothing_scale
+    if ranges == PER_ROW:
+        return RowGrid.candidates(np.concatenate(activations.rows) / by)
+    if ranges != STATIC:
+        return (None,)
+    lows, highs = _ranges(activations, by)
+    low, high = min(lows), max(highs)
+    limits = [clip * max(-low, high) for clip in _CLIPS]
+    return tuple(ActivationGrid.over(max(low, -limit), min(high, limit)) for limit in limits)
+
+
+def _widened(rounding: _Rounding) -> _Rounding:
+    """Return a rounding whose fixed grid has room for larger values than those of the calibration texts."""
+    grid = rounding.grid
+    if not isinstance(grid, ActivationGrid):
+        return rounding
+    return replace(rounding, grid=replace(grid, scale=np.float32(grid.scale * HEADROOM)))
+
+
+def _ranges(activations: Activations, by: Floats) -> tuple[list[float], list[float]]:
+    """Return the extremes of each calibration input after a division by `by`, float32 [K] or [1]."""
+    return [float((low / by).min()) for low in activations.lows], [
+        float((high / by).max()) for high in activations.highs
+    ]
 
 
 def _multiplied(weight: Floats, smoothing_scale: Floats | None) -> Floats:

@@ -1,4 +1,8 @@
-"""The arithmetic of int8 in NumPy: how onnxruntime's DynamicQuantizeMatMul rounds weights and activations.
+"""The arithmetic of int8 in NumPy: how weights and activations are rounded, and what keeps products exact.
+
+onnxruntime multiplies uint8 activations with int8 weights. On x86 CPUs without VNNI (AVX2 and AVX-512 alike) it adds the
+products of two neighbours along K in 16 bits, where they saturate; on all others sums are exact. Weights whose neighbours
+cannot exceed 16 bits give the same sums on every CPU, whatever the activations are.
 
 Letters of shapes: T rows of activations, K their width, N the width of the output.
 """
@@ -11,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Codes = NDArray[np.int8]
 
-_LARGEST_WEIGHT = 127  # -128 is left out: the grid is symmetric, and a sum of two products fits int16
-_NUM_STEPS = 255  # of uint8 activations
-_SMALLEST = np.float32(1e-30)  # the scale of a column of zeros
+_LARGEST_WEIGHT = 127  # -128 is left out: the grid is symmetric
+NUM_STEPS = 255  # of uint8 activations
+LARGEST_PAIR = (2**15 - 1) // NUM_STEPS  # the most that two neighbours of one sign may add up to
+SMALLEST = np.float32(1e-30)  # the scale of a column of zeros
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,51 @@ class ActivationGrid:
         The range includes zero, which is exact.
         """
         low, high = min(0.0, lowest), max(0.0, highest)
-        scale = np.float32((high - low) / _NUM_STEPS)
-        return cls(scale, int(np.clip(np.rint(-low / scale), 0, _NUM_STEPS))) if scale else None
+        scale = np.float32((high - low) / NUM_STEPS)
+        return cls(scale, int(np.clip(np.rint(-low / scale), 0, NUM_STEPS))) if scale else None
 
     def round(self, values: Floats) -> Floats:
         """Return the values of the codes of `values`; those beyond the grid become its ends."""
-        codes = np.clip(np.rint(values / self.scale) + self.zero, 0, _NUM_STEPS)
+        codes = np.clip(np.rint(values / self.scale) + self.zero, 0, NUM_STEPS)
         rounded: Floats = ((codes - self.zero) * self.scale).astype(np.float32)
         return rounded
+
+
+@dataclass(frozen=True)
+class RowGrid:
+    """The values of uint8 activations with a scale per row: `(code - zero) * scale`, the zero that of all rows.
+
+    What a row becomes does not depend on the other rows, and so not on what else is in the batch.
+    """
+
+    zero: int
+
+    def scales(self, lowest: Floats, highest: Floats) -> Floats:
+        """Return the scale of each row from its extremes, both of one shape."""
+        above = highest / np.float32(NUM_STEPS - self.zero) if self.zero < NUM_STEPS else np.zeros_like(highest)
+        below = lowest / np.float32(-self.zero) if self.zero else np.zeros_like(lowest)
+        scales: Floats = np.maximum(np.maximum(above, below), SMALLEST).astype(np.float32)
+        return scales
+
+    def round(self, values: Floats) -> Floats:
+        """Return the values of the codes of `values`, float32 [T, K]; those beyond the grid become its ends."""
+        scales = self.scales(values.min(axis=1, keepdims=True), values.max(axis=1, keepdims=True))
+        codes = np.clip(np.rint(values / scales) + self.zero, 0, NUM_STEPS)
+        rounded: Floats = ((codes - self.zero) * scales).astype(np.float32)
+        return rounded
+
+    @classmethod
+    def middle(cls) -> RowGrid:
+        """Return the grid with zero in the middle."""
+        return cls(NUM_STEPS // 2 + 1)
+
+    @classmethod
+    def candidates(cls, values: Floats) -> tuple[RowGrid, ...]:
+        """Return the grids that suit rows such as `values`, float32 [T, K]; the last has zero in the middle."""
+        low, high = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
+        parts = -low / np.maximum(high - low, SMALLEST)
+        zeros = [int(np.rint(NUM_STEPS * np.quantile(parts, one))) for one in (0.5, 0.9, 1.0)]
+        return tuple(cls(zero) for zero in dict.fromkeys((*zeros, cls.middle().zero)))
 
 
 @dataclass(frozen=True)
@@ -54,28 +97,61 @@ class Adjustment:
         activations: the grid of the divided activations; None for that of the range measured in each run.
         result_smoothing_scale: float32 [N]; output and bias are divided by it, for the layer that reads them next. None
             for ones.
+        codes: int8 [K, N], the weight multiplied by `smoothing_scale` as it was rounded; None for the nearest codes.
     """
 
     smoothing_scale: Floats | None = None
     shift: Floats | None = None
-    activations: ActivationGrid | None = None
+    activations: ActivationGrid | RowGrid | None = None
     result_smoothing_scale: Floats | None = None
+    codes: Codes | None = None
+
+    def quantize(self, weight: Floats, *, exact: bool = False) -> tuple[Codes, Floats]:
+        """Return the int8 of a weight, float32 [K, N], and its scale, float32 [N]; `exact` as in `weight_scale`."""
+        scaled = weight if self.smoothing_scale is None else weight * self.smoothing_scale[:, None]
+        scale = weight_scale(scaled, exact=exact)
+        return (nearest_codes(scaled, scale) if self.codes is None else self.codes), scale
 
 
 PLAIN = Adjustment()
 
 
-def quantize_weight(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Round a weight, float32 [K, N], to int8 [K, N] in -127..127 and one scale per column, float32 [N]."""
-    largest = np.maximum(weight.max(axis=0), -weight.min(axis=0))
-    scale = np.maximum(largest / _LARGEST_WEIGHT, _SMALLEST).astype(np.float32)
-    return np.rint(weight / scale).astype(np.int8), scale
+def weight_scale(weight: Floats, *, exact: bool = False) -> Floats:
+    """Return the scale of each column of a weight, float32 [K, N]: float32 [N].
+
+    The largest weight of a column has the code 127 or -127, and two neighbours of one sign add up to at most
+    `LARGEST_PAIR`, so that no product saturates. With `exact`, for CPUs on which none does, neighbours do not count.
+    """
+    steps = np.maximum(weight.max(axis=0), -weight.min(axis=0)) / _LARGEST_WEIGHT
+    if not exact and len(weight) > 1:
+        even = len(weight) // 2 * 2
+        for sign in (1, -1):
+            parts = np.maximum(sign * weight, 0)
+            # Each of the two may be rounded up by half a step.
+            pairs = (parts[0:even:2] + parts[1:even:2]).max(axis=0)
+            steps = np.maximum(steps, pairs / (LARGEST_PAIR - 1))
+    scale: Floats = np.maximum(steps, SMALLEST).astype(np.float32)
+    return scale
+
+
+def nearest_codes(weight: Floats, scale: Floats) -> Codes:
+    """Round a weight, float32 [K, N], to the nearest codes, int8 [K, N] in -127..127."""
+    return np.rint(weight / scale).astype(np.int8)
+
+
+def quantize_weight(weight: Floats) -> tuple[Codes, Floats]:
+    """Round a weight, float32 [K, N], to int8 [K, N] in -127..127 and one scale per column, float32 [N].
+
+    It is for weights that are looked up and not multiplied in int8.
+    """
+    scale = weight_scale(weight, exact=True)
+    return nearest_codes(weight, scale), scale
 
 
 def round_weight(weight: Floats) -> Floats:
-    """Return the values of the int8 weight, float32 [K, N]."""
-    rounded, scale = quantize_weight(weight)
-    return rounded.astype(np.float32) * scale
+    """Return the values of the int8 weight of a product, float32 [K, N], as every CPU multiplies it."""
+    scale = weight_scale(weight)
+    return nearest_codes(weight, scale).astype(np.float32) * scale
 
 
 def round_activations(values: Floats, lowest: float, highest: float) -> Floats:

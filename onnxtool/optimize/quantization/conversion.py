@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY
-from onnxtool.optimize.options import DYNAMIC, STATIC
+from onnxtool.optimize.options import PER_ROW, STATIC
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.bounded import Quantized
@@ -84,7 +84,7 @@ class Conversion:
         """The inputs to calibrate on."""
         return make_calibration(self.source.path, self.texts_path)
 
-    def convert(self, model: ir.Model, precision: str, activations: str = DYNAMIC) -> Converted:
+    def convert(self, model: ir.Model, precision: str, activations: str = PER_ROW) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.
 
         Raises:
@@ -137,7 +137,7 @@ class Conversion:
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
         feeds, say = self.calibration.feeds, self.on_progress
         if precision == "int8":
-            return to_int8(model, feeds, self.bound, static=activations == STATIC, on_progress=say)
+            return to_int8(model, feeds, self.bound, activations=activations, on_progress=say)
         return to_int4(model, feeds, self.bound, provider=self.context.provider, on_progress=say)
 
     def _describe(self, converted: Converted) -> None:

@@ -13,7 +13,15 @@ from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
-from onnxtool.optimize.quantization.arithmetic import PLAIN, ActivationGrid, Adjustment, Floats, quantize_weight
+from onnxtool.optimize.quantization.arithmetic import (
+    NUM_STEPS,
+    PLAIN,
+    SMALLEST,
+    ActivationGrid,
+    Adjustment,
+    Floats,
+    RowGrid,
+)
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
     find_linear_layers,
@@ -23,29 +31,41 @@ from onnxtool.optimize.quantization.linear_layers import (
 )
 
 _FIRST_OPSET = 11  # of DynamicQuantizeLinear
+_AXES_AS_INPUT = 18  # the opset since which ReduceMax takes them so
+_BLOCKED_OPSET = 21  # since which QuantizeLinear takes a scale per row
+# What no element of an activation is below: its smallest ones need not be looked for in each run.
+_LOWEST = {"Relu": 0.0, "Gelu": -0.1701, "FastGelu": -0.1701, "QuickGelu": -0.1701, "BiasGelu": -0.1701, "Sigmoid": 0.0}
 # Inputs of a MultiHeadAttention which leave its values those of one linear layer.
 _PLAIN_INPUTS = frozenset({"query", "key", "value", "key_padding_mask", "attention_bias"})
 
 
-def quantize_int8(fallbacks: frozenset[str] = frozenset(), adjustments: Mapping[str, Adjustment] | None = None) -> Pass:
+def quantize_int8(
+    fallbacks: frozenset[str] = frozenset(),
+    adjustments: Mapping[str, Adjustment] | None = None,
+    *,
+    exact: bool = False,
+) -> Pass:
     """Return the pass that quantizes all linear layers to int8 but `fallbacks`.
 
     Args:
         fallbacks: names of weights that stay float32.
         adjustments: changes that reduce the rounding error, by the name of the weight; layers that read the same
             activations with the same smoothing scale share one division.
+        exact: whether the result is only for CPUs on which no product saturates.
     """
 
     def apply(model: ir.Model, _context: Context) -> Outcome:
-        return _apply(model, fallbacks, adjustments or {})
+        return _apply(model, fallbacks, adjustments or {}, exact=exact)
 
     return Pass("quantize_int8", apply)
 
 
-def _apply(model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str, Adjustment]) -> Outcome:
-    """Replace `Add(MatMul(x, W), b)` by `DynamicQuantizeMatMul(x, int8 W, scale, , b)`, with a scale per column of W.
+def _apply(
+    model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str, Adjustment], *, exact: bool
+) -> Outcome:
+    """Replace `Add(MatMul(x, W), b)` by `DynamicQuantizeMatMul(x, int8 W, scale, 0, b)`, with a scale per column of W.
 
-    Where several layers read x, or the adjustment has a grid for x, a node in front quantizes x and they become
+    Where several layers read x, or the adjustment has a grid for x, nodes in front quantize x and they become
     `MatMulIntegerToFloat`. A packed `Attention` is unfused first; a weight that is also an embedding is copied.
     """
     if model.opset_imports.get("", 0) < _FIRST_OPSET:
@@ -61,12 +81,12 @@ def _apply(model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str,
         if key not in given:
             smoothing_scale = None if key[0] in folded else adjustment.smoothing_scale
             given[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
-        replace_and_erase(layer.result, _write(layer, given[key], adjustment, writer))
+        replace_and_erase(layer.result, _write(layer, given[key], adjustment, writer, exact=exact))
     drop_unused(one for layer in wanted for one in (layer.weight, layer.bias) if one is not None)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
-_Key = tuple["ir.Value", bytes, ActivationGrid | None]
+_Key = tuple["ir.Value", bytes, ActivationGrid | RowGrid | None]
 
 
 def _key(layer: LinearLayer, adjustment: Adjustment) -> _Key:
@@ -150,21 +170,26 @@ class _Activations:
     """The input of a quantized layer.
 
     Attributes:
-        value: float32 activations, or uint8 with `scale`, float32 [], and `zero`, uint8 [].
+        value: float32 activations, or uint8 with `zero`, uint8 [], and one of the scales.
+        scale: of all activations, float32 [].
+        row_scale: of each row, float32 [..., 1].
     """
 
     value: ir.Value
     scale: ir.Value | None = None
     zero: ir.Value | None = None
+    row_scale: ir.Value | None = None
 
 
-def write_adjusted(layer: LinearLayer, adjustment: Adjustment, writer: Writer, label: str) -> ir.Value:
+def write_adjusted(
+    layer: LinearLayer, adjustment: Adjustment, writer: Writer, label: str, *, exact: bool = False
+) -> ir.Value:
     """Write a layer in int8, which quantizes its activations itself, and return its result.
 
     The names of its weights end in `label`: the same layer may be written again with another adjustment.
     """
     activations = _prepare(layer, adjustment.smoothing_scale, adjustment, writer, is_shared=False)
-    return _write(layer, activations, adjustment, writer, label)
+    return _write(layer, activations, adjustment, writer, label, exact=exact)
 
 
 def _prepare(
@@ -178,6 +203,8 @@ def _prepare(
     if smoothing_scale is not None:
         factor = writer.constant(1 / smoothing_scale, f"{layer.name}_factor")
         value = writer.node("Mul", [value, factor], like=value)
+    if isinstance(grid, RowGrid):
+        return _quantize_rows(value, grid, layer, writer)
     if grid is not None:
         scale = writer.constant(np.array(grid.scale, np.float32), f"{layer.name}_input_scale")
         zero = writer.constant(np.array(grid.zero, np.uint8), f"{layer.name}_input_zero")
@@ -187,22 +214,69 @@ def _prepare(
     return _Activations(value)
 
 
+def _quantize_rows(value: ir.Value, grid: RowGrid, layer: LinearLayer, writer: Writer) -> _Activations:
+    """Write what quantizes each row of `value` with a scale of its own; no operator of onnxruntime does that."""
+    opset = 0 if layer.node.graph is None else layer.node.graph.opset_imports.get("", 0)
+    scale = _row_scales(value, grid, opset, writer)
+    one = writer.constant(np.array(1, np.float32), "onnxtool.one")
+    zero = writer.constant(np.array(grid.zero, np.uint8), f"onnxtool.zero_{grid.zero}")
+    if opset < _BLOCKED_OPSET:
+        codes = writer.node("QuantizeLinear", [writer.op("Div", value, scale), one, zero])
+    else:  # without a second pass over the activations: each row is a block
+        zeros = writer.op("Expand", zero, writer.op("Shape", scale))
+        codes = writer.op("QuantizeLinear", value, scale, zeros, axis=-1, block_size=layer.size[0])
+    return _Activations(codes, one, zero, scale)
+
+
+def _row_scales(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir.Value:
+    """Write the scale of each row of `value`, as `RowGrid.scales` computes it: float32 [..., 1]."""
+
+    def reduced(operator: str, steps: int) -> ir.Value:
+        if opset < _AXES_AS_INPUT:
+            extreme = writer.op(operator, value, axes=[-1], keepdims=1)
+        else:
+            axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
+            extreme = writer.op(operator, value, axes, keepdims=1)
+        return writer.op("Mul", extreme, writer.constant(np.array(1 / steps, np.float32), f"onnxtool.per_{steps}"))
+
+    bounds = [reduced("ReduceMax", NUM_STEPS - grid.zero)] if grid.zero < NUM_STEPS else []
+    made_by = value.producer()
+    lowest = None if made_by is None else _LOWEST.get(made_by.op_type)
+    if grid.zero and lowest is None:
+        bounds.append(reduced("ReduceMin", -grid.zero))
+    # Never zero: activations are divided by it.
+    least = max(SMALLEST, np.float32(0 if lowest is None or not grid.zero else -lowest / grid.zero))
+    return writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_scale_{grid.zero}"))
+
+
 def _write(
-    layer: LinearLayer, activations: _Activations, adjustment: Adjustment, writer: Writer, label: str = ""
+    layer: LinearLayer,
+    activations: _Activations,
+    adjustment: Adjustment,
+    writer: Writer,
+    label: str = "",
+    *,
+    exact: bool,
 ) -> ir.Value:
     """Write a layer in int8 on activations from `_prepare`, and return its result."""
-    tensor, scales = _lazy_weights(layer, adjustment)
+    tensor, scales = _lazy_weights(layer, adjustment, exact=exact)
     weight = shared_initializer(tensor, f"{layer.stored_name}_int8{label}", writer)
     scale = shared_initializer(scales, f"{layer.stored_name}_scale{label}", writer)
+    # onnxruntime's option for CPUs on which products saturate ignores weights without it, or ends the process.
+    zero = writer.constant(np.array(0, np.int8), "onnxtool.weight_zero")
     bias = _bias(layer, adjustment, writer)
-    inputs: list[ir.Value | None] = [activations.value, weight, scale]
+    inputs: list[ir.Value | None] = [activations.value, weight, scale, zero]
     operator = "DynamicQuantizeMatMul"
     if activations.scale is not None:
-        inputs = [activations.value, weight, activations.scale, scale, activations.zero]
+        inputs = [activations.value, weight, activations.scale, scale, activations.zero, zero]
         operator = "MatMulIntegerToFloat"
-    if bias is not None:
-        inputs += [None, bias]  # no zero point of the weight: its grid is symmetric
-    return writer.node(operator, inputs, domain=MICROSOFT, like=layer.result)
+    if bias is not None and activations.row_scale is None:
+        inputs.append(bias)
+    result = writer.node(operator, inputs, domain=MICROSOFT, like=layer.result)
+    if activations.row_scale is None:
+        return result
+    result = writer.node("Mul", [result, activations.row_scale], like=layer.result)
+    return result if bias is None else writer.node("Add", [result, bias], like=layer.result)
 
 
 def _bias(layer: LinearLayer, adjustment: Adjustment, writer: Writer) -> ir.Value | None:
@@ -216,14 +290,15 @@ def _bias(layer: LinearLayer, adjustment: Adjustment, writer: Writer) -> ir.Valu
     return writer.constant(total, f"{layer.name}_int8_bias")
 
 
-def _lazy_weights(layer: LinearLayer, adjustment: Adjustment) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+def _lazy_weights(
+    layer: LinearLayer, adjustment: Adjustment, *, exact: bool
+) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [K, N] and its scale, float32 [N], computed when their bytes are read."""
-    smoothing_scale, result_smoothing_scale = adjustment.smoothing_scale, adjustment.result_smoothing_scale
+    result_smoothing_scale = adjustment.result_smoothing_scale
     read = layer.weight_reader()
 
     def quantized(index: int) -> ir.TensorProtocol:
-        weight = read()
-        found = quantize_weight(weight if smoothing_scale is None else weight * smoothing_scale[:, None])[index]
+        found = adjustment.quantize(read(), exact=exact)[index]
         return ir.tensor(found / result_smoothing_scale if index and result_smoothing_scale is not None else found)
 
     rows, columns = layer.size
