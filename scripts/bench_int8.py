@@ -1,10 +1,10 @@
 """Measure what int8 and int4 cost and give: latency, size and error of an optimized model for several bounds.
 
 Run `python scripts/bench_int8.py --model_path NAME-optimized.onnx --max_error none 0.01 0.001`, with
-`--precision int8 int8-static int4` for all of them. `error` is 1 - cosine at worst on the calibration texts,
-`held out` the same on 200 paragraphs that were not among them, and Spearman compares the order of all pairs of these by
-similarity. Latencies are the processor time of one thread, taken in turns, so that the ratios hold on a machine that
-does other things as well.
+`--precision int8-per_row int8-dynamic int8-static int4` for all of them. `error` is 1 - cosine at worst on the
+calibration texts, `held out` the same on 200 paragraphs that were not among them, and Spearman compares the order of
+all pairs of these by similarity. Latencies are the processor time of one thread, taken in turns, so that the ratios
+hold on a machine that does other things as well.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from harness.machine import describe_machine
 from onnxtool.errors import OnnxtoolError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.weights import load_model, write_inline
+from onnxtool.optimize.options import ACTIVATIONS
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.int4 import to_int4
@@ -34,8 +35,7 @@ from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 
 METHODS: dict[str, Callable[..., Quantized]] = {
-    "int8": to_int8,
-    "int8-static": partial(to_int8, static=True),
+    **{f"int8-{activations}": partial(to_int8, activations=activations) for activations in ACTIVATIONS},
     "int4": to_int4,
 }
 SHAPES = ((8, 128), (1, 16))
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--model_path", type=Path, required=True, help="an optimized float32 model")
     parser.add_argument("--calibration", type=Path, help="texts to calibrate on; without it, onnxtool's own")
     parser.add_argument("--max_error", nargs="+", default=["none", "0.01", "0.001"], metavar="X")
-    parser.add_argument("--precision", nargs="+", default=["int8"], choices=METHODS)
+    parser.add_argument("--precision", nargs="+", default=["int8-per_row"], choices=METHODS)
     arguments = parser.parse_args()
     calibration = make_calibration(arguments.model_path, arguments.calibration)
     print(f"{describe_machine(1)}; {calibration.num_texts} texts. {calibration.note}")

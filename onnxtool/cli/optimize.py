@@ -96,7 +96,7 @@ def _quantized(quantization: Quantization | None) -> list[Block]:
     texts = f"{quantization.num_texts} texts" if quantization.num_texts else "random ids"
     layers = f"{quantization.num_layers - len(kept)} of {quantization.num_layers} layers"
     if quantization.activations:
-        layers += f" with {quantization.activations} activations"
+        layers += f" with {quantization.activations} activations, for {quantization.cpu} CPU"
     embeddings = f"{quantization.num_embeddings} embeddings"
     if quantization.embedding_precision not in ("", precision):
         embeddings += f" in {quantization.embedding_precision}"

@@ -27,6 +27,8 @@ VECTORS_KEY = "onnxtool.vectors"  # what the numbers of its vectors are stored a
 RANGES_KEY = "onnxtool.vectors.ranges"
 STEPS_KEY = "onnxtool.steps"
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
+EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED where int8 products must not saturate
+REQUIRED = "required"
 
 _MAX_DEPTH = 32  # of a record of steps; onnxtool's own are nested four deep
 

@@ -55,8 +55,9 @@ class Quantization:
 
     Attributes:
         precision: `int8` or `int4`.
-        activations: how the activations of int8 get their ranges, `dynamic` or `static`; empty for int4, which does not
-            quantize them.
+        activations: how the activations of int8 get their ranges, `per_row`, `dynamic` or `static`; empty for int4,
+            which does not quantize them.
+        cpu: what int8 is for: `any` where products are exact on every CPU; empty for int4.
         num_layers: linear layers; those in `kept` have higher precision.
         num_embeddings: lookups that read a quantized table.
         embedding_precision: of these tables; empty without any.
@@ -68,6 +69,7 @@ class Quantization:
 
     precision: str
     activations: str
+    cpu: str
     num_layers: int
     kept: tuple[FallbackLayer, ...]
     num_embeddings: int

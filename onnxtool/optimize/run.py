@@ -16,7 +16,7 @@ from onnxtool.model_file import ModelFile, check_model_output, save_model, scrat
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
-from onnxtool.optimize.options import PER_ROW, OptimizeOptions
+from onnxtool.optimize.options import ANY_CPU, PER_ROW, OptimizeOptions
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
@@ -130,8 +130,10 @@ def _check_precision(options: OptimizeOptions) -> None:
             f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"
         )
     if options.activations is not None and precision != "int8":
-        hint = "leave it out: auto tries both" if precision == "auto" else "pass --precision int8"
+        hint = "leave it out: auto tries all" if precision == "auto" else "pass --precision int8"
         raise PassError(f"--activations is for int8, and the precision is {precision}", hint)
+    if options.cpu is not None and precision not in ("int8", "auto"):
+        raise PassError(f"--cpu is for int8 and auto, and the precision is {precision}", "pass --precision int8")
 
 
 def _conversion(
@@ -146,6 +148,7 @@ def _conversion(
         disabled_optimizers=DISABLED_OPTIMIZERS[options.provider],
         max_error=options.max_error,
         texts_path=options.calibration,
+        cpu=options.cpu or ANY_CPU,
         on_progress=on_progress,
     )
 

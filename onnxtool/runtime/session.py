@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import InputError, ProviderError, SessionError
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
-from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY
+from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED
 from onnxtool.model_file.wire import externalized
 from onnxtool.runtime.binding import BoundRun, CachedRun
+from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION, products_saturate
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def open_session(
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.inter_op_num_threads = inter_threads
     source: str | bytes = _make_frugal(options, model) if frugal else str(path)
+    if provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
+        options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
     start = time.perf_counter()
     try:

@@ -89,10 +89,13 @@ def optimize(model: Path, texts: Path, *arguments: str) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--precision", "int8"], r"In int8: \d+ of \d+ layers with dynamic activations, \d+ embeddings( in int8)?"),
         (
-            ["--precision", "int8", "--activations", "static"],
-            r"In int8: \d+ of \d+ layers with static activations, \d+ embeddings( in int8)?",
+            ["--precision", "int8"],
+            r"In int8: \d+ of \d+ layers with per_row activations, for any CPU, \d+ embeddings( in int8)?",
+        ),
+        (
+            ["--precision", "int8", "--activations", "static", "--cpu", "vnni"],
+            r"In int8: \d+ of \d+ layers with static activations, for vnni CPU, \d+ embeddings( in int8)?",
         ),
         (["--precision", "int4"], r"In int4: \d+ of \d+ layers, \d+ embeddings( in int8)?"),
     ],
@@ -121,7 +124,7 @@ def test_auto_prints_a_table_of_all_candidates(encoder: Path, texts: Path) -> No
     done = optimize(encoder, texts, "--precision", "auto")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^precision +1x16 +8x64 +size +error +verdict$", done.stdout, re.MULTILINE)
-    for name in ("fp32", "fp16", "int8 dynamic", "int8 static", "int4"):
+    for name in ("fp32", "fp16", "int8 per_row", "int8 dynamic", "int8 static", "int4"):
         assert re.search(rf"^{name} +\S+ ms +\S+ ms +\S+ [kM]B +\S+( +chosen)?$", done.stdout, re.MULTILINE), (
             done.stdout
         )
@@ -132,7 +135,7 @@ def test_auto_has_its_candidates_in_json(encoder: Path, texts: Path) -> None:
     """The key is there without it as well, and empty."""
     report = json.loads(optimize(encoder, texts, "--precision", "auto", "--format", "json").stdout)
     keys = {"precision", "activations", "latency_ms", "size_bytes", "error", "chosen", "reason"}
-    assert [one.keys() for one in report["candidates"]] == [keys] * 5
+    assert [one.keys() for one in report["candidates"]] == [keys] * 6
     (chosen,) = [one for one in report["candidates"] if one["chosen"]]
     assert chosen["precision"] == report["precision"]
     done = run_onnxtool(Path(), "optimize", "--model_path", encoder, "--format", "json", "--force", "--quiet")
@@ -144,7 +147,7 @@ def test_auto_has_its_candidates_in_json(encoder: Path, texts: Path) -> None:
     [
         (["--activations", "static"], "--activations is for int8, and the precision is fp32", "--precision int8"),
         (["--activations", "dynamic", "--precision", "int4"], "--activations is for int8", "--precision int8"),
-        (["--activations", "static", "--precision", "auto"], "--activations is for int8", "auto tries both"),
+        (["--activations", "static", "--precision", "auto"], "--activations is for int8", "auto tries all"),
         (["--calibration", "t.txt", "--precision", "fp16"], "--calibration is for int8, int4 and auto", "int8"),
         (["--precision", "int8", "--provider", "cuda"], "no preset for int8 on cuda", "precisions: fp32"),
     ],

@@ -36,7 +36,7 @@ class Activations:
         lows: the smallest value in each channel of each calibration input, padding included, each float32 [K]; inputs
             that give no rows are left out.
         highs: the largest.
-        rows: rows of real tokens of each calibration input, each float32 [T, K].
+        rows: rows of real tokens of every other text of each calibration input, each float32 [T, K].
     """
 
     lows: list[Floats] = field(default_factory=list)
@@ -44,16 +44,23 @@ class Activations:
     rows: list[Floats] = field(default_factory=list)
 
     def add(
-        self, values: Floats, valid: NDArray[np.bool_] | None, most_rows: int, generator: np.random.Generator
+        self, values: Floats, wanted: NDArray[np.bool_] | None, most_rows: int, generator: np.random.Generator
     ) -> None:
-        """Add the input of a layer in one run, float32 [..., K], with `most_rows` rows of it."""
+        """Add the input of a layer in one run, float32 [..., K].
+
+        Args:
+            values: the input.
+            wanted: bool [B, S], which positions may be among the rows; None for all.
+            most_rows: how many rows to draw.
+            generator: draws them.
+        """
         flat = values.reshape(-1, values.shape[-1])
         if not len(flat):  # the past before the first token has no rows
             return
         self.lows.append(flat.min(axis=0))
         self.highs.append(flat.max(axis=0))
-        if valid is not None and values.shape[:2] == valid.shape:
-            flat = flat[valid.reshape(-1)] if values.ndim == 3 else flat
+        if wanted is not None and values.shape[: wanted.ndim] == wanted.shape:
+            flat = flat[wanted.reshape(-1)] if values.ndim == wanted.ndim + 1 else flat
         chosen = generator.choice(len(flat), min(most_rows, len(flat)), replace=False)
         self.rows.append(flat[np.sort(chosen)])
 
@@ -95,14 +102,25 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
     activations = {name: Activations() for name in values}
     outputs = []
     for given in feeds:
-        found, valid = session.run(given), padding_mask(given)
+        found, wanted = session.run(given), _fitted(padding_mask(given))
         outputs.append({name: found[name] for name in names})
         for name, one in activations.items():
-            one.add(given[name] if name in given else found[name], valid, most_rows, generator)
+            one.add(given[name] if name in given else found[name], wanted, most_rows, generator)
     inputs: dict[str, tuple[str, ...]] = {}
     for layer in layers:
         inputs[layer.name] = (*inputs.get(layer.name, ()), str(layer.value.name))
     return Recording(tuple(outputs), activations, inputs)
+
+
+def _fitted(valid: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+    """Return which positions weights are rounded for, given those of real tokens, both bool [B, S].
+
+    They are those of every other text: the error on the others is that on texts that nothing was fitted to.
+    """
+    if valid is None or len(valid) < 2:
+        return valid
+    every_other = np.arange(len(valid))[:, None] % 2 == 0
+    return valid & every_other
 
 
 def open_written(model: ir.Model, folder: Path) -> Session:

@@ -16,13 +16,15 @@ from onnxtool.optimize.quantization.activations import Activations, Recording
 from onnxtool.optimize.quantization.arithmetic import (
     ActivationGrid,
     Adjustment,
+    Codes,
     Floats,
     RowGrid,
     round_activations,
+    round_channel,
     weight_scale,
 )
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
-from onnxtool.optimize.quantization.rounding import damped_inverses, round_together
+from onnxtool.optimize.quantization.rounding import damped_factors, round_together
 
 # The part of its range that the widest channel keeps; the smoothing scales of the others follow.
 _LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
@@ -71,16 +73,27 @@ class _Rounding:
         """Return this rounding as the adjustment of each of `layers`, by its name."""
         rounded = self.rounded()
         average, kept = np.concatenate(self.activations.rows).mean(axis=0), rounded.mean(axis=0)
-        factors = damped_inverses(rounded)
+        factors = damped_factors(rounded)
         adjustments = {}
         for layer in layers:
             weight = layer.weight_reader()()
             scaled = _multiplied(weight, self.smoothing_scale)
             scale = weight_scale(scaled, exact=self.exact)
-            codes = round_together(scaled, scale, factors, exact=self.exact)
+            codes = self._round(scaled, scale, factors)
             loss = (average @ weight - kept @ (codes * scale)).astype(np.float32)
             adjustments[layer.name] = Adjustment(self.smoothing_scale, loss, self.grid, codes=codes)
         return adjustments
+
+    def _round(self, weight: Floats, scale: Floats, factors: Sequence[Floats]) -> Codes:
+        codes = np.empty(weight.shape, np.int8)
+
+        def one(place: int, values: Floats) -> Floats:
+            codes[place] = round_channel(values, scale, codes[place - 1] if place % 2 else None, exact=self.exact)
+            rounded: Floats = codes[place] * scale
+            return rounded
+
+        round_together(weight, factors, one)
+        return codes
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,7 @@ def choose_adjustments(
     for name, layer in named.items():
         if name not in turned:
             groups.setdefault(recording.inputs[name], []).append(layer)
-    choices = {}
+    choices: dict[str, Choice] = {}
     for names, group in groups.items():
         known = Activations.joined([recording.activations[name] for name in names])
         plain, divided = (

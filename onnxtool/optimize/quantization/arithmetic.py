@@ -1,8 +1,8 @@
 """The arithmetic of int8 in NumPy: how weights and activations are rounded, and what keeps products exact.
 
-onnxruntime multiplies uint8 activations with int8 weights. On x86 CPUs without VNNI (AVX2 and AVX-512 alike) it adds the
-products of two neighbours along K in 16 bits, where they saturate; on all others sums are exact. Weights whose neighbours
-cannot exceed 16 bits give the same sums on every CPU, whatever the activations are.
+onnxruntime multiplies uint8 activations with int8 weights. On x86 CPUs without VNNI (AVX2 and AVX-512 alike) it adds
+the products of two neighbours along K in 16 bits, where they saturate; on all others sums are exact. Weights whose
+neighbours cannot exceed 16 bits give the same sums on every CPU, whatever the activations are.
 
 Letters of shapes: T rows of activations, K their width, N the width of the output.
 """
@@ -136,7 +136,25 @@ def weight_scale(weight: Floats, *, exact: bool = False) -> Floats:
 
 def nearest_codes(weight: Floats, scale: Floats) -> Codes:
     """Round a weight, float32 [K, N], to the nearest codes, int8 [K, N] in -127..127."""
-    return np.rint(weight / scale).astype(np.int8)
+    codes: Codes = np.rint(weight / scale).astype(np.int8)
+    return codes
+
+
+def round_channel(values: Floats, scale: Floats, before: Codes | None, *, exact: bool = False) -> Codes:
+    """Round the weights of one channel, float32 [N], to codes, int8 [N].
+
+    Args:
+        values: the weights.
+        scale: of the columns, float32 [N].
+        before: the codes of the channel before, with which these are added in 16 bits; None at an even place.
+        exact: as for `weight_scale`.
+    """
+    steps = np.clip(np.rint(values / scale), -_LARGEST_WEIGHT, _LARGEST_WEIGHT)
+    if before is not None and not exact:
+        other = before.astype(np.float32)
+        steps = np.clip(steps, -LARGEST_PAIR - np.minimum(other, 0), LARGEST_PAIR - np.maximum(other, 0))
+    codes: Codes = steps.astype(np.int8)
+    return codes
 
 
 def quantize_weight(weight: Floats) -> tuple[Codes, Floats]:

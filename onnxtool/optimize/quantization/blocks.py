@@ -5,13 +5,14 @@ Letters of shapes: K width of a layer's input, N width of its output, C blocks o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.optimize.quantization.arithmetic import Floats
+from onnxtool.optimize.quantization.rounding import damped_factors, round_together
 
 BLOCK = 32
 
@@ -40,20 +41,37 @@ class Grid:
 
 @dataclass(frozen=True)
 class Grids:
-    """The grids of a model's weights, each found once.
+    """The grids of a model's weights, each found once, and the weights on them.
 
     Attributes:
-        importances: float32 [K], how much an error of a weight counts, by the name of the weight.
+        activations: returns rows of the input of a weight, float32 [T, K], by the name of the weight; without them, all
+            channels count alike, and each weight is rounded to the nearest code.
     """
 
-    importances: Mapping[str, Floats] = field(default_factory=dict)
+    activations: Mapping[str, Callable[[], Floats]] = field(default_factory=dict)
     _found: dict[tuple[str, int], Grid] = field(default_factory=dict)
+    _packed: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
 
     def find(self, name: str, bits: int, read: Callable[[], Floats]) -> Grid:
         """Return the grid of the weight called `name`, which `read` reads, float32 [K, N]."""
         if (name, bits) not in self._found:
-            self._found[name, bits] = find_grid(read(), bits, self.importances.get(name))
+            rows = self.activations[name]() if name in self.activations else None
+            importance = None if rows is None else np.square(rows).mean(axis=0)
+            self._found[name, bits] = find_grid(read(), bits, importance)
         return self._found[name, bits]
+
+    def pack(self, name: str, bits: int, read: Callable[[], Floats]) -> NDArray[np.uint8]:
+        """Return the codes of the weight called `name`, as `pack_weight` packs them.
+
+        With 4 bits, the errors of channels make up for each other. With 8, the nearest codes are close enough.
+        """
+        weight = read()
+        grid = self.find(name, bits, lambda: weight)
+        if bits != 4 or name not in self.activations:
+            return pack_weight(weight, grid)
+        if name not in self._packed:
+            self._packed[name] = _pack_together(weight, grid, damped_factors(self.activations[name]()))
+        return self._packed[name]
 
 
 def find_grid(weight: Floats, bits: int, importance: Floats | None = None) -> Grid:
@@ -88,6 +106,23 @@ def pack_weight(weight: Floats, grid: Grid) -> NDArray[np.uint8]:
         codes = _codes(blocks, grid.scale[part], grid.zero[part], grid.bits)
         packed[part] = _pack(codes.astype(np.uint8), grid.bits)
     return packed
+
+
+def _pack_together(weight: Floats, grid: Grid, factors: Sequence[Floats]) -> NDArray[np.uint8]:
+    """Round `weight`, float32 [K, N], as `round_together` does, and pack it as `pack_weight` does."""
+    columns, num_blocks = grid.scale.shape
+    # Padding has the code of zero.
+    codes = np.repeat(grid.zero, BLOCK, axis=1)
+
+    def one(place: int, values: Floats) -> Floats:
+        scale, zero = grid.scale[:, place // BLOCK], grid.zero[:, place // BLOCK]
+        steps = np.clip(np.rint(values / scale) + zero, 0, 2**grid.bits - 1)
+        codes[:, place] = steps
+        rounded: Floats = (steps - zero) * scale
+        return rounded
+
+    round_together(weight, factors, one)
+    return _pack(codes.reshape(columns, num_blocks, BLOCK), grid.bits)
 
 
 def pack_zeros(grid: Grid) -> NDArray[np.uint8]:

@@ -10,8 +10,14 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, DTYPE_KEY, STEPS_KEY
-from onnxtool.optimize.options import PER_ROW, STATIC
+from onnxtool.model_file.metadata import (
+    DISABLED_OPTIMIZERS_KEY,
+    DTYPE_KEY,
+    EXACT_PRODUCTS_KEY,
+    REQUIRED,
+    STEPS_KEY,
+)
+from onnxtool.optimize.options import EXACT_CPUS, NATIVE, PER_ROW, STATIC
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.bounded import Quantized
@@ -21,6 +27,7 @@ from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
 from onnxtool.optimize.report import PassResult, Quantization
+from onnxtool.runtime.products import products_saturate
 
 MAX_ERROR = 0.01
 """The default bound of the error by quantization: rankings of texts hardly change below it."""
@@ -61,6 +68,7 @@ class Conversion:
         disabled_optimizers: optimizers of onnxruntime that a session must not run.
         max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
         texts_path: texts to calibrate on; None for onnxtool's own.
+        cpu: what int8 is for, one of `CPUS`.
         on_progress: receives the current step.
     """
 
@@ -72,6 +80,7 @@ class Conversion:
     disabled_optimizers: Sequence[str]
     max_error: float | None
     texts_path: Path | None
+    cpu: str
     on_progress: Callable[[str], None]
 
     @property
@@ -114,6 +123,7 @@ class Conversion:
         quantization = Quantization(
             precision=precision,
             activations=activations if precision == "int8" else "",
+            cpu=self.cpu if precision == "int8" else "",
             num_layers=result.num_layers,
             kept=result.kept,
             num_embeddings=result.num_embeddings,
@@ -137,7 +147,10 @@ class Conversion:
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
         feeds, say = self.calibration.feeds, self.on_progress
         if precision == "int8":
-            return to_int8(model, feeds, self.bound, activations=activations, on_progress=say)
+            exact = self.cpu in EXACT_CPUS or (self.cpu == NATIVE and not products_saturate())
+            if exact:  # also for the sessions that measure it here
+                model.metadata_props[EXACT_PRODUCTS_KEY] = REQUIRED
+            return to_int8(model, feeds, self.bound, activations=activations, exact=exact, on_progress=say)
         return to_int4(model, feeds, self.bound, provider=self.context.provider, on_progress=say)
 
     def _describe(self, converted: Converted) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Pass
-from onnxtool.optimize.quantization.activations import Feeds, Recording
+from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.blocks import Grids
 from onnxtool.optimize.quantization.bounded import OnProgress, QuantizationConfig, Quantized, quantize_within
@@ -31,7 +32,8 @@ def to_int4(
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
 
-    Activations and sums stay floating point. The error of a weight is weighted by the size of its channel on `feeds`.
+    Activations and sums stay floating point. The error of a weight is weighted by the size of its channel on `feeds`,
+    and what a channel adds too much is taken away by others.
     Layers get 8 bits until the error on `feeds` is below `max_error` with a margin, those with the largest error per
     weight first; where that is not enough for all layers together, they stay in float32, in the same order.
 
@@ -48,7 +50,7 @@ def to_int4(
     """
 
     def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> QuantizationConfig:
-        grids = Grids(_importances(layers, recording))
+        grids = Grids(_activations(layers, recording))
         for number, layer in enumerate(layers, start=1):
             say(f"choosing scales of layer {number} of {len(layers)}")
             grids.find(layer.stored_name, 4, layer.weight_reader())
@@ -68,14 +70,14 @@ def to_int4(
     return quantize_within(model, feeds, max_error, choose, on_progress)
 
 
-def _importances(layers: Sequence[LinearLayer], recording: Recording) -> Mapping[str, Floats]:
-    """Return the mean square of each input channel of a layer, float32 [K], by the name of its weight."""
-    importances: dict[str, Floats] = {}
-    for layer in layers:
-        names = recording.inputs.get(layer.name, ())
-        squares = [
-            np.square(rows).mean(axis=0) for name in names for rows in recording.activations[name].rows if len(rows)
-        ]
-        if squares:
-            importances[layer.stored_name] = np.mean(squares, axis=0, dtype=np.float32)
-    return importances
+def _activations(layers: Sequence[LinearLayer], recording: Recording) -> Mapping[str, Callable[[], Floats]]:
+    """Return what gives rows of the input of each layer, float32 [T, K], by the name of its weight."""
+
+    def rows(names: Sequence[str]) -> Floats:
+        return np.concatenate(Activations.joined([recording.activations[name] for name in names]).rows)
+
+    return {
+        layer.stored_name: partial(rows, recording.inputs[layer.name])
+        for layer in layers
+        if any(recording.activations[name].rows for name in recording.inputs[layer.name])
+    }

@@ -15,7 +15,7 @@ from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import Floats
-from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
+from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_zeros
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
     find_linear_layers,
@@ -100,8 +100,7 @@ def lazy_parts(
     """
 
     def weight() -> ir.TensorProtocol:
-        array = read()
-        return ir.tensor(pack_weight(array, grids.find(name, bits, lambda: array)))
+        return ir.tensor(grids.pack(name, bits, read))
 
     def scale() -> ir.TensorProtocol:
         return ir.tensor(grids.find(name, bits, read).scale)

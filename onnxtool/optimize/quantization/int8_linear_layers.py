@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxtool.errors import PassError
 from onnxtool.graph.edit import drop_unused, only_consumer, producer, replace_and_erase, tensor_of
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
@@ -73,6 +74,9 @@ def _apply(
     reasons = unfuse_linear_layers(model, fallbacks, find_shapes(model))
     layers, others = find_linear_layers(model)
     wanted = [layer for layer in layers if layer.name not in fallbacks]
+    names = [layer.stored_name for layer in wanted]
+    if exact and len(set(names)) < len(names):
+        raise PassError("layers share a weight, which no session can make exact on CPUs that need it", "pass --cpu any")
     folded, adjustments = _fold_smoothing_scales(wanted, adjustments)
     keys = [_key(layer, adjustments.get(layer.name, PLAIN)) for layer in wanted]
     given: dict[_Key, _Activations] = {}
@@ -262,8 +266,9 @@ def _write(
     tensor, scales = _lazy_weights(layer, adjustment, exact=exact)
     weight = shared_initializer(tensor, f"{layer.stored_name}_int8{label}", writer)
     scale = shared_initializer(scales, f"{layer.stored_name}_scale{label}", writer)
-    # onnxruntime's option for CPUs on which products saturate ignores weights without it, or ends the process.
-    zero = writer.constant(np.array(0, np.int8), "onnxtool.weight_zero")
+    # onnxruntime's option for CPUs on which products saturate ignores weights without it, or ends the process; it loads
+    # no model in which layers share it.
+    zero = writer.constant(np.array(0, np.int8), f"{layer.stored_name}_zero{label}")
     bias = _bias(layer, adjustment, writer)
     inputs: list[ir.Value | None] = [activations.value, weight, scale, zero]
     operator = "DynamicQuantizeMatMul"

@@ -7,7 +7,13 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnxtool.optimize.quantization.arithmetic import quantize_weight, round_activations, round_weight
+from onnxtool.optimize.quantization.arithmetic import (
+    RowGrid,
+    nearest_codes,
+    quantize_weight,
+    round_activations,
+    weight_scale,
+)
 from tests.optimize.passes.builders import normal
 
 QUANTIZE = onnx.parser.parse_model(
@@ -38,7 +44,30 @@ def test_weights_use_the_symmetric_grid_of_each_column() -> None:
     assert rounded.dtype == np.int8
     assert np.abs(rounded.astype(int)).max(axis=0).tolist() == [127] * 5
     # Half a step, and what float32 adds to it.
-    assert (np.abs(round_weight(weight) - weight) <= scale * 0.5001).all()
+    assert (np.abs(rounded * scale - weight) <= scale * 0.5001).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 16])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_activations_can_saturate_a_product(rows: int, sign: int) -> None:
+    """Two neighbours of one sign, times the largest activation, fit 16 bits; the largest fills them nearly."""
+    weight = sign * np.abs(normal(rows, 40))
+    scale = weight_scale(weight)
+    codes = nearest_codes(weight, scale).astype(int)
+    pairs = np.abs(np.pad(codes, ((0, rows % 2), (0, 0))).reshape(-1, 2, 40).sum(axis=1)).max(axis=0)
+    assert pairs.max() * 255 <= 2**15 - 1
+    assert pairs.min() >= 126
+    assert (np.abs(codes * scale - weight) <= scale * 0.5001).all()
+
+
+def test_a_row_is_rounded_as_if_it_were_alone() -> None:
+    """With a scale of its own: small rows keep their steps beside large ones."""
+    values = normal(4, 9) * np.array([[1], [100], [1e-4], [0]], np.float32)
+    for grid in (*RowGrid.candidates(values), RowGrid(0), RowGrid(255)):
+        alone = np.concatenate([grid.round(row[None]) for row in values])
+        assert np.array_equal(grid.round(values), alone)
+    found = RowGrid.middle().round(values)
+    assert (np.abs(found - values) <= np.abs(values).max(axis=1, keepdims=True) / 127 * 0.5001).all()
 
 
 def test_a_column_of_zeros_stays_zero() -> None:

@@ -68,7 +68,7 @@ def test_of_levels_of_one_precision_the_last_tells_what_stays_in_float32(monkeyp
 
 def test_with_one_level_they_rise_to_float32() -> None:
     """As those of int8 do."""
-    assert find(0.043 / MARGIN, num_levels=1) == {"a": "float32"}
+    assert find(0.0431 / MARGIN, num_levels=1) == {"a": "float32"}
     assert find(0.004 / MARGIN, num_levels=1) == {"a": "float32", "c": "float32"}
 
 

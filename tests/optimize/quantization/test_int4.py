@@ -81,7 +81,7 @@ def test_channels_that_carry_more_lose_less(monkeypatch: pytest.MonkeyPatch) -> 
     model = build_body(BODY, {"w": normal(8, 8, seed=1), "v": normal(8, 8, seed=2)})
     feeds: list[Feeds] = [{"x": one["x"] * np.array([9, 1, 1, 1, 1, 1, 1, 9], np.float32)} for one in FEEDS]
     informed = to_int4(model, feeds).mean_error
-    monkeypatch.setattr(int4, "_importances", lambda *_: {})
+    monkeypatch.setattr(int4, "_activations", lambda *_: {})
     assert informed < 0.9 * to_int4(model, feeds).mean_error
 
 

@@ -94,7 +94,7 @@ def test_activations_are_divided_only_where_the_error_needs_it(factor: float, nu
     model = layers(1 / 60)
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 60, 1, 1, 1, 1], np.float32)} for given in FEEDS]
     plain = errors_of(Quantized(quantize_int8().apply(model.clone(), Context()), (), 2, 0, "", 0.0, 0.0), model, feeds)
-    result = to_int8(model, feeds, max_error=plain * factor)
+    result = to_int8(model, feeds, max_error=plain * factor, activations="dynamic")
     assert (result.kept, count(result.outcome.model, "Mul")) == ((), num_divisions)
     assert result.error <= plain * factor
 
@@ -102,9 +102,9 @@ def test_activations_are_divided_only_where_the_error_needs_it(factor: float, nu
 def test_a_scale_that_is_off_by_two_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is measured on the file itself, not on a simulation that would share the mistake."""
 
-    def damaged(fallbacks: frozenset[str], adjustments: Mapping[str, Adjustment]) -> Pass:
+    def damaged(fallbacks: frozenset[str], adjustments: Mapping[str, Adjustment], *, exact: bool) -> Pass:
         def apply(model: ir.Model, context: Context) -> Outcome:
-            outcome = quantize_int8(fallbacks, adjustments).apply(model, context)
+            outcome = quantize_int8(fallbacks, adjustments, exact=exact).apply(model, context)
             scale = model.graph.initializers["v_scale"]
             assert scale.const_value is not None
             array = scale.const_value.numpy().copy()
@@ -173,10 +173,10 @@ def test_trained_embeddings_keep_their_directions_and_their_ranking(trained: Pat
 
 @pytest.mark.slow
 def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path, tmp_path: Path) -> None:
-    """A thousandth, with trained weights, and still with layers in int8."""
+    """Three ten-thousandths, with trained weights, and still with layers in int8."""
     fused = trained.with_name("fused.onnx")
     model = load_model(fused)
-    result = to_int8(model, make_calibration(fused).feeds, max_error=0.001)
+    result = to_int8(model, make_calibration(fused).feeds, max_error=0.0003)
     assert 0 < len(result.kept) < result.num_layers == 18
     exact, found = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
     worst = max(
@@ -184,4 +184,4 @@ def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path,
         for given in held_out(fused, tmp_path, 100)
     )
     assert math.isfinite(worst)
-    assert worst <= 0.001
+    assert worst <= 0.0003

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.optimize.quantization.arithmetic import round_weight
+from onnxtool.optimize.quantization.arithmetic import Floats, quantize_weight
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from tests.optimize.passes.builders import (
     Arrays,
@@ -42,19 +42,25 @@ FUSED_FEEDS: Arrays = {
 }
 
 
+def rounded(table: Floats) -> Floats:
+    """Return the values of a table in int8, with a scale per row."""
+    codes, scale = quantize_weight(table.T)
+    return np.ascontiguousarray((codes * scale).T)
+
+
 def test_rows_are_looked_up_in_int8() -> None:
     """And their scales with them; the numbers are those of a simulation, but for the rounding of one layer."""
     model = build(GATHER, {"t": TABLE})
     assert apply(int8_embeddings, model).num_changes == 1
     assert operators(model) == ["Gather", "Gather", "Cast", "Mul"]
     assert sorted(model.graph.initializers) == ["t_rows_int8", "t_rows_scale"]
-    np.testing.assert_allclose(run(model, {"i": IDS})[0], round_weight(TABLE.T).T[IDS], rtol=1e-6, atol=0)
+    np.testing.assert_allclose(run(model, {"i": IDS})[0], rounded(TABLE)[IDS], rtol=1e-6, atol=0)
 
 
 def test_a_fused_embedding_is_opened() -> None:
     """The numbers are those of the fused one on the rounded table."""
     model = build(FUSED, WEIGHTS)
-    expected = run(build(FUSED, {**WEIGHTS, "t": round_weight(TABLE.T).T.copy()}), FUSED_FEEDS)[0]
+    expected = run(build(FUSED, {**WEIGHTS, "t": rounded(TABLE)}), FUSED_FEEDS)[0]
     assert apply(int8_embeddings, model).num_changes == 1
     assert "EmbedLayerNormalization" not in operators(model)
     # Values around 1, normalized in another order.

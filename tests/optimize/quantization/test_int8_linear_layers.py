@@ -151,7 +151,7 @@ def test_a_tied_embedding_keeps_its_table() -> None:
     model = build(graph, {"w": normal(12, 8)})
     assert apply(INT8, model).num_changes == 1
     assert operators(model) == ["Gather", "DynamicQuantizeMatMul"]
-    assert sorted(model.graph.initializers) == ["w", "w_int8", "w_scale"]
+    assert sorted(model.graph.initializers) == ["w", "w_int8", "w_scale", "w_zero"]
 
 
 def test_a_product_that_reads_another_one_reads_its_int8() -> None:
@@ -168,7 +168,7 @@ def test_layers_that_share_a_weight_share_its_int8() -> None:
     """As those of ALBERT do."""
     model = build_body("p = MatMul(x, w) y = MatMul(p, w)", {"w": normal(8, 8)})
     assert apply(INT8, model).num_changes == 2
-    assert sorted(model.graph.initializers) == ["w_int8", "w_scale"]
+    assert sorted(model.graph.initializers) == ["w_int8", "w_scale", "w_zero"]
 
 
 @pytest.mark.parametrize("attributes", ["num_heads=2", "num_heads=2, unidirectional=1", "num_heads=2, scale=0.3"])

@@ -68,7 +68,7 @@ def test_an_answer_does_not_depend_on_the_batch() -> None:
     """Of which dynamic ranges take in all rows."""
     rows = np.concatenate([FEEDS[0]["x"], 3 * FEEDS[1]["x"]])
     for static, same in ((True, True), (False, False)):
-        result = to_int8(layers(), FEEDS, static=static).outcome.model
+        result = to_int8(layers(), FEEDS, activations="static" if static else "dynamic").outcome.model
         alone, together = run(result, {"x": rows[:1]})[0], run(result, {"x": rows})[0]
         assert np.array_equal(alone, together[:1]) == same
 
@@ -77,9 +77,9 @@ def test_the_bound_holds_as_that_of_dynamic_ranges_does() -> None:
     """With the layer in float32 that it takes."""
     model = layers(300.0)
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32)} for given in FEEDS]
-    free = to_int8(model, feeds, static=True)
+    free = to_int8(model, feeds, activations="static")
     assert operators(free.outcome.model).count("MatMulIntegerToFloat") == 2
-    result = to_int8(model, feeds, max_error=free.error / 4, static=True)
+    result = to_int8(model, feeds, max_error=free.error / 4, activations="static")
     assert [layer.name for layer in result.kept] == ["w"]
     assert result.error == pytest.approx(errors_of(result, model, feeds), rel=1e-2)
     assert result.error <= free.error / 4
@@ -97,8 +97,8 @@ def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: 
     for high in (ends, outlier):
         activations = Activations([-ends], [high], [rows])
         recording = Recording((), {"x": activations}, {"w": ("x",)})
-        grid = choose_adjustments(layers, recording, static=True)["w"].best.activations
-        assert grid is not None
+        grid = choose_adjustments(layers, recording, "static")["w"].best.by_name["w"].activations
+        assert isinstance(grid, ActivationGrid)
         grids.append(float(grid.scale) * 255 / HEADROOM)
     assert grids[0] >= 0.8 * 2 * rows.max()
     assert ends.max() < grids[1] < 0.6 * (outlier.max() + ends.max())
@@ -107,17 +107,17 @@ def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: 
 def test_a_fixed_grid_reaches_further_than_the_calibration() -> None:
     """Values half as large again as any of it are rounded, not cut off."""
     model = build(*FORMS["MatMul"])
-    result = to_int8(model, [{"x": X}], static=True).outcome.model
+    result = to_int8(model, [{"x": X}], activations="static").outcome.model
     larger = {"x": 1.45 * X}
     exact, found = run(model, larger)[0], run(result, larger)[0]
     assert row_errors(found, exact, None).max() < 1e-3
 
 
-def test_layers_that_share_their_weight_keep_dynamic_ranges() -> None:
-    """Each would need another grid."""
+def test_layers_that_share_their_weight_share_their_grid() -> None:
+    """It spans the activations of both."""
     model = build_body("p = MatMul(x, w) y = MatMul(p, w)", {"w": normal(8, 8) / 4})
-    result = to_int8(model, FEEDS, static=True)
-    assert operators(result.outcome.model) == ["DynamicQuantizeMatMul"] * 2
+    result = to_int8(model, FEEDS, activations="static")
+    assert operators(result.outcome.model) == ["QuantizeLinear", "MatMulIntegerToFloat"] * 2
 
 
 ROW = Row(STATIC, {name: partial(build, *form) for name, form in FORMS.items()}, atol=None)
