@@ -112,7 +112,7 @@ def test_a_graph_that_leaves_prompts_out_is_fed_and_optimized(without_prompts: P
         found = np.asarray(onnxtool.encode(path, texts, prompt="query"))
         assert (found * expected).sum(axis=1).min() > least
     pooled_whole = np.asarray(onnxtool.encode(tmp_path / "m.onnx", [f"query: {text}" for text in texts], prompt=""))
-    assert (pooled_whole * expected).sum(axis=1).max() < 1 - 1e-3
+    assert (pooled_whole * expected).sum(axis=1).min() < 0.995
 
 
 @pytest.mark.filterwarnings("ignore")

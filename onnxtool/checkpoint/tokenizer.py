@@ -114,7 +114,7 @@ class TextTokenizer:
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         """The ids of all tokens that the checkpoint names as special, as `all_special_ids` of transformers."""
-        named = [self._named_token(name) for name in (*_FRAMING, "unk_token", "mask_token")]
+        named: list[Json] = [self._named_token(name) for name in (*_FRAMING, "unk_token", "mask_token")]
         for key in ("extra_special_tokens", "additional_special_tokens"):
             stated = self._config.get(key)
             values = stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ()

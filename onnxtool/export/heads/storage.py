@@ -71,7 +71,7 @@ def _vectors(
             states = run_torch_tensors(model, feeds)[head.source].float()
             pooled = None
             if head.leaves_prompt_out and before:
-                behind = behind_prompts(feeds["attention_mask"].astype(bool), [num_prompt] * len(real))
+                behind = behind_prompts(feeds["attention_mask"].astype(bool), [num_prompt] * len(together))
                 pooled = torch.from_numpy(behind.astype(np.int64)).to(model.device)
             yield head.reference(states, mask, pooled).cpu().numpy()[real]
 
