@@ -228,6 +228,8 @@ def _image_token(arguments: Mapping[str, Json]) -> Json:
 
 def _text(files: CheckpointFiles, settings: Mapping[str, Json], key: str, default: str, kind: _Kind) -> str:
     value = settings.get(key, default)
-    if not isinstance(value, str) and not (value is None and not kind.keeps_empty):
+    if value is None and not kind.keeps_empty:
+        return default
+    if not isinstance(value, str):
         raise files.malformed(_NAME, f"{key} is {value!r}, and no text")
     return value if value or kind.keeps_empty else default
