@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import survey.trials
 from survey.decoding import judge_decoding
 from survey.exports import export_with_transformers
-from survey.judging import _cases, difference, judge
+from survey.judging import cases_for, difference, judge
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
 from survey.trials import Trial, _name_verdict, try_type, without_folders
@@ -182,7 +182,7 @@ def test_a_hidden_fixed_axis_is_judged_wrong(bert: Path, exported: Path, tmp_pat
 def test_a_single_row_is_asked_with_padding(bert: Path) -> None:
     """A file that is fixed to one row and a length has its mask tried as well, on either side."""
     fixed = {"input_ids": {0: 1, 1: 128}}
-    cases = {case.name: case for case in _cases(Facts.read(bert), load_model(Facts.read(bert), bert), bert, fixed)}
+    cases = {case.name: case for case in cases_for(Facts.read(bert), load_model(Facts.read(bert), bert), bert, fixed)}
     assert [cases[name].feeds["attention_mask"].sum() for name in ("full", "ragged right", "ragged left")] == [
         128,
         42,
