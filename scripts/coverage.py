@@ -75,9 +75,9 @@ def main() -> int:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(render(known), encoding="utf-8")
         print(arguments.output)
-    verdicts = {result.get("onnxtool", {}).get("verdict") for result in known.values()}
-    verdicts |= {tried["verdict"] for result in known.values() for tried in result.get("optimized", {}).values()}
-    return int("wrong" in verdicts)
+    found = {result.get("onnxtool", {}).get("verdict") for result in known.values()}
+    found |= {tried["verdict"] for result in known.values() for tried in result.get("optimized", {}).values()}
+    return int("wrong" in found)
 
 
 def _to_optimize(trials: list[Trial], known: dict[str, Any], arguments: argparse.Namespace) -> list[Trial]:

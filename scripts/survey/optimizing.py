@@ -51,7 +51,8 @@ def record_cases(folder: str, files: Mapping[str, str], destination: str) -> dic
     record = _record_written if find_task(facts.task).has_cache else _record_calls
     cases = list(record(facts, model, Path(folder), sessions))
     for number, (name, arrays) in enumerate(cases):
-        np.savez(place / f"{number}.npz", **{"name": np.array(name), **arrays})
+        everything: dict[str, Any] = {"name": np.array(name), **arrays}
+        np.savez(place / f"{number}.npz", **everything)
     return {"cases": len(cases)}
 
 

@@ -117,8 +117,8 @@ def _try_precision(precision: str, folder: Path, exported: Path, cases: Path, wo
     judged = workers.run(judge_optimized, folder, f"{precision}-judge", outputs, str(cases), precision)
     verdict = judged.value or {"right": False, "reason": f"the judge: {_why_ended(judged, workers)}"}
     for output in outputs.values():
-        for file in Path(output).parent.glob(f"{Path(output).name}*"):
-            file.unlink()
+        for written in Path(output).parent.glob(f"{Path(output).name}*"):
+            written.unlink()
     name = "right" if verdict["right"] else "wrong"
     return {**tried, "verdict": name, "reason": verdict["reason"], "judge": verdict}
 
