@@ -366,6 +366,8 @@ def _real(array: NDArray[Any], kind: InputKind) -> NDArray[np.bool_]:
     if kind.kind != MASK and kind.pad is None:
         return np.ones(array.shape, dtype=bool)
     real: NDArray[np.bool_] = array != (0 if kind.kind == MASK else kind.pad)
+    if kind.first is not None:  # T5 begins with the token that it pads with
+        real[:, 0] = True
     return real
 
 
