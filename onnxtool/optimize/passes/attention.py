@@ -5,6 +5,7 @@ Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from onnxtool.optimize.attention.scores import (
     MatchedAttention,
     RefusedError,
     Term,
+    ZeroedRows,
     find_attention,
     match_roots,
 )
@@ -58,7 +60,7 @@ class _Shared:
     model: ir.Model
     shapes: Shapes
     mask_kinds: dict[Masking, MaskKind] = field(default_factory=dict)
-    values: dict[ir.Value | Masking, ir.Value] = field(default_factory=dict)
+    values: dict[ir.Value | Masking | ZeroedRows, ir.Value] = field(default_factory=dict)
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -98,6 +100,8 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     joined = find_joined(found.result, shapes, found.num_heads)
     if joined is None and shapes.rank(found.result) != 4:
         raise RefusedError("heads that are merged with the batch to the end")
+    if found.zeroed_rows is not None and shapes.rank(found.zeroed_rows.unattended) not in (None, 4):
+        raise RefusedError("rows of zeros for heads that are merged with the batch")
     if found.masking not in shared.mask_kinds:
         shared.mask_kinds[found.masking] = find_mask_kind(shared.model, found.masking, shapes)
     return _Parts(found, queries, keys, values, shared.mask_kinds[found.masking], joined)
@@ -118,6 +122,9 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     else:
         inputs = [_flat(parts.queries, writer), *_keys_and_values(parts, writer), None, mask, bias]
         fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    # Where a mask is of a known kind, only texts without a token, and padding before a text, may attend to nothing.
+    if parts.found.zeroed_rows is not None and parts.mask_kind.is_bias:
+        fused = _with_zeroed_rows(fused, parts.found.zeroed_rows, parts, shared, writer)
     if parts.joined is not None:
         replace(parts.joined, fused)
     else:
@@ -232,9 +239,22 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
 
 def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
     """Add the terms and masked fills of the scores, broadcast to the number of queries and keys."""
-    masking = parts.found.masking
     dtype = shapes.dtype(parts.queries.source) or np.dtype(np.float32)
-    lowest = writer.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
+    total = _sum_of_masks(parts, dtype, shapes, writer)
+    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, and NaN propagates.
+    total = writer.node("Max", [total, _lowest(dtype, writer)])
+    if any(_is_full(value, parts, shapes) for value in parts.found.masking.values):
+        return total
+    # The operator broadcasts batch and heads, but not queries and keys.
+    sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
+    ones = writer.constant(np.array([1, 1], np.int64), "ones")
+    return writer.node("Expand", [total, writer.node("Concat", [ones, *sizes], {"axis": 0})])
+
+
+def _sum_of_masks(parts: _Parts, dtype: np.dtype[Any], shapes: Shapes, writer: Writer) -> ir.Value:
+    """Add the terms and masked fills of the scores; infinite where they are."""
+    masking = parts.found.masking
+    infinity = writer.constant(np.array(-np.inf, dtype), "infinity")
     total: ir.Value = writer.constant(np.array(0.0, dtype), "zero")
     for number, term in enumerate(masking.terms):
         value = _by_heads(term, parts.queries.num_heads, shapes, writer)
@@ -242,16 +262,14 @@ def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
             value = writer.node("Mul", [value, writer.constant(np.array(term.scale, dtype), "bias_scale")])
         total = writer.node("Add", [total, value]) if number else value
     for masked_fill in masking.masked_fills:
-        branches = [total, lowest] if masked_fill.keeps else [lowest, total]
+        filled = infinity if masked_fill.is_infinite else _lowest(dtype, writer)
+        branches = [total, filled] if masked_fill.keeps else [filled, total]
         total = writer.node("Where", [masked_fill.condition, *branches])
-    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, and NaN propagates.
-    total = writer.node("Max", [total, lowest])
-    if any(_is_full(value, parts, shapes) for value in masking.values):
-        return total
-    # The operator broadcasts batch and heads, but not queries and keys.
-    sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
-    ones = writer.constant(np.array([1, 1], np.int64), "ones")
-    return writer.node("Expand", [total, writer.node("Concat", [ones, *sizes], {"axis": 0})])
+    return total
+
+
+def _lowest(dtype: np.dtype[Any], writer: Writer) -> ir.Value:
+    return writer.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
 
 
 def _by_heads(term: Term, num_heads: int, shapes: Shapes, writer: Writer) -> ir.Value:
@@ -284,6 +302,47 @@ def _length(heads: Heads, writer: Writer) -> ir.Value:
 
 def _axis_of_length(heads: Heads) -> int:
     return 2 if heads.layout is Layout.HEADS_OUTSIDE else 1
+
+
+def _with_zeroed_rows(
+    fused: ir.Value, zeroed_rows: ZeroedRows, parts: _Parts, shared: _Shared, writer: Writer
+) -> ir.Value:
+    """Set the rows of `fused`, [B, S, H * D], to zero that the model sets to zero."""
+    dtype = shared.shapes.dtype(parts.queries.source) or np.dtype(np.float32)
+    if zeroed_rows not in shared.values:
+        rows = _unattended(zeroed_rows, dtype, parts, shared.shapes, writer)
+        shared.values[zeroed_rows] = writer.node("Transpose", [rows], {"perm": [0, 2, 1, 3]})
+    num_heads, head_size = parts.values.num_heads, parts.values.head_size
+    by_heads, joined = (
+        writer.constant(np.array(shape, np.int64), name)
+        for shape, name in (
+            ([0, 0, num_heads, head_size], f"split_{num_heads}_{head_size}"),
+            ([0, 0, num_heads * head_size], f"join_{num_heads * head_size}"),
+        )
+    )
+    zero = writer.constant(np.array(0.0, dtype), "zero")
+    heads = writer.node("Where", [shared.values[zeroed_rows], zero, writer.node("Reshape", [fused, by_heads])])
+    return writer.node("Reshape", [heads, joined])
+
+
+def _unattended(
+    zeroed_rows: ZeroedRows, dtype: np.dtype[Any], parts: _Parts, shapes: Shapes, writer: Writer
+) -> ir.Value:
+    """Return which queries have a row of zeros, bool [1 or B, 1 or H, 1 or S, 1]."""
+    if zeroed_rows.unattended is not None:
+        return zeroed_rows.unattended
+    attended = []  # bool [1 or B, 1 or H, 1 or S, L]: a query without any of these keys has a row of zeros
+    if zeroed_rows.conditions:
+        kept = [one.condition if one.keeps else writer.node("Not", [one.condition]) for one in zeroed_rows.conditions]
+        attended.append(functools.reduce(lambda first, second: writer.node("And", [first, second]), kept))
+    if zeroed_rows.if_nan:
+        total = _sum_of_masks(parts, dtype, shapes, writer)
+        attended.append(writer.node("GreaterOrEqual", [total, _lowest(dtype, writer)]))
+    last, one = writer.constant(np.array([-1]), "onnxtool.last"), writer.constant(np.array(1.0, dtype), "one")
+    floats = [writer.node("Cast", [value], {"to": ir.DataType.from_numpy(dtype).value}) for value in attended]
+    counts = [writer.node("ReduceSum", [value, last], {"keepdims": 1}) for value in floats]
+    none = [writer.node("Less", [count, one]) for count in counts]
+    return functools.reduce(lambda first, second: writer.node("Or", [first, second]), none)
 
 
 def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, writer: Writer) -> None:

@@ -15,7 +15,7 @@ import pytest
 from onnxtool.optimize.attention.masks import NO_MASK
 from onnxtool.optimize.passes import attention as module
 from onnxtool.optimize.passes.attention import attention
-from tests.optimize.attention.graphs import MASKINGS, SCORES, WEIGHTING, attention_graph, ragged_feeds
+from tests.optimize.attention.graphs import MASKINGS, PADDING, SCORES, WEIGHTING, attention_graph, ragged_feeds
 from tests.optimize.passes.builders import (
     Arrays,
     apply,
@@ -89,6 +89,55 @@ def test_a_mask_that_is_lost_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "find_mask_kind", lambda *_: NO_MASK)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_same_on_real_tokens(attention_graph(MASKINGS["padding"]), ragged_feeds())
+
+
+WINDOW = MASKINGS["window"].removesuffix("masked = Where(both, scaled, lowest)")
+# How a model gives rows of zeros to queries that may attend to nothing: the masking, then what follows the Softmax.
+ZEROED_ROWS = {
+    "behind it": (
+        "f = Cast <to=1> (both) o = Sub(one, f) a = Mul(o, lowest) masked = Add(scaled, a)",
+        "c0 = MatMul(p0, v) n = ReduceSum (f, minus_one) none = Less(n, one) c = Where(none, zero, c0)",
+    ),
+    "where it is not a number": (
+        "masked = Where(both, scaled, infinity)",
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) c = MatMul(p, v)",
+    ),
+    "where the scores are masked": (
+        "masked = Where(both, scaled, lowest)",
+        "p = Where(both, p0, zero) c = MatMul(p, v)",
+    ),
+    "where the scores are masked, inverted": (
+        "other = Not(both) masked = Where(other, lowest, scaled)",
+        "p = Where(other, zero, p0) c = MatMul(p, v)",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ZEROED_ROWS)
+def test_a_query_that_may_attend_to_nothing_keeps_its_row_of_zeros(form: str) -> None:
+    """A head may read such a row: that of a decoder's classifier looks for the last token by its id."""
+    masking, weighting = ZEROED_ROWS[form]
+    numbers = {"zero": 0.0, "infinity": -np.inf}
+    constants: dict[str, Any] = {name: np.array(number, np.float32) for name, number in numbers.items()}
+    model = attention_graph(
+        f"{WINDOW} {masking}",
+        weighting=f"p0 = Softmax <axis=-1> (masked) {weighting}",
+        constants={**constants, "minus_one": np.array([-1])},
+    )
+    mask = np.ones((3, 9), np.int64)
+    mask[0, 3:] = mask[1, :5] = 0  # more padding than the window of three tokens is wide
+    feeds: dict[str, Any] = {"x": normal(3, 9, 8, seed=9), "attention_mask": mask}
+    (expected,) = run(model, feeds)
+    assert (expected[0, -1] == 0.0).all()
+    assert_same_numbers(attention, model, feeds)
+
+
+def test_the_kind_of_a_mask_is_that_of_all_queries() -> None:
+    """Queries that are padding attend to nothing here, which a mask of keys does not say; a head may read them."""
+    masking = f"{PADDING} columns = Transpose <perm=[0, 1, 3, 2]> (allowed) both = And(allowed, columns)"
+    model = attention_graph(f"{masking} masked = Where(both, scaled, lowest)")
+    assert_same_numbers(attention, model, ragged_feeds())
+    assert has_input(fused_node(model), BIAS_INPUT)
 
 
 def test_layers_share_the_mask_that_they_read() -> None:
