@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.errors import ModelFileError
+from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import INPUTS_KEY
 from onnxtool.reports import Json, TensorInfo
@@ -212,6 +212,53 @@ class InputStamp:
     def make_cases(self, inputs: Sequence[TensorInfo]) -> list[Case]:
         """Make random inputs for every case, in the dtypes of the graph."""
         return [self._make(case, inputs, seed) for seed, case in enumerate(self.cases)]
+
+    def fixed_length(self, inputs: Sequence[TensorInfo]) -> int | None:
+        """Return the only length that the file takes: of its ids, or 1 without any; None where texts may be longer."""
+        if not self.cases or self._text_axes(inputs):
+            return None
+        return max((shape[1] for shape in self._of_ids(self.cases[0])), default=1)
+
+    def make_sized(
+        self, inputs: Sequence[TensorInfo], batch_size: int, sequence_length: int, *, seed: int
+    ) -> dict[str, NDArray[Any]]:
+        """Make random inputs without padding: texts of one length, all else as in the first case.
+
+        Raises:
+            InputError: the graph is fixed to other sizes.
+        """
+        usual, named = self.cases[0], self._text_axes(inputs)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for info in inputs:
+            rest = zip(usual.shapes[info.name][1:], info.shape[1:], strict=True)
+            shapes[info.name] = (batch_size, *(sequence_length if name in named else size for size, name in rest))
+        rows = [row % usual.shapes[inputs[0].name][0] for row in range(batch_size)]
+        case = StampedCase(
+            usual.description,
+            shapes,
+            # A mask over patches goes with the sizes that are given; one over tokens is of ones.
+            {
+                name: tuple(content[row] for row in rows)
+                for name, content in usual.content.items()
+                if shapes[name][1:] == usual.shapes[name][1:]
+            },
+            usual.padded_left,
+            usual.compares_content,
+            {name: [value[row] for row in rows] for name, value in usual.given.items() if isinstance(value, list)},
+        )
+        if misfit := _misfit(case, inputs):
+            raise InputError(f"{misfit} for batches of {batch_size}", "ask for the sizes that the file is fixed to")
+        return dict(self._make(case, inputs, seed).feeds)
+
+    def _text_axes(self, inputs: Sequence[TensorInfo]) -> set[str]:
+        """Return the names of the axes along which texts may be longer."""
+        ids = (info for info in inputs if info.name in self.kinds and self.kinds[info.name].kind == IDS)
+        return {axis for info in ids for axis in info.shape[1:] if isinstance(axis, str)}
+
+    def _of_ids(self, case: StampedCase) -> list[tuple[int, ...]]:
+        return [
+            case.shapes[name] for name, kind in self.kinds.items() if kind.kind == IDS and len(case.shapes[name]) > 1
+        ]
 
     def _make(self, case: StampedCase, inputs: Sequence[TensorInfo], seed: int) -> Case:
         generator = np.random.default_rng(seed)
