@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK, some_prompts
 from onnxtool.errors import InputError
 from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile
@@ -204,6 +205,8 @@ def _random_array(
             past = np.ones((shape.batch_size, shape.past_length), dtype=bool)
             past[0, : shape.past_length // 3] = False
             mask = np.concatenate([past, mask], axis=1)
+        if info.name == POOLING_MASK:
+            mask = some_prompts(mask)
         return mask.astype(_numpy_dtype(info))
     kind = kinds.get(info.name)
     if kind is not None and kind.kind == IDS:

@@ -12,6 +12,7 @@ from pathlib import Path
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import Limit, fixed_shape, text_limit
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.checkpoint.truncation import PLAIN, ReadOptions, Text
@@ -72,7 +73,7 @@ def make_calibration(path: Path, texts_path: Path | None = None) -> Calibration:
 
 
 def _require_text_inputs(model: ModelFile) -> None:
-    given = {"input_ids", "attention_mask", "token_type_ids"}
+    given = {"input_ids", "attention_mask", "token_type_ids", POOLING_MASK}
     others = [info.name for info in model.structure.inputs if info.name not in given]
     if others or not any(info.name == "input_ids" for info in model.structure.inputs):
         inputs = ", ".join(info.name for info in model.structure.inputs)
