@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sparse_modules import SpladePooling
@@ -18,6 +19,7 @@ from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.choice import read_head, recognize_head
 from onnxtool.export.heads.head import Head, require_output
+from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 from tests.checkpoint.test_pooling_modules import head_of, run_head, vectors
@@ -147,7 +149,6 @@ def test_a_reranker_that_pools_makes_scores_of_a_vector(
         ([("LSTM", {})], "names Transformer, LSTM, and onnxtool computes no pooling but"),
         ([("Pooling", {"pooling_mode": "median"})], "pools with median"),
         ([("Pooling", {"weights": [1, 2]})], r"1_Pooling/config.json of .* has the settings weights"),
-        ([("Pooling", {"include_prompt": False})], "leaves the prompt out"),
     ],
 )
 def test_a_checkpoint_that_no_head_computes_is_refused(
@@ -257,7 +258,14 @@ def test_a_projection_that_cannot_be_computed_is_refused(tmp_path: Path, setting
         read_head("embedding", source)
 
 
-def test_a_pooling_without_the_prompt_is_refused(tmp_path: Path) -> None:
-    """A graph does not know where a prompt ends."""
-    with pytest.raises(CheckpointError, match="leaves the prompt out"):
-        read_head("embedding", checkpoint(tmp_path, ("Pooling", {"include_prompt": False})))
+def test_instructors_leave_the_prompt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their ids on the hub, as sentence-transformers does; copies of them say it in their files."""
+    source = checkpoint(tmp_path, ("Pooling", {"pooling_mode": "mean"}))
+    monkeypatch.setattr(Source, "label", "hkunlp/instructor-base")
+    head = read_head("embedding", source)
+    assert head is not None
+    assert head.leaves_prompt_out
+    write_sidecar_files(source, None, tmp_path / "copy", tmp_path / "existing")
+    monkeypatch.undo()
+    copied = Pooling.read(CheckpointFolder(tmp_path / "copy").sentence_modules.modules[1])
+    assert copied == Pooling(("mean",), includes_prompt=False)

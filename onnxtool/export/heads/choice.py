@@ -7,7 +7,7 @@ Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +149,6 @@ def read_head(name: str, source: Source) -> Head | None:
             f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",
             "pass --head none, and pool after the model; a hub model needs the network once for this file",
         )
-    _require_prompts(source, modules)
     return Head(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
 
 
@@ -198,16 +197,7 @@ def _scored_embedding(source: Source) -> Head:
     # For what is computed, scores are one more vector.
     projection = replace(last, settings={**last.settings, "module_output_name": None})
     read = read_pooling_modules(replace(modules, modules=(*before, projection)), Pooling)
-    _require_prompts(source, read)
     return Head("reranker", "last_hidden_state", "logits", "text-classification", read)
-
-
-def _require_prompts(source: Source, modules: Iterable[PoolingModule]) -> None:
-    if any(isinstance(module, Pooling) and not module.includes_prompt for module in modules):
-        raise source.refuse(
-            f"{source.model_name} leaves the prompt out when it pools, and a graph does not know where a prompt ends",
-            "pass --head none: `onnxtool infer` then pools the tokens behind the prompt itself",
-        )
 
 
 def _plain_reranker(checkpoint: Checkpoint) -> Head:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnxtool.export.modalities.processing import disagreement, prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes, usual_sizes
 from onnxtool.runtime.comparison import Case
+from onnxtool.runtime.input_stamp import GIVEN, IDS, MASK, NORMAL, InputKind
 
 _PICTURES = ("pixel_values", "input_ids")  # the second one holds the number of a colour for each pixel
 # The axes that may move of the inputs that we know; of others, only the first, which is the batch.
@@ -105,6 +106,18 @@ class ImageInputs:
             attended = {**ragged, _MASK[0]: np.ones_like(ragged[_MASK[0]])}
             cases += [Case("ragged", ragged, None), Case("ragged, padding attended", attended, None)]
         return cases + self._real(fixed)
+
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Pixels, masks over them, numbers of colours, and sizes as the processor gives them."""
+        return {name: self._kind(name, array) for name, array in self.prepared.items()}
+
+    def _kind(self, name: str, array: NDArray[Any]) -> InputKind:
+        if np.issubdtype(array.dtype, np.floating):
+            return InputKind(NORMAL)
+        if "mask" in name:
+            return InputKind(MASK)
+        return InputKind(IDS, int(array.max()) + 1) if name in _PICTURES else InputKind(GIVEN)
 
     def _real(self, fixed: Sizes) -> list[Case]:
         batch = fixed.get(self.batch_axis, 2)

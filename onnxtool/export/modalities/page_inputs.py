@@ -22,6 +22,7 @@ from onnxtool.export.modalities.processing import disagreement, prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes, usual_sizes
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
 from onnxtool.runtime.comparison import Case
+from onnxtool.runtime.input_stamp import GIVEN, MASK, NORMAL, InputKind
 
 _IDS, _MASK = "input_ids", "attention_mask"
 # Of several proportions: retrievers cut each otherwise. The last one gives few tokens.
@@ -105,7 +106,8 @@ class PageInputs:
         self._require_open(fixed)
         batch, length, parts = (axis.name for axis in self.axes)
         usual, step = usual_sizes(self), self.unit**2
-        cases = [
+        cases = [self._page(_PAGES[:1]), self._page(_PAGES[1:])]
+        return cases + [
             Case("one part", self.feeds({batch: 1, length: 1, parts: step}), None),
             Case("many tokens, few parts", self.feeds({batch: 3, length: 300, parts: 2 * step}, seed=2), None),
             Case("few tokens, many parts", self.feeds({batch: 1, length: 7, parts: 11 * step}, seed=4), None),
@@ -113,11 +115,17 @@ class PageInputs:
             Case("strong contrast", scaled(self.feeds(usual, seed=6), 3.0), None),
             Case("pages of several sizes, noise", self._ragged(usual | {batch: 4, parts: 9 * step}, seed=3), None),
         ]
-        for pages in (_PAGES[:1], _PAGES[1:]):
-            feeds = _prepare(self.processor, pages)
-            shown = " and ".join(f"{height} x {width}" for height, width in pages)
-            cases.append(Case(f"pages of {shown}", {name: feeds[name] for name in self.prepared}, None))
-        return cases
+
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Pixels, masks, and the tokens and sizes of a page, which random ones would not be."""
+        kinds = {PIXELS: NORMAL, _MASK: MASK}
+        return {name: InputKind(kinds.get(name, GIVEN)) for name in self.prepared}
+
+    def _page(self, pages: Sequence[tuple[int, int]]) -> Case:
+        feeds = _prepare(self.processor, pages)
+        shown = " and ".join(f"{height} x {width}" for height, width in pages)
+        return Case(f"pages of {shown}", {name: feeds[name] for name in self.prepared}, None)
 
     def pages(self) -> Feeds:
         """Return all that the processor gives for pages of several sizes, which are padded to one."""

@@ -97,14 +97,14 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
     causal = np.tril(np.ones((keys, keys), bool))
     rows: list[tuple[ir.Value | None, NDArray[np.bool_]]] = [(None, np.ones((1, 1, 1, keys), bool))]
     rows += [(value, mask[:, None, None, :]) for value, mask in masks.items() if mask.shape[-1] == keys]
-    # Keys of another text, or of a cache beside their own: no query is padding for this mask, nor does it have a place.
+    # Keys of another text, or of a cache beside their own: no query has a place among them.
     are_own = allowed.shape[-2] in (1, keys)
     for value, row in rows:
-        # A query that is padding itself may see any keys: its output is never read.
-        real = row.swapaxes(-1, -2) if are_own else np.ones((1, 1, 1, 1), bool)
-        if value is not None and _equal(row & real, allowed & real):
+        # Queries that are padding count as well: heads read some of them, as that of the first token does in a row
+        # that is padded left.
+        if value is not None and _equal(row, allowed):
             return MaskKind(value)
-        if are_own and _equal(row & causal & real, allowed & real):
+        if are_own and _equal(row & causal, allowed):
             return MaskKind(value, is_causal=True)
     return BIAS
 

@@ -5,7 +5,7 @@ Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,27 @@ class MaskedFill:
     Attributes:
         condition: bool, broadcasts to [B, H, S, L].
         keeps: the value of the condition for which a score stays.
+        is_infinite: whether the number is -inf: the Softmax of a row of these is NaN.
     """
 
     condition: ir.Value
     keeps: bool
+    is_infinite: bool = False
+
+
+@dataclass(frozen=True)
+class ZeroedRows:
+    """Which queries get a row of zeros, because they may attend to nothing; by one of the three forms.
+
+    Attributes:
+        unattended: bool, broadcasts to [B, H, S, 1]: the condition of a Where behind the attention.
+        conditions: those of the masked fills by which probabilities are set to zero as well.
+        if_nan: whether probabilities that are NaN are set to zero.
+    """
+
+    unattended: ir.Value | None = None
+    conditions: tuple[MaskedFill, ...] = ()
+    if_nan: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,8 @@ class MatchedAttention:
         values: [B, H, L, D] or [B * H, L, D].
         scale: the factor of `queries @ keys`.
         is_causal: whether the operator itself masks later keys.
-        result: [B, H, S, D] or [B * H, S, D], with rows of zeros for queries that may attend to nothing.
+        result: [B, H, S, D] or [B * H, S, D].
+        zeroed_rows: the rows of `result` that are zeros; None where there are none.
     """
 
     queries: ir.Value
@@ -85,6 +103,7 @@ class MatchedAttention:
     masking: Masking
     is_causal: bool
     result: ir.Value
+    zeroed_rows: ZeroedRows | None = None
 
 
 def match_roots(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -124,10 +143,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
     if weighting is None:
         raise RefusedError("probabilities that are read elsewhere as well")
     product, conditions = weighting
-    filled = [masked_fill.condition for masked_fill in masking.masked_fills]
-    for condition in conditions:
-        if not any(condition is one for one in filled) and not _is_nan(condition):
-            raise RefusedError("probabilities that are masked otherwise than the scores")
+    result, zeroed_rows = _zeroed_rows(product.outputs[0], conditions, masking)
     queries, keys = above.inputs[:2]
     values = product.inputs[1]
     if queries is None or keys is None or values is None or num_heads is None:
@@ -141,7 +157,8 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         scale=scale,
         masking=masking,
         is_causal=False,
-        result=_without_zeroed_rows(product.outputs[0]),
+        result=result,
+        zeroed_rows=zeroed_rows,
     )
 
 
@@ -166,6 +183,7 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
         masking = Masking(masked_fills=(MaskedFill(mask, keeps=True),))
     elif mask is not None:
         masking = Masking(terms=(Term(mask, 1.0, is_merged=False),))
+    result, zeroed_rows = _zeroed_rows(node.outputs[0], (), masking)
     return MatchedAttention(
         queries=queries,
         keys=keys,
@@ -175,7 +193,8 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
         scale=attribute(node, "scale", head_size**-0.5),
         masking=masking,
         is_causal=bool(attribute(node, "is_causal", 0)),
-        result=_without_zeroed_rows(node.outputs[0]),
+        result=result,
+        zeroed_rows=zeroed_rows,
     )
 
 
@@ -232,7 +251,7 @@ def _step(
             raise RefusedError("a mask over heads and batch in one")
         for kept, blocked, keeps in ((no, yes, False), (yes, no, True)):
             if condition is not None and kept is not None and _is_lowest(blocked):
-                masked_fills.append(MaskedFill(condition, keeps))
+                masked_fills.append(MaskedFill(condition, keeps, is_infinite=_is_infinite(blocked)))
                 return kept, 1.0
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
@@ -311,18 +330,32 @@ def _is_nan(condition: ir.Value) -> bool:
     return producer(condition, "IsNaN") is not None
 
 
-def _without_zeroed_rows(result: ir.Value) -> ir.Value:
-    """Skip the Where that sets rows of queries to zero that may attend to nothing.
+def _zeroed_rows(
+    result: ir.Value, conditions: Sequence[ir.Value], masking: Masking
+) -> tuple[ir.Value, ZeroedRows | None]:
+    """Return the result behind the operators that set rows of zeros, and which rows these are.
 
-    Such a row is padding, and nothing reads it.
+    Args:
+        result: the weighted values.
+        conditions: those by which probabilities are set to zero.
+        masking: of the scores.
     """
+    fills = []
+    for condition in conditions:
+        fill = next((one for one in masking.masked_fills if one.condition is condition), None)
+        if fill is not None:
+            fills.append(fill)
+        elif not _is_nan(condition):
+            raise RefusedError("probabilities that are masked otherwise than the scores")
+    unattended = None
     uses = list(result.uses())
     if len(uses) == 1 and not result.is_graph_output():
         node, index = uses[0]
         if node.op_type == "Where" and index == 2 and scalar(node.inputs[1]) == 0.0 and _counts_keys(node.inputs[0]):
-            zeroed: ir.Value = node.outputs[0]
-            return zeroed
-    return result
+            result, unattended = node.outputs[0], node.inputs[0]
+    if unattended is None and not conditions:
+        return result, None
+    return result, ZeroedRows(unattended, tuple(fills), len(fills) < len(conditions))
 
 
 def _counts_keys(condition: ir.Value | None) -> bool:
@@ -338,3 +371,8 @@ def _is_lowest(value: ir.Value | None) -> bool:
     if array is None or array.dtype.kind != "f" or not array.size:
         return False
     return bool(np.all(array <= _LOWEST))
+
+
+def _is_infinite(value: ir.Value | None) -> bool:
+    array = constant(value)
+    return array is not None and bool(np.isneginf(array).all())
