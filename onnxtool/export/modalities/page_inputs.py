@@ -106,8 +106,9 @@ class PageInputs:
         self._require_open(fixed)
         batch, length, parts = (axis.name for axis in self.axes)
         usual, step = usual_sizes(self), self.unit**2
-        cases = [self._page(_PAGES[:1]), self._page(_PAGES[1:])]
-        return cases + [
+        return [
+            self._page(_PAGES[:1]),
+            self._page(_PAGES[1:]),
             Case("one part", self.feeds({batch: 1, length: 1, parts: step}), None),
             Case("many tokens, few parts", self.feeds({batch: 3, length: 300, parts: 2 * step}, seed=2), None),
             Case("few tokens, many parts", self.feeds({batch: 1, length: 7, parts: 11 * step}, seed=4), None),
