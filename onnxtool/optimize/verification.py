@@ -12,26 +12,13 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.model_file import ModelFile, scratch_file
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.reports import TensorInfo
-from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
-from onnxtool.runtime.feeds import (
-    FeedShape,
-    has_past,
-    index_bounds,
-    is_mask,
-    past_shapes,
-    random_feeds,
-    verification_shapes,
-)
+from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
-
-_SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
-_LONGEST = 64  # for a model without a maximum length
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,7 @@ class Verifier:
         """
         # One session at a time: each holds the weights twice while it loads.
         session = open_session(self.reference, provider=self.provider, frugal=True)
-        reference = run_reference(session.run, _cases(self.source), name=self.source.path.name)
+        reference = run_reference(session.run, input_cases(self.source), name=self.source.path.name)
         del session
         verification = self._compare(path, reference)
         if not verification.passed:
@@ -103,29 +90,4 @@ class Verifier:
 
 def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:
     """Return the inputs on which a model is verified, to measure its inner values."""
-    return [case.feeds for case in _cases(source)]
-
-
-def _holds_samples(info: TensorInfo) -> bool:
-    """Whether an input is a row of audio samples, hundreds of which are one step of the model."""
-    return info.dtype.startswith("float") and len(info.shape) == 2 and not isinstance(info.shape[1], int)
-
-
-def _in_samples(shape: FeedShape) -> FeedShape:
-    lengths = tuple(length * _SAMPLES_IN_A_STEP for length in shape.lengths)
-    return replace(shape, lengths=lengths, sequence_length=shape.sequence_length * _SAMPLES_IN_A_STEP)
-
-
-def _cases(source: ModelFile) -> list[Case]:
-    bounds = index_bounds(source)
-    longest = source.metadata_number(MAX_LENGTH_KEY) or _LONGEST
-    samples = any(_holds_samples(info) for info in source.structure.inputs)
-    cases = []
-    past = past_shapes(longest) if has_past(source.structure.inputs) else ()
-    for seed, shape in enumerate((*verification_shapes(longest), *past)):
-        if samples:
-            shape = _in_samples(shape)
-        feeds = random_feeds(source.structure.inputs, shape, bounds, seed=seed)
-        masked = any(is_mask(info) for info in source.structure.inputs)
-        cases.append(Case(shape.description, feeds, shape.mask if masked else None))
-    return cases
+    return [case.feeds for case in input_cases(source)]
