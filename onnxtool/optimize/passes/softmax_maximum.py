@@ -29,7 +29,8 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 def _axes(node: ir.Node) -> list[int] | None:
     """Return the axes of a reduction: an attribute before opset 18, an input from there on."""
     if len(node.inputs) < 2:
-        return attribute(node, "axes")
+        listed: list[int] | None = attribute(node, "axes")
+        return listed
     axes = constant(node.inputs[1])
     return None if axes is None else [int(axis) for axis in axes.reshape(-1)]
 
