@@ -19,6 +19,7 @@ from onnxtool.export.heads.head import Head, append_head
 from onnxtool.export.heads.vocabulary_rows import keep_read_rows
 from onnxtool.export.modalities.combined import WithDecoder
 from onnxtool.export.modalities.finding import text_of
+from onnxtool.export.modalities.page_inputs import PageInputs
 from onnxtool.export.modalities.sizes import DECODER_SEQUENCE, Modality
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
 from onnxtool.export.strategies import ExportStrategy, attention_of, strategies_for
@@ -94,6 +95,8 @@ class SingleCallPipeline:
         if head is not None:
             append_head(graph, head, keep_raw=self.keep_raw)
             graph.metadata_props.update({} if head.stored is None else head.stored.metadata)
+        if isinstance(self.modality, PageInputs):
+            graph.metadata_props.update(self.modality.metadata)
         return Graphs(graph)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:

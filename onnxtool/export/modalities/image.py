@@ -52,7 +52,7 @@ class ImageInputs:
             CheckpointError: the processor does not run.
             ExportError: they agree on no pixels.
         """
-        offered = _prepare(processor, [_picture(*_PICTURE_SIZES[0])])
+        offered = _prepare(processor, [draw_picture(*_PICTURE_SIZES[0])])
         prepared = {name: array for name, array in offered.items() if name in accepted}
         if not any(name.startswith(_PICTURES) for name in prepared):
             raise disagreement(model, accepted, "image processor", offered)
@@ -126,7 +126,7 @@ class ImageInputs:
             shown["pictures of several sizes"] = [_PICTURE_SIZES[row % len(_PICTURE_SIZES)] for row in range(batch)]
         cases = []
         for description, sizes in shown.items():
-            real = _prepare(self.processor, [_picture(*size) for size in sizes])
+            real = _prepare(self.processor, [draw_picture(*size) for size in sizes])
             feeds = {name: real[name] for name in self.prepared}
             if all(self._fits(name, array, fixed) for name, array in feeds.items()):
                 cases.append(Case(description, feeds, None))
@@ -173,7 +173,7 @@ def _prepare(processor: Any, pictures: list[NDArray[np.uint8]]) -> Feeds:
     return prepare(lambda: processor(images=pictures, return_tensors="pt"), "image processor")
 
 
-def _picture(height: int, width: int) -> NDArray[np.uint8]:
+def draw_picture(height: int, width: int) -> NDArray[np.uint8]:
     """Draw a gradient with a bright disc and dark stripes: edges, areas and colours, uint8 [H, W, 3]."""
     rows, columns = np.mgrid[0:height, 0:width] / (height, width)[0]
     disc = ((rows - 0.5) ** 2 + (columns - 0.5) ** 2 < 0.09)[..., None] * 120
