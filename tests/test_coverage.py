@@ -167,16 +167,17 @@ def test_only_right_exports_are_optimized(tmp_path: Path) -> None:
 
 def test_two_graphs_of_one_export_are_one_row() -> None:
     """Encoder and decoder add up; the error is the larger one."""
-    one = {"attentions": [2, 2], "fused": {"attention": 2}, "nodes": [9, 5], "notes": {}}
+    one = {"attentions": [2, 2], "fused": {"attention": 2}, "nodes": [9, 5], "notes": {}, "left_out": []}
     both = together(
         [
             {**one, "quantized": {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}},
-            {**one, "notes": {"attention": "2 left alone"}, "quantized": None},
+            {**one, "notes": {"attention": "2 left alone"}, "left_out": ["gelu"], "quantized": None},
         ]
     )
     assert both["attentions"] == [4, 4]
     assert both["nodes"] == [18, 10]
     assert both["notes"] == {"attention": "2 left alone"}
+    assert both["left_out"] == ["gelu"]
     assert both["quantized"] == {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}
 
 
