@@ -6,7 +6,7 @@ Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,10 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 class _Parts:
     """An attention as the fused operator needs it.
 
+    Where several heads of queries share one of keys and values, the operator has the heads of the keys, and a sequence
+    for each of the heads that share one: keys and values need not be repeated then. With a cache, that is most of the
+    time of a step.
+
     Attributes:
         joined: the value [B, S, H * D] that the operator replaces; None where the heads are not joined.
     """
@@ -46,6 +50,11 @@ class _Parts:
     values: Heads
     mask_kind: MaskKind
     joined: ir.Value | None
+
+    @property
+    def repeats(self) -> int:
+        """How many heads of queries share one of keys and values."""
+        return self.keys.repeats
 
     @property
     def scale(self) -> float:
@@ -60,7 +69,7 @@ class _Shared:
     model: ir.Model
     shapes: Shapes
     mask_kinds: dict[Masking, MaskKind] = field(default_factory=dict)
-    values: dict[ir.Value | Masking | ZeroedRows, ir.Value] = field(default_factory=dict)
+    values: dict[Hashable, ir.Value] = field(default_factory=dict)
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -82,17 +91,10 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     """Match an attention and check its preconditions, before anything is written."""
     shapes = shared.shapes
     found = find_attention(root, shapes)
-    heads = []
-    for name, value, is_transposed in (
-        ("queries", found.queries, False),
-        ("keys", found.keys, found.is_transposed),
-        ("values", found.values, False),
-    ):
-        part = find_heads(value, shapes, found.num_heads, transposed=is_transposed)
-        if part is None:
-            raise RefusedError(f"{name} whose heads cannot be told apart")
-        heads.append(part)
-    queries, keys, values = heads
+    queries = find_heads(found.queries, shapes, found.num_heads)
+    if queries is None:
+        raise RefusedError("queries whose heads cannot be told apart")
+    keys, values = _keys_and_values(found, shapes)
     if queries.head_size != keys.head_size or values.scale != 1.0:
         raise RefusedError("queries and keys of different sizes, or scaled values")
     if shapes.dtype(queries.source) not in (np.float32, np.float16):
@@ -104,7 +106,35 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
         raise RefusedError("rows of zeros for heads that are merged with the batch")
     if found.masking not in shared.mask_kinds:
         shared.mask_kinds[found.masking] = find_mask_kind(shared.model, found.masking, shapes)
-    return _Parts(found, queries, keys, values, shared.mask_kinds[found.masking], joined)
+    mask_kind = shared.mask_kinds[found.masking]
+    # The operator counts the places of the queries, so these have to be one sequence where it masks what is later.
+    if not mask_kind.is_causal and not found.is_causal and (not mask_kind.is_bias or _heads_of_bias(found, shapes)):
+        shared_keys, shared_values = _keys_and_values(found, shapes, repeated=True)
+        if shared_keys.repeats == shared_values.repeats and shared_values.scale == 1.0:
+            keys, values = shared_keys, shared_values
+    return _Parts(found, queries, keys, values, mask_kind, joined)
+
+
+def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, repeated: bool = False) -> tuple[Heads, Heads]:
+    """Find the heads of keys and values; with `repeated`, those that stand for several where there are such."""
+    keys = find_heads(found.keys, shapes, found.num_heads, transposed=found.is_transposed, repeated=repeated)
+    values = find_heads(found.values, shapes, found.num_heads, repeated=repeated)
+    if keys is None or values is None:
+        raise RefusedError(f"{'keys' if keys is None else 'values'} whose heads cannot be told apart")
+    return keys, values
+
+
+def _heads_of_bias(found: MatchedAttention, shapes: Shapes) -> int | None:
+    """Return the size of the axis of heads of all masks together, 1 or the number of heads; None where it moves."""
+    sizes = {1}
+    for number, value in enumerate(found.masking.values):
+        is_merged = number < len(found.masking.terms) and found.masking.terms[number].is_merged
+        rank = shapes.rank(value)
+        if rank is None:
+            return None
+        size = shapes.fixed(value, -3) if rank > 2 else 1
+        sizes.add(found.num_heads if is_merged and size != 1 else size or 0)
+    return max(sizes) if sizes <= {1, found.num_heads} else None
 
 
 def _fuse(parts: _Parts, shared: _Shared) -> None:
@@ -120,8 +150,9 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
         inputs = [packed[0].x, *_joined_weights(packed, writer), mask, None, bias]
         fused = writer.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
     else:
-        inputs = [_flat(parts.queries, writer), *_keys_and_values(parts, writer), None, mask, bias]
+        inputs = [_queries(parts, writer), *_written_keys_and_values(parts, writer), None, mask, bias]
         fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+        fused = _in_one_sequence(fused, parts, writer)
     # Where a mask is of a known kind, only texts without a token, and padding before a text, may attend to nothing.
     if parts.found.zeroed_rows is not None and parts.mask_kind.is_bias:
         fused = _with_zeroed_rows(fused, parts.found.zeroed_rows, parts, shared, writer)
@@ -133,7 +164,7 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
 
 
 def _attributes(parts: _Parts) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"num_heads": parts.queries.num_heads}
+    attributes: dict[str, Any] = {"num_heads": parts.keys.num_heads}
     if not np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6):
         attributes["scale"] = float(parts.scale)
     if parts.mask_kind.is_causal or parts.found.is_causal:
@@ -149,6 +180,8 @@ def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
 
 def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:
     """Return the three linear layers where q, k and v are all of one tensor; None where they are not."""
+    if parts.repeats > 1:
+        return None
     linears = []
     for heads in (parts.queries, parts.keys, parts.values):
         linear = find_linear(heads.source, shapes) if heads.layout is Layout.FLAT else None
@@ -203,11 +236,38 @@ def _flat(heads: Heads, writer: Writer) -> ir.Value:
         return value
     if heads.layout is Layout.HEADS_OUTSIDE:
         value = writer.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
-    width = heads.num_heads * heads.head_size
-    return writer.node("Reshape", [value, writer.constant(np.array([0, 0, width], np.int64), f"join_{width}")])
+    return writer.node("Reshape", [value, _shape([0, 0, heads.num_heads * heads.head_size], writer)])
 
 
-def _keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
+def _queries(parts: _Parts, writer: Writer) -> ir.Value:
+    """Return the queries as [B, S, H * D]; where R heads share one of keys, as R sequences: [B, R * S, H / R * D]."""
+    if parts.repeats == 1:
+        return _flat(parts.queries, writer)
+    num_heads, repeats, size = parts.keys.num_heads, parts.repeats, parts.queries.head_size
+    shape, perm = [0, 0, num_heads, repeats, size], [0, 3, 1, 2, 4]
+    if parts.queries.layout is Layout.HEADS_OUTSIDE:
+        shape, perm = [0, num_heads, repeats, -1, size], [0, 2, 3, 1, 4]
+    split = writer.node("Reshape", [parts.queries.source, _shape(shape, writer)])
+    sequences = writer.node("Transpose", [split], {"perm": perm})
+    return writer.node("Reshape", [sequences, _shape([0, -1, num_heads * size], writer)])
+
+
+def _in_one_sequence(fused: ir.Value, parts: _Parts, writer: Writer) -> ir.Value:
+    """Return the result for queries that may be in R sequences, [B, R * S, H / R * D], as [B, S, H * D]."""
+    if parts.repeats == 1:
+        return fused
+    num_heads, repeats, size = parts.keys.num_heads, parts.repeats, parts.values.head_size
+    split = writer.node("Reshape", [fused, _shape([0, repeats, -1, num_heads, size], writer)])
+    heads = writer.node("Transpose", [split], {"perm": [0, 2, 3, 1, 4]})
+    return writer.node("Reshape", [heads, _shape([0, 0, num_heads * repeats * size], writer)])
+
+
+def _shape(sizes: Sequence[int], writer: Writer) -> ir.Value:
+    name = "_".join("any" if size < 0 else str(size) for size in sizes)
+    return writer.constant(np.array(sizes, np.int64), f"onnxtool.shape_{name}")
+
+
+def _written_keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
     """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they already have that layout."""
     both = (parts.keys, parts.values)
     if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both):
@@ -228,13 +288,26 @@ def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
 
 
 def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
-    """Return masks of no known kind as float [1 or B, 1 or H, S, L], to be added."""
+    """Return masks of no known kind as float [1 or B, 1 or H, S, L], to be added.
+
+    Where R heads of queries share one of keys, it is [1 or B, 1 or H / R, R * S, L].
+    """
     if not parts.mask_kind.is_bias:
         return None
-    masking = parts.found.masking
+    masking, repeats = parts.found.masking, parts.repeats
     if masking not in shared.values:
         shared.values[masking] = _write_bias(parts, shared.shapes, writer)
-    return shared.values[masking]
+    bias = shared.values[masking]
+    if repeats == 1:
+        return bias
+    if (masking, repeats) not in shared.values:
+        if _heads_of_bias(parts.found, shared.shapes) == 1:
+            times = writer.constant(np.array([1, 1, repeats, 1], np.int64), f"onnxtool.{repeats}_times")
+            shared.values[masking, repeats] = writer.node("Tile", [bias, times])
+        else:
+            shape = _shape([0, parts.keys.num_heads, -1, 0], writer)
+            shared.values[masking, repeats] = writer.node("Reshape", [bias, shape])
+    return shared.values[masking, repeats]
 
 
 def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
@@ -312,17 +385,11 @@ def _with_zeroed_rows(
     if zeroed_rows not in shared.values:
         rows = _unattended(zeroed_rows, dtype, parts, shared.shapes, writer)
         shared.values[zeroed_rows] = writer.node("Transpose", [rows], {"perm": [0, 2, 1, 3]})
-    num_heads, head_size = parts.values.num_heads, parts.values.head_size
-    by_heads, joined = (
-        writer.constant(np.array(shape, np.int64), name)
-        for shape, name in (
-            ([0, 0, num_heads, head_size], f"split_{num_heads}_{head_size}"),
-            ([0, 0, num_heads * head_size], f"join_{num_heads * head_size}"),
-        )
-    )
+    num_heads, head_size = parts.queries.num_heads, parts.values.head_size
     zero = writer.constant(np.array(0.0, dtype), "zero")
-    heads = writer.node("Where", [shared.values[zeroed_rows], zero, writer.node("Reshape", [fused, by_heads])])
-    return writer.node("Reshape", [heads, joined])
+    by_heads = writer.node("Reshape", [fused, _shape([0, 0, num_heads, head_size], writer)])
+    heads = writer.node("Where", [shared.values[zeroed_rows], zero, by_heads])
+    return writer.node("Reshape", [heads, _shape([0, 0, num_heads * head_size], writer)])
 
 
 def _unattended(
@@ -347,9 +414,8 @@ def _unattended(
 
 def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, writer: Writer) -> None:
     """Restore the layout of the result, [B, H, S, D]."""
-    num_heads, head_size = parts.values.num_heads, parts.values.head_size
-    target = writer.constant(np.array([0, 0, num_heads, head_size], np.int64), f"split_{num_heads}_{head_size}")
-    heads = writer.node("Reshape", [fused, target])
+    shape = _shape([0, 0, parts.queries.num_heads, parts.values.head_size], writer)
+    heads = writer.node("Reshape", [fused, shape])
     replace(result, writer.node("Transpose", [heads], {"perm": [0, 2, 1, 3]}))
 
 

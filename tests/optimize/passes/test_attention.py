@@ -5,6 +5,7 @@ Letters of shapes: B batch, S sequence, H = 2 heads, D = 4 the size of a head.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,17 @@ import pytest
 from onnxtool.optimize.attention.masks import NO_MASK
 from onnxtool.optimize.passes import attention as module
 from onnxtool.optimize.passes.attention import attention
-from tests.optimize.attention.graphs import MASKINGS, PADDING, SCORES, WEIGHTING, attention_graph, ragged_feeds
+from tests.optimize.attention.graphs import (
+    CONSTANTS,
+    MASKINGS,
+    PADDING,
+    PLACES,
+    RESULT,
+    SCORES,
+    WEIGHTING,
+    attention_graph,
+    ragged_feeds,
+)
 from tests.optimize.passes.builders import (
     Arrays,
     apply,
@@ -211,6 +222,86 @@ def test_heads_that_are_merged_with_the_batch_are_found() -> None:
     model = build(text, weights)
     assert_same_numbers(attention, model, {"x": normal(3, 7, 8)})
     assert fused_node(model).op_type == "Attention"
+
+
+# Four heads of queries, of which two share a head of the keys and values, by the layout of the queries.
+QUERIES_OF_FOUR = {
+    "flat": "q0 = MatMul(x, wq) q2 = Reshape(q0, fours) q = Transpose <perm=[0, 2, 1, 3]> (q2)",
+    "heads outside": "q0 = MatMul(x, wq) q2 = Reshape(q0, fours) q3 = Transpose <perm=[0, 2, 1, 3]> (q2) q = Neg(q3)",
+}
+REPEATED = """
+    ku = Unsqueeze(keys, inner) ke = Expand(ku, twice) k4 = Reshape(ke, repeated)
+    k = Transpose <perm=[0, 1, 3, 2]> (k4) scores = MatMul(q, k) scaled = Mul(scores, half)
+    vu = Unsqueeze(values, inner) ve = Expand(vu, twice) v = Reshape(ve, repeated)
+"""
+CACHE = "float[B, 2, L, 2] keys, float[B, 2, L, 2] values"
+MASKS_OF_FOUR = {
+    "nothing": ("", "masked = Identity(scaled)"),
+    "padding": ("int64[B, L] attention_mask", f"{PADDING} masked = Where(allowed, scaled, lowest)"),
+    "a bias": ("float[B, 1, S, L] bias", "masked = Add(scaled, bias)"),
+    "a bias of each head": ("float[B, 4, S, L] bias", "masked = Add(scaled, bias)"),
+    "a bias of heads alone": ("", "masked = Add(scaled, slopes)"),
+    "a bias of batch and heads in one axis": (
+        "float[M, S, L] bias",
+        "m = Reshape(scaled, merged) n = Add(m, bias) masked = Reshape(n, unmerged)",
+    ),
+}
+
+
+SIZES = {"B": 3, "S": 5, "L": 7, "M": 12}
+
+
+def grouped_graph(queries: str, masking: str, inputs: str = "", cache: str = CACHE) -> ir.Model:
+    """Return a model of one attention of four heads of queries, and two of keys and values that are handed to it."""
+    numbers = {
+        **CONSTANTS,
+        "inner": np.array([2]),
+        "twice": np.array([1, 1, 2, 1, 1]),
+        "repeated": np.array([0, 4, -1, 2]),
+        "fours": np.array([0, 0, 4, 2]),
+        "slopes": normal(1, 4, 1, 1),
+        "merged": np.array([12, 5, 7]),
+        "unmerged": np.array([3, 4, 5, 7]),
+    }
+    body = f"{queries} {REPEATED} {masking} p = Softmax <axis=-1> (masked) c = MatMul(p, v) {RESULT}"
+    given = ", ".join(part for part in ("float[B, S, 8] x", cache, inputs) if part)
+    if "M" in inputs:  # no axis is B * H for all sizes
+        given = re.sub("[BSLM](?=[],])", lambda letter: str(SIZES[letter[0]]), given)
+    used = {name: array for name, array in numbers.items() if re.search(rf"\b{name}\b", body)}
+    return build(f"g ({given}) => (float[B, S, 8] y) {{ {body} }}", used)
+
+
+def grouped_feeds(inputs: str = "", length: int = SIZES["L"]) -> dict[str, Any]:
+    """Return five queries for `length` keys in three rows."""
+    cache = {name: normal(3, 2, length, 2, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
+    feeds: dict[str, Any] = {"x": normal(3, 5, 8), **cache}
+    if "attention_mask" in inputs:
+        feeds["attention_mask"] = (np.arange(length) % 3 != np.arange(3)[:, None]).astype(np.int64)
+    elif inputs:
+        axes = inputs[inputs.find("[") + 1 : inputs.find("]")].split(", ")
+        feeds["bias"] = normal(*(SIZES.get(axis) or int(axis) for axis in axes), seed=3)
+    return feeds
+
+
+@pytest.mark.parametrize("masking", MASKS_OF_FOUR)
+@pytest.mark.parametrize("layout", QUERIES_OF_FOUR)
+def test_keys_that_heads_share_are_not_repeated(layout: str, masking: str) -> None:
+    """The heads that share one are sequences of one head: keys and values are read as they are cached."""
+    inputs, masked = MASKS_OF_FOUR[masking]
+    model = grouped_graph(QUERIES_OF_FOUR[layout], masked, inputs)
+    assert_same_numbers(attention, model, grouped_feeds(inputs))
+    node = fused_node(model)
+    assert node.attributes["num_heads"].as_int() == 2
+    assert [value and value.name for value in node.inputs[1:3]] == ["keys", "values"]
+
+
+def test_keys_that_heads_share_are_repeated_where_the_operator_masks_what_is_later() -> None:
+    """It counts the places of the queries, which have to be one sequence then."""
+    masking = f"{PLACES} before = LessOrEqual(column, row) masked = Where(before, scaled, lowest)"
+    model = grouped_graph(QUERIES_OF_FOUR["flat"], masking, cache=CACHE.replace("L", "S"))
+    assert_same_numbers(attention, model, grouped_feeds(length=SIZES["S"]))
+    node = fused_node(model)
+    assert (node.attributes["num_heads"].as_int(), "unidirectional" in node.attributes) == (4, True)
 
 
 def of_operator(attributes: str = "", mask: str = "", inputs: str = HEADS) -> ir.Model:
