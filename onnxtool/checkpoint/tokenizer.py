@@ -363,5 +363,6 @@ def _side(config: dict[str, Json], key: str, default: str = "right") -> str:
 
 
 def _index(value: Json) -> int:
-    is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_INDEX
-    return value if is_index else 0
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_INDEX:
+        return value
+    return 0

@@ -64,7 +64,7 @@ def test_the_nearest_vector_of_a_code_is_the_vector_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VECTOR_TYPES)
-def test_restored_vectors_are_in_the_middle_of_what_is_stored_so(name: str) -> None:
+def test_restored_vectors_are_in_the_middle_of_what_is_stored_so(name: Any) -> None:
     """So that they are stored as the same codes again, by sentence-transformers as well, and are off by half a step."""
     ranges = RANGES if name in CODES else None
     stored = VectorType.of(name, ranges).apply(VECTORS)
