@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import survey.trials
 from survey.decoding import judge_decoding
 from survey.exports import export_with_transformers
-from survey.judging import _cases, difference, judge
+from survey.judging import cases_for, difference, judge
+from survey.optimizing import judge_optimized, optimize, record_cases, together
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
-from survey.trials import Trial, _name_verdict, try_type, without_folders
+from survey.trials import Trial, _name_verdict, try_precisions, try_type, without_folders
 from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.facts import Facts
 from zoo.running import load_model
@@ -140,6 +141,46 @@ def test_a_right_export_is_judged_right(bert: Path, exported: Path) -> None:
     assert verdict["error"] < 1
 
 
+def test_what_is_optimized_is_judged_by_the_exported_file(bert: Path, exported: Path, tmp_path: Path) -> None:
+    """It gives the same in fp32 on inputs of the judge's own; with a bias moved, or another precision, it does not."""
+    cases, output = str(tmp_path / "cases"), tmp_path / "optimized.onnx"
+    assert record_cases(str(bert), {"model": str(exported)}, cases) == {"cases": 7}
+    tried = optimize(str(exported), str(output), "fp32")
+    assert tried["attentions"] == [2, 2]
+    right = judge_optimized({"model": str(output)}, cases, "fp32")
+    assert (right["right"], right["cases"]) == (True, 7), right
+    model = onnx.load(output)
+    bias = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [3 * 64])
+    bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + 0.05, bias.name))
+    wrong = judge_optimized(_saved(model, output), cases, "fp32")
+    assert not wrong["right"]
+    assert "differs by" in wrong["reason"]
+    assert optimize(str(tmp_path / "cases" / "0.npz"), str(output), "fp32")["error"].startswith("ModelFileError")
+
+
+def test_only_right_exports_are_optimized(tmp_path: Path) -> None:
+    """A refused one has nothing to optimize, and what has a verdict keeps it."""
+    workers = Workers(Limits(), preloaded=())
+    for known in ({"onnxtool": {"verdict": "refused"}}, {"onnxtool": {"verdict": "right"}, "optimized": {"fp32": {}}}):
+        assert try_precisions(Trial("fill-mask", "bert"), ["fp32"], known, workers, tmp_path) == known
+
+
+def test_two_graphs_of_one_export_are_one_row() -> None:
+    """Encoder and decoder add up; the error is the larger one."""
+    one = {"attentions": [2, 2], "fused": {"attention": 2}, "nodes": [9, 5], "notes": {}, "left_out": []}
+    both = together(
+        [
+            {**one, "quantized": {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}},
+            {**one, "notes": {"attention": "2 left alone"}, "left_out": ["gelu"], "quantized": None},
+        ]
+    )
+    assert both["attentions"] == [4, 4]
+    assert both["nodes"] == [18, 10]
+    assert both["notes"] == {"attention": "2 left alone"}
+    assert both["left_out"] == ["gelu"]
+    assert both["quantized"] == {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}
+
+
 def test_a_mask_that_is_not_applied_is_judged_wrong(bert: Path, exported: Path, tmp_path: Path) -> None:
     """A graph that reads ones in place of its mask differs on padding, and there alone."""
     model = onnx.load(exported)
@@ -182,7 +223,7 @@ def test_a_hidden_fixed_axis_is_judged_wrong(bert: Path, exported: Path, tmp_pat
 def test_a_single_row_is_asked_with_padding(bert: Path) -> None:
     """A file that is fixed to one row and a length has its mask tried as well, on either side."""
     fixed = {"input_ids": {0: 1, 1: 128}}
-    cases = {case.name: case for case in _cases(Facts.read(bert), load_model(Facts.read(bert), bert), bert, fixed)}
+    cases = {case.name: case for case in cases_for(Facts.read(bert), load_model(Facts.read(bert), bert), bert, fixed)}
     assert [cases[name].feeds["attention_mask"].sum() for name in ("full", "ragged right", "ragged left")] == [
         128,
         42,

@@ -7,12 +7,14 @@ Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.page_processors import require_known_pages
 from onnxtool.checkpoint.picture_processing import PictureProcessor
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
@@ -280,7 +282,7 @@ def choose_side_head(
     if name not in ("auto", "embedding"):
         raise ExportError(f"the head {name} is not for a side of a dual encoder", "pass --head auto, or none")
     if name == "auto" and side.task == TASK_OF_PICTURES:
-        _require_known_processor(source, "--head embedding")
+        _require_known(PictureProcessor.of, source, "--head embedding")
     modules = read_modules_of_sides(source.sentence_modules)
     if pads and source.sentence_modules.modules:
         raise source.refuse(
@@ -297,14 +299,14 @@ def choose_side_head(
     return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
 
 
-def _require_known_processor(source: Source, anyway: str) -> None:
-    """Refuse a checkpoint whose pictures `infer` would not prepare.
+def _require_known(read: Callable[[Source], object], source: Source, anyway: str) -> None:
+    """Refuse a checkpoint whose pictures `infer` would not prepare, as it would `read` how.
 
     Raises:
         CheckpointError: its image processor, or a setting of that, is not computed here.
     """
     try:
-        PictureProcessor.of(source)
+        read(source)
     except CheckpointError as error:
         hint = f"pass {anyway} to export it all the same, and prepare pictures with transformers"
         raise CheckpointError(error.message, hint) from None
@@ -333,7 +335,7 @@ def choose_no_head(name: str, source: Source, *, of_pictures: bool) -> Choice:
             "export the checkpoint of transformers, without modules.json",
         )
     if name == "auto" and of_pictures:
-        _require_known_processor(source, "--head none")
+        _require_known(require_known_pages, source, "--head none")
     return Choice("none", None)
 
 

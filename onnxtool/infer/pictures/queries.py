@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxtool.checkpoint.folder import find_checkpoint_folder
-from onnxtool.checkpoint.page_queries import write_page_query
+from onnxtool.checkpoint.page_processors import write_page_query
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError

@@ -18,10 +18,11 @@ from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.checkpoint.truncation import PLAIN, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY, TASK_KEY
+from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
-from onnxtool.runtime.feeds import has_past, index_bounds, is_mask, past_shapes, random_feeds, verification_shapes
+from onnxtool.runtime.feeds import index_bounds, is_mask
+from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.text_feeds import text_feeds
 
 _BATCH_SIZE = 8
@@ -80,13 +81,7 @@ def _require_text_inputs(model: ModelFile) -> None:
 
 
 def _random_calibration(model: ModelFile, reason: str) -> Calibration:
-    longest = min(model.metadata_number(MAX_LENGTH_KEY) or _LONGEST_RANDOM, _LONGEST_RANDOM)
-    bounds = index_bounds(model)
-    past = past_shapes(longest) if has_past(model.structure.inputs) else ()
-    feeds = tuple(
-        random_feeds(model.structure.inputs, shape, bounds, seed=seed)
-        for seed, shape in enumerate((*verification_shapes(longest), *past))
-    )
+    feeds = tuple(case.feeds for case in input_cases(model, longest=_LONGEST_RANDOM))
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 
 
