@@ -167,16 +167,24 @@ def test_only_right_exports_are_optimized(tmp_path: Path) -> None:
 
 def test_two_graphs_of_one_export_are_one_row() -> None:
     """Encoder and decoder add up; the error is the larger one."""
-    one = {"attentions": [2, 2], "fused": {"attention": 2}, "nodes": [9, 5], "notes": {}}
+    one = {
+        "attentions": [2, 2],
+        "fused": {"attention": 2},
+        "nodes": [9, 5],
+        "notes": {},
+        "left_out": [],
+        "has_heads": True,
+    }
     both = together(
         [
             {**one, "quantized": {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}},
-            {**one, "notes": {"attention": "2 left alone"}, "quantized": None},
+            {**one, "notes": {"attention": "2 left alone"}, "left_out": ["gelu"], "quantized": None},
         ]
     )
     assert both["attentions"] == [4, 4]
     assert both["nodes"] == [18, 10]
     assert both["notes"] == {"attention": "2 left alone"}
+    assert both["left_out"] == ["gelu"]
     assert both["quantized"] == {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}
 
 
@@ -333,6 +341,36 @@ def test_the_summary_counts_each_verdict() -> None:
     assert "| b | right* | dynamo, batch 1 |" in page
     assert "| far \\| c.onnx |" in page
     assert "| d | not runnable |" in page
+
+
+def test_what_was_optimized_is_counted_and_told() -> None:
+    """Percentages are of what was tried; each attention that is left, and each file that is not right, has a reason."""
+    tried = {"verdict": "right", "way": "dynamo", "seconds": 1.0, "reason": "", "fixed_axes": {}}
+    right = {"verdict": "right", "reason": "", "attentions": [2, 2], "notes": {}, "left_out": []}
+    capped = {**right, "attentions": [0, 2], "notes": {"attention": "2 left alone: a Tanh"}, "left_out": ["gelu"]}
+    unseen = {**right, "attentions": [0, 0], "has_heads": True}
+    refused = {"verdict": "refused", "reason": "it cannot hold 0.01"}
+    pairs = {
+        "a": {"fp32": right, "int8": right},
+        "b": {"fp32": capped, "int8": refused},
+        "c": {"fp32": unseen},
+        "d": {"fp32": {**unseen, "has_heads": False}},
+        "e": {"fp32": {"verdict": "not exported", "reason": "no memory"}},
+    }
+    results: dict[str, Any] = {
+        f"fill-mask/{name}": {"runnable": {}, "onnxtool": tried, "optimized": optimized}
+        for name, optimized in pairs.items()
+    }
+    results["fill-mask/f"] = {"runnable": {}, "onnxtool": tried}
+    page = render(results)
+    assert "| fill-mask | 6 | 4 | 4 | 0 | 0 | 0 | 100.0 | 2 | 1 | 1 | 0 | 0 | 50.0 |" in page
+    assert "| fill-mask/b | fp32 | right | gelu |  |" in page
+    assert "| fill-mask/b | int8 | refused |  | it cannot hold 0.01 |" in page
+    assert "Of 3 model types with attention, 1 (33.3 %) have all of it fused." in page
+    assert "| b | fill-mask | 0 of 2 | 2 left alone: a Tanh |" in page
+    assert "| c | fill-mask | 0 of 0 | nothing in the graph" in page
+    assert "| b | right | dynamo | 1.0 |  | right | refused | 0 of 2 |" in page
+    assert "| f | right | dynamo | 1.0 |  | not tried | not tried |  |" in page
 
 
 def test_a_peer_that_was_not_run_has_not_failed() -> None:

@@ -6,19 +6,33 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.errors import SessionError, VerificationError
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.comparison import ReferenceOutputs, Runner, Tolerance, failure, run_reference, verify
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
+
+
+class FaultyPassError(VerificationError):
+    """The outputs differ, or there are none, and one pass alone is to blame.
+
+    Attributes:
+        name: of the pass.
+        why: what differs after it.
+    """
+
+    def __init__(self, error: VerificationError, name: str, why: str) -> None:
+        super().__init__(error.message, error.hint, error.verification)
+        self.name, self.why = name, why
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ class Verifier:
         """Compare the file at `path` with the source on random inputs of several shapes and masks.
 
         Raises:
-            VerificationError: an output differs by more than the tolerance; the hint names the faulty pass.
+            FaultyPassError: an output differs by more than the tolerance, because of one pass.
+            VerificationError: an output differs, because of all of them together.
         """
         # One session at a time: each holds the weights twice while it loads.
         session = open_session(self.reference, provider=self.provider, frugal=True)
@@ -60,25 +75,30 @@ class Verifier:
         del session
         verification = self._compare(path, reference)
         if not verification.passed:
-            faulty = self._find_faulty_pass(reference, verification, path.parent)
-            require_passed(verification, f"no file was written; {faulty}")
+            self._blame(reference, verification, path.parent)
         return verification
 
     def _compare(self, path: Path, reference: ReferenceOutputs) -> Verification:
-        session = open_session(path, provider=self.provider, frugal=True)
-        return replace(verify(session.run, reference, self.tolerance, self.stored), provider=self.provider)
+        try:
+            run: Runner = open_session(path, provider=self.provider, frugal=True).run
+        except SessionError as error:  # a graph that is not loaded fails every case
+            run = _failing(error)
+        return replace(verify(run, reference, self.tolerance, self.stored), provider=self.provider)
 
-    def _find_faulty_pass(self, reference: ReferenceOutputs, verification: Verification, folder: Path) -> str:
-        """Return the first pass after which the worst case fails, found by bisection."""
+    def _blame(self, reference: ReferenceOutputs, verification: Verification, folder: Path) -> NoReturn:
+        """Raise for the first pass after which the worst case fails, found by bisection."""
         failed = [number for number, case in enumerate(verification.cases) if not case.passed]
         worst = max(failed, key=lambda number: verification.cases[number].max_abs_error)
         case = replace(reference, cases=(reference.cases[worst],), outputs=(reference.outputs[worst],))
         place = bisect_left(range(len(self.passes)), True, key=lambda place: self._is_wrong_after(place, case, folder))
         if place == len(self.passes):
-            return "no single pass is faulty, only all of them in several rounds; please report this model"
-        return (
-            f"the pass {self.passes[place].name} is the first after which {reference.cases[worst].description} differs"
-        )
+            hint = "no single pass is faulty, only all of them in several rounds; please report this model"
+            raise failure(verification, f"no file was written; {hint}")
+        name, description = self.passes[place].name, reference.cases[worst].description
+        hint = f"no file was written; the pass {name} is the first after which {description} differs"
+        found = verification.cases[worst]
+        by = f"{description} differs by {found.max_abs_error:.3g}"
+        raise FaultyPassError(failure(verification, hint), name, found.failure or by)
 
     def _is_wrong_after(self, place: int, case: ReferenceOutputs, folder: Path) -> bool:
         """Whether the model after the pass at `place`, and those before it, gives other outputs for a case."""
@@ -86,6 +106,13 @@ class Verifier:
         model, _ = run_passes(model, self.passes[: place + 1], self.context, lambda _stage: None, most_rounds=1)
         with scratch_file(model, folder) as path:
             return not self._compare(path, case).passed
+
+
+def _failing(error: SessionError) -> Runner:
+    def run(_feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        raise error
+
+    return run
 
 
 def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:

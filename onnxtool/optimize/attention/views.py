@@ -24,6 +24,8 @@ Indices = NDArray[np.int64]
 
 _LONGEST_CHAIN = 10
 _RESHAPES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
+VIEWS = ("Transpose", "Expand", "Cast", "Mul", "Div", *_RESHAPES)
+"""The operators of a scaled view."""
 
 
 class Layout(Enum):
@@ -125,7 +127,7 @@ def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, f
     scale, here = 1.0, value
     yield here, scale, chain
     while len(chain) < _LONGEST_CHAIN:
-        node = producer(here, "Transpose", "Expand", "Cast", "Mul", "Div", *_RESHAPES)
+        node = producer(here, *VIEWS)
         step = None if node is None else _step_above(node)
         if node is None or step is None:
             return

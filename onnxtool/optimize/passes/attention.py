@@ -268,9 +268,12 @@ def _shape(sizes: Sequence[int], writer: Writer) -> ir.Value:
 
 
 def _written_keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
-    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they already have that layout."""
+    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they already have that layout.
+
+    The operator takes values of another size than keys, as MiniCPM3's, in the first layout only.
+    """
     both = (parts.keys, parts.values)
-    if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both):
+    if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both) and parts.keys.head_size == parts.values.head_size:
         return [heads.source for heads in both]
     return [_flat(heads, writer) for heads in both]
 

@@ -224,6 +224,18 @@ def test_heads_that_are_merged_with_the_batch_are_found() -> None:
     assert fused_node(model).op_type == "Attention"
 
 
+def test_values_of_another_size_than_keys_are_joined() -> None:
+    """The operator reads heads that stand outside only where keys and values have one shape."""
+    text = """g (float[B, 2, S, 4] q, float[B, 2, S, 4] k, float[B, 2, S, 6] v) => (float[B, S, 12] y) {
+        t = Transpose <perm=[0, 1, 3, 2]> (k) scores = MatMul(q, t) p = Softmax <axis=-1> (scores) c = MatMul(p, v)
+        outside = Transpose <perm=[0, 2, 1, 3]> (c) y = Reshape(outside, joined)
+    }"""
+    model = build(text, {"joined": np.array([0, 0, 12])})
+    feeds = {name: normal(3, 2, 5, size, seed=size) for name, size in (("q", 4), ("v", 6))}
+    assert_same_numbers(attention, model, {**feeds, "k": normal(3, 2, 5, 4, seed=9)})
+    assert fused_node(model).op_type == "MultiHeadAttention"
+
+
 # Four heads of queries, of which two share a head of the keys and values, by the layout of the queries.
 QUERIES_OF_FOUR = {
     "flat": "q0 = MatMul(x, wq) q2 = Reshape(q0, fours) q = Transpose <perm=[0, 2, 1, 3]> (q2)",
