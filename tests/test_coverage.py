@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -165,9 +166,54 @@ def test_only_right_exports_are_optimized(tmp_path: Path) -> None:
         assert try_precisions(Trial("fill-mask", "bert"), ["fp32"], known, workers, tmp_path) == known
 
 
+def test_the_script_optimizes_right_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone, the quickest first; what is to be redone forgets that precision and keeps the other."""
+    with pytest.MonkeyPatch.context() as patch:  # importing the script sets the environment of its processes
+        patch.setattr(os, "environ", os.environ.copy())
+        spec = importlib.util.spec_from_file_location("survey_script", ROOT / "scripts" / "coverage.py")
+        assert spec is not None
+        assert spec.loader is not None
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+    exported = {"way": "dynamo", "reason": "", "fixed_axes": {}, "verdict": "right"}
+    right = {"verdict": "right", "reason": "", "attentions": [2, 2], "notes": {}}
+    known: dict[str, Any] = {
+        "fill-mask/albert": {"runnable": {}, "onnxtool": {**exported, "seconds": 2.0}},
+        "fill-mask/bart": {"runnable": {}, "onnxtool": {**exported, "seconds": 1.0, "verdict": "refused"}},
+        "fill-mask/bert": {
+            "runnable": {},
+            "onnxtool": {**exported, "seconds": 1.0},
+            "optimized": {"fp32": right, "int8": right},
+        },
+    }
+    (tmp_path / "results.json").write_text(json.dumps(known), "utf-8")
+    asked = []
+
+    def fake(trial: Trial, precisions: list[str], known: dict[str, Any], *_args: Any, keep: bool) -> dict[str, Any]:
+        asked.append((trial.key, precisions, sorted(known.get("optimized", {})), keep))
+        return {**known, "optimized": {**known.get("optimized", {}), "fp32": {**right, "verdict": "wrong"}}}
+
+    monkeypatch.setattr(script, "try_precisions", fake)
+    paths = [f"--{name}={tmp_path / file}" for name, file in (("results", "results.json"), ("output", "page.md"))]
+    asks = ["--optimize", "fp32", "--redo", "--keep", "--tasks", "fill-mask", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", ["coverage.py", *paths, f"--work_dir={tmp_path}", *asks])
+    assert script.main() == 1
+    assert asked == [("fill-mask/bert", ["fp32"], ["int8"], True), ("fill-mask/albert", ["fp32"], [], True)]
+    saved = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert saved["fill-mask/bert"]["optimized"]["int8"] == right
+    assert "| fill-mask | 2 | 2 | 0 | 0 | 2 | 0 | 0.0 | 1 | 1 |" in (tmp_path / "page.md").read_text("utf-8")
+
+
 def test_two_graphs_of_one_export_are_one_row() -> None:
     """Encoder and decoder add up; the error is the larger one."""
-    one = {"attentions": [2, 2], "fused": {"attention": 2}, "nodes": [9, 5], "notes": {}, "left_out": []}
+    one = {
+        "attentions": [2, 2],
+        "fused": {"attention": 2},
+        "nodes": [9, 5],
+        "notes": {},
+        "left_out": [],
+        "has_heads": True,
+    }
     both = together(
         [
             {**one, "quantized": {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}},
@@ -334,6 +380,36 @@ def test_the_summary_counts_each_verdict() -> None:
     assert "| b | right* | dynamo, batch 1 |" in page
     assert "| far \\| c.onnx |" in page
     assert "| d | not runnable |" in page
+
+
+def test_what_was_optimized_is_counted_and_told() -> None:
+    """Percentages are of what was tried; each attention that is left, and each file that is not right, has a reason."""
+    tried = {"verdict": "right", "way": "dynamo", "seconds": 1.0, "reason": "", "fixed_axes": {}}
+    right = {"verdict": "right", "reason": "", "attentions": [2, 2], "notes": {}, "left_out": []}
+    capped = {**right, "attentions": [0, 2], "notes": {"attention": "2 left alone: a Tanh"}, "left_out": ["gelu"]}
+    unseen = {**right, "attentions": [0, 0], "has_heads": True}
+    refused = {"verdict": "refused", "reason": "it cannot hold 0.01"}
+    pairs = {
+        "a": {"fp32": right, "int8": right},
+        "b": {"fp32": capped, "int8": refused},
+        "c": {"fp32": unseen},
+        "d": {"fp32": {**unseen, "has_heads": False}},
+        "e": {"fp32": {"verdict": "not exported", "reason": "no memory"}},
+    }
+    results: dict[str, Any] = {
+        f"fill-mask/{name}": {"runnable": {}, "onnxtool": tried, "optimized": optimized}
+        for name, optimized in pairs.items()
+    }
+    results["fill-mask/f"] = {"runnable": {}, "onnxtool": tried}
+    page = render(results)
+    assert "| fill-mask | 6 | 4 | 4 | 0 | 0 | 0 | 100.0 | 2 | 1 | 1 | 0 | 0 | 50.0 |" in page
+    assert "| fill-mask/b | fp32 | right | gelu |  |" in page
+    assert "| fill-mask/b | int8 | refused |  | it cannot hold 0.01 |" in page
+    assert "Of 3 model types with attention, 1 (33.3 %) have all of it fused." in page
+    assert "| b | fill-mask | 0 of 2 | 2 left alone: a Tanh |" in page
+    assert "| c | fill-mask | 0 of 0 | nothing in the graph" in page
+    assert "| b | right | dynamo | 1.0 |  | right | refused | 0 of 2 |" in page
+    assert "| f | right | dynamo | 1.0 |  | not tried | not tried |  |" in page
 
 
 def test_a_peer_that_was_not_run_has_not_failed() -> None:

@@ -403,7 +403,8 @@ class LogitScore(PoolingModule):
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
-        last = _LAST.build(build, value, build.cast(mask))
+        counted = build.op("CumSum", build.cast(mask), build.constant(np.array(1, dtype=np.int64)))
+        last = build.pick_before(value, counted)
         logits = [build.op("Gather", last, build.integers(token), axis=1) for token in self.token_ids]
         return logits[0] if len(logits) == 1 else build.op("Sub", *logits)
 

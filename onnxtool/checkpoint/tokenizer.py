@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Tokens that frame a text; they are no terms of it.
 _FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
+_LARGEST_INDEX = 2**31 - 1
 # So many times the tokens that are kept have to be in what is read of a huge text.
 _ENOUGH = 2
 
@@ -362,4 +363,6 @@ def _side(config: dict[str, Json], key: str, default: str = "right") -> str:
 
 
 def _index(value: Json) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_INDEX:
+        return value
+    return 0

@@ -26,12 +26,15 @@ from onnxtool.reports import Json, TensorInfo
 from onnxtool.runtime.comparison import Case
 
 IDS, MASK, NORMAL, GIVEN = "ids", "mask", "normal", "given"
+_INTEGERS, _FLOATS = ("int64", "int32"), ("float32", "float16", "float64")
+# The dtypes that inputs of each kind may have.
+_DTYPES = {IDS: _INTEGERS, MASK: (*_INTEGERS, "bool", *_FLOATS), NORMAL: _FLOATS, GIVEN: _INTEGERS}
 
 _MOST_CHARACTERS = 1 << 18
 _MOST_CASES = 64
 _MOST_NAMES = 64  # of special ids, and of inputs of a case that are given as they are
 _LARGEST_AXIS = 1 << 22  # samples of four minutes of sound
-_MOST_GIVEN = 1 << 12
+_MOST_GIVEN = 1 << 14  # tokens of a few pages
 _MOST_ELEMENTS = 1 << 28  # of all cases together: a dozen batches of large pictures
 _LARGEST_ID = 1 << 31
 _LONGEST_NAME = 200
@@ -145,6 +148,12 @@ class StampedCase:
         """How many numbers all inputs have together."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether a reader would refuse it."""
+        given = any(math.prod(self.shapes[name]) > _MOST_GIVEN for name in self.given)
+        return given or any(size > _LARGEST_AXIS for shape in self.shapes.values() for size in shape)
+
     def content_of(self, name: str) -> NDArray[np.bool_] | None:
         """Return where an input has content; None for everywhere."""
         if name not in self.content:
@@ -172,22 +181,25 @@ class InputStamp:
         another in their content only, and those beyond what a reader takes.
         """
         names = {info.name for info in inputs}
-        kinds = {name: kind for name, kind in kinds.items() if name in names}
+        dtypes = {info.name: info.dtype for info in inputs}
+        kinds = {name: kind for name, kind in kinds.items() if dtypes.get(name) in _DTYPES[kind.kind]}
         described: list[StampedCase] = []
         seen: set[str] = set()
-        budget = _MOST_ELEMENTS
+        elements, characters = _MOST_ELEMENTS, _MOST_CHARACTERS // 2  # and the rest for the kinds
         for case in cases:
             if not names <= case.feeds.keys() or not names <= kinds.keys():
                 continue
             feeds = {name: case.feeds[name] for name in case.feeds if name in names}
             stamped = StampedCase.of(Case(case.description, feeds, case.valid), kinds)
-            if stamped is None or _misfit(stamped, inputs) or stamped.num_elements > budget:
+            if stamped is None or _misfit(stamped, inputs) or stamped.is_too_large:
                 continue
             alike = json.dumps({**stamped.json, "case": ""}, sort_keys=True)
-            if alike not in seen and len(described) < _MOST_CASES:
+            fits = stamped.num_elements <= elements and len(alike) + _LONGEST_NAME <= characters
+            if fits and alike not in seen and len(described) < _MOST_CASES:
                 seen.add(alike)
                 described.append(stamped)
-                budget -= stamped.num_elements
+                elements -= stamped.num_elements
+                characters -= len(alike) + _LONGEST_NAME
         return cls(kinds, tuple(described))
 
     @classmethod
@@ -317,12 +329,10 @@ class _Reader:
             self._refuse(f"names the input {name[:60]!r}, which the graph does not have")
         entry = self._object(value, name)
         kind, dtype = entry.get("kind"), self._inputs[name].dtype
-        fitting = {IDS: ("int64", "int32"), GIVEN: ("int64", "int32"), NORMAL: ("float32", "float16", "float64")}
-        dtypes = fitting.get(kind, ()) if isinstance(kind, str) else ()
-        if not (dtype in dtypes or (kind == MASK and dtype in ("int64", "int32", "bool", "float32", "float16"))):
+        if not isinstance(kind, str) or dtype not in _DTYPES.get(kind, ()):
             self._refuse(f"says that the input {name} of {dtype} holds {str(kind)[:60]!r}")
         if kind != IDS:
-            return InputKind(str(kind))
+            return InputKind(kind)
         below = self._number(entry.get("below"), 1, _LARGEST_ID, f"below of {name}")
         never = entry.get("never", [])
         if not isinstance(never, list) or len(never) > _MOST_NAMES:
@@ -360,8 +370,6 @@ class _Reader:
             self._refuse(f"has other padding than left or right in {description}, or compares something else")
         given = self._object(entry.get("given", {}), f"what is given in {description}")
         case = StampedCase(description, shapes, content, padding == "left", compare == "content", given)
-        if case.num_elements > _MOST_ELEMENTS:
-            self._refuse(f"asks for inputs of more than {_MOST_ELEMENTS} numbers in {description}")
         if misfit := _misfit(case, self._model.structure.inputs):
             self._refuse(f"does not fit the graph in {description}: {misfit}")
         for name, kind in kinds.items():

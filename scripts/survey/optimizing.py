@@ -108,6 +108,7 @@ def optimize(path: str, output: str, precision: str) -> dict[str, Any]:
     return {
         "attentions": [attention.found, attention.expected or 0],
         "fused": {count.kind: count.found for count in report.fusions if count.found},
+        "has_heads": "num_heads" in report.before.metadata,
         "nodes": [report.before.num_nodes, report.after.num_nodes],
         "notes": {result.name: result.note for result in report.passes if result.note},
         "left_out": [result.name for result in report.passes if result.left_out],
@@ -131,6 +132,7 @@ def together(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "attentions": [sum(column) for column in zip(*(report["attentions"] for report in reports), strict=True)],
         "nodes": [sum(column) for column in zip(*(report["nodes"] for report in reports), strict=True)],
+        "has_heads": any(report["has_heads"] for report in reports),
         "fused": dict(sorted(fused.items())),
         "notes": {name: note for report in reports for name, note in report["notes"].items()},
         "left_out": sorted({name for report in reports for name in report["left_out"]}),

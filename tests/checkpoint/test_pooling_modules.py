@@ -32,6 +32,7 @@ from onnxtool.checkpoint.pooling_modules import (
     apply_all,
     read_pooling_modules,
 )
+from onnxtool.checkpoint.sentence_modules import StoredModule
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.export.heads.head import Head, append_head
@@ -175,6 +176,16 @@ def test_a_score_of_no_tokens_is_refused(tmp_path: Path, settings: dict[str, Any
     (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=reason):
         read_pooling_modules(CheckpointFolder(tmp_path).sentence_modules, LogitScore)
+
+
+def test_more_than_there_is_of_a_vector_is_all_of_it(tmp_path: Path, values: NDArray[np.float32]) -> None:
+    """In a graph, whose numbers have 64 bits; JSON may have whole numbers of any length."""
+    stored = StoredModule("", "", {"truncate_dim": 10**400, "max_active_dims": 10**400}, CheckpointFolder(tmp_path))
+    whole = vectors(head_of(Pooling()), values)
+    np.testing.assert_array_equal(vectors(head_of(Pooling(), Truncate.read(stored)), values), whole)
+    np.testing.assert_array_equal(
+        vectors(head_of(SpladePooling(), LargestTerms.read(stored)), values), vectors(head_of(SpladePooling()), values)
+    )
 
 
 def test_several_poolings_are_concatenated(values: NDArray[np.float32]) -> None:

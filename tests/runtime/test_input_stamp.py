@@ -127,6 +127,21 @@ def test_sizes_of_pictures_are_given_as_they_are() -> None:
     assert sized["pixel_values"].shape == (3, 6, 4)
 
 
+def test_nothing_is_stamped_that_a_reader_refuses(tmp_path: Path) -> None:
+    """Inputs of a target that have other dtypes, and cases that are too large, are left out."""
+    path = _pictures(tmp_path / "model.onnx")
+    inputs = ModelFile.open(path).structure.inputs
+    described = InputStamp.of(inputs, {"pixel_values": InputKind(IDS, 9)}, [])
+    assert not described.kinds
+    large = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (4096, 3, 256, 256), (0, 0, 0, 0))
+    cases = [Case(str(size), {"pixel_values": large[:size]}, None) for size in (4096, 1024)]
+    described = InputStamp.of(inputs, {"pixel_values": InputKind(NORMAL)}, cases)
+    assert [case.description for case in described.cases] == ["1024"]
+    info = TensorInfo("sizes", "int64", ("batch_size", 2))
+    cases = [Case(str(size), {"sizes": np.full((size, 2), 3)}, None) for size in (8193, 5)]
+    assert [case.description for case in InputStamp.of([info], {"sizes": InputKind(GIVEN)}, cases).cases] == ["5"]
+
+
 def test_texts_of_a_benchmark_have_the_length_that_is_asked_for() -> None:
     """Without padding, and with the token that ends a text."""
     described = InputStamp.of(_TEXT, _KINDS, [_ragged(left=False)])
