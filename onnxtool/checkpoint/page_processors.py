@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.page_pictures import GRID, OWN_SETTINGS, CutPage, PagePictures, read_page_pictures
 from onnxtool.checkpoint.picture_processing import FOLLOWED, PIXELS, PROCESSOR_NAME, Feeds, PictureProcessor
-from onnxtool.checkpoint.sentence_modules import positive
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MULTI_VECTOR, TOKENS, SentenceModules, positive
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.errors import InputError
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -36,6 +38,21 @@ _ARGUMENTS: Mapping[str, tuple[Json, ...]] = {
     **dict.fromkeys(("is_split_into_words", "padding", "truncation"), (None, False)),
     **dict.fromkeys((*FOLLOWED, *OWN_SETTINGS), (None,)),
 }
+# What sentence-transformers says of a retriever of pages, which gives vectors itself, and what beside that changes
+# nothing.
+_MODULES = ("Transformer", "MultiVectorMask")
+_FORWARD: Json = {"method": "forward", "method_output_name": "embeddings"}
+_TRANSFORMER: Mapping[str, Json] = {
+    "transformer_task": "retrieval",
+    "modality_config": {"text": _FORWARD, "image": _FORWARD},
+    "module_output_name": TOKENS,
+}
+_ENCODER: Mapping[str, tuple[Json, ...]] = {
+    "model_type": (MULTI_VECTOR,),
+    "prompts": ({}, {"query": "", "document": ""}),
+    "similarity_fn_name": ("maxsim",),
+}
+_NOTHING: tuple[Json, ...] = (None, False, {}, [])
 # Names of classes and files, and parts that are read for themselves.
 _HARMLESS = ("processor_class", "image_processor", "chat_template", "auto_map")
 
@@ -54,6 +71,7 @@ class _Kind:
         prompt: what a page is written as, where the file says nothing.
         image: the token that stands for a part of a page.
         settings: what its file may say.
+        is_of_modules: whether sentence-transformers 6.2 calls it so that it writes pages and queries.
     """
 
     prefix: str
@@ -65,6 +83,7 @@ class _Kind:
     prompt: str = ""
     image: str = ""
     settings: tuple[str, ...] = (_PREFIX, _PROMPT)
+    is_of_modules: bool = True
 
 
 _KINDS: Mapping[str, _Kind] = {
@@ -84,6 +103,7 @@ _KINDS: Mapping[str, _Kind] = {
         prompt="<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:",
         image="<image>",
         settings=(_PREFIX, _PROMPT, _TOKENS_OF_TILE),
+        is_of_modules=False,  # queries go without what stands behind them, and pages without tokens
     ),
 }
 
@@ -98,6 +118,7 @@ class PageProcessor:
         prompt: that, with `image` where the page stands.
         image: the token that stands for a part of a page.
         tokens_of_tile: how often it does for one tile.
+        limit: the most tokens of a page; None for any number.
     """
 
     pictures: PagePictures
@@ -105,6 +126,7 @@ class PageProcessor:
     prompt: str
     image: str
     tokens_of_tile: int
+    limit: Limit | None
 
     @classmethod
     def of(cls, folder: CheckpointFolder, name: str) -> PageProcessor:
@@ -125,7 +147,8 @@ class PageProcessor:
         tokenizer = TextTokenizer(folder)
         if tokenizer.id_of(kind.image) is None:
             raise folder.malformed("tokenizer.json", f"it has no token {kind.image}")
-        return cls(read_page_pictures(folder, kind.images), tokenizer, prompt, kind.image, number)
+        pictures = read_page_pictures(folder, kind.images)
+        return cls(pictures, tokenizer, prompt, kind.image, number, page_limit(folder))
 
     @property
     def image_id(self) -> int | None:
@@ -143,6 +166,13 @@ class PageProcessor:
         cut = self.pictures.cut(picture)
         text = self.prompt.replace(self.image, self._written(cut))
         read = self.tokenizer.pad(self.tokenizer.encode([text]))
+        num_tokens = read["input_ids"].shape[1]
+        if self.limit is not None and num_tokens > self.limit.tokens:
+            raise InputError(
+                f"a page of {picture.width} x {picture.height} pixels has {num_tokens} tokens, more than "
+                f"{self.limit.tokens} ({self.limit.source})",
+                "make the page smaller: sentence-transformers cuts its tokens, and then refuses it",
+            )
         return {**{name: read[name][0] for name in ("input_ids", "attention_mask")}, **cut.feeds}
 
     def _written(self, cut: CutPage) -> str:
@@ -170,6 +200,15 @@ def require_known_pages(files: CheckpointFiles) -> None:
         PictureProcessor.of(files)
 
 
+def require_known_queries(files: CheckpointFiles) -> None:
+    """Refuse a checkpoint whose queries would not be written.
+
+    Raises:
+        OnnxtoolError: its processor, or a setting of that, is not computed here.
+    """
+    _read(files)
+
+
 def write_page_query(query: str, files: CheckpointFiles, tokenizer: TextTokenizer) -> str:
     """Return the text that is tokenized for `query`.
 
@@ -185,23 +224,86 @@ def write_page_query(query: str, files: CheckpointFiles, tokenizer: TextTokenize
     return f"{begins}{prefix}{query}{augments * _NUM_AUGMENTING}{kind.ends}"
 
 
+def page_limit(files: CheckpointFiles) -> Limit | None:
+    """Return the most tokens of a page or query; None for a checkpoint without modules: transformers cuts none."""
+    modules = SentenceModules.of(files)
+    if not modules.modules:
+        return None
+    own, of_tokenizer = modules.max_sequence_length, positive(files.read(_TOKENIZER).get("model_max_length"))
+    if own is not None:
+        return Limit(own, f"max_seq_length of {modules.transformer_file}")
+    return None if of_tokenizer is None else Limit(of_tokenizer, f"model_max_length of {_TOKENIZER}")
+
+
+def require_known_page_modules(files: CheckpointFiles) -> None:
+    """Refuse what sentence-transformers computes with a retriever of pages beyond what its model gives.
+
+    Raises:
+        OnnxtoolError: it has other modules or settings.
+    """
+    modules, hint = SentenceModules.of(files), "export the checkpoint of transformers, without modules.json"
+    if not modules.modules:
+        return
+    if modules.kinds != _MODULES:
+        raise files.refuse(
+            f"modules.json of {files.label} names {', '.join(modules.kinds)}, and of a retriever of pages "
+            f"onnxtool follows {' and '.join(_MODULES)}",
+            hint,
+        )
+    unknown = [
+        f"{key} {value!r} of {modules.transformer_file}"
+        for key, value in modules.transformer.items()
+        if value not in (*_NOTHING, _TRANSFORMER.get(key)) and not (key == "max_seq_length" and positive(value))
+    ]
+    unknown += [f"no {key} in sentence_bert_config.json" for key in _TRANSFORMER if key not in modules.transformer]
+    unknown += [
+        f"{key} {value!r} of {ENCODER_NAME}"
+        for key, value in modules.encoder.items()
+        if key != "__version__" and value not in (*_NOTHING, *_ENCODER.get(key, ()))
+    ]
+    unknown += [
+        f"{key} {value!r} of MultiVectorMask"
+        for key, value in modules.modules[1].settings.items()
+        if key != "skiplist_tasks" and value not in _NOTHING
+    ]
+    if unknown:
+        raise files.refuse(
+            f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)[:300]}", hint
+        )
+    name, kind = _kind_of(files)
+    if not kind.is_of_modules:
+        raise files.refuse(
+            f"sentence-transformers 6.2 calls {name} so that pages have no tokens, and queries lack those behind them",
+            hint,
+        )
+
+
+def _kind_of(files: CheckpointFiles) -> tuple[str, _Kind]:
+    """Return the name of a checkpoint's processor, and what it does.
+
+    Raises:
+        OnnxtoolError: it is another one.
+    """
+    # Processors that say nothing else were saved without a file of their own.
+    names = {file: files.read(file).get("processor_class") for file in (_NAME, PROCESSOR_NAME, _TOKENIZER)}
+    file, name = next(((file, name) for file, name in names.items() if name is not None), (_NAME, None))
+    if not isinstance(name, str) or name not in _KINDS:
+        raise files.refuse(
+            f"{file} of {files.label} names the processor {name!r}, and pages and queries are written as "
+            f"{', '.join(_KINDS)} do",
+            "prepare pages and queries with transformers for this checkpoint",
+        )
+    return name, _KINDS[name]
+
+
 def _read(files: CheckpointFiles) -> tuple[_Kind, Mapping[str, Json]]:
     """Return the processor of a checkpoint and its settings.
 
     Raises:
         OnnxtoolError: it is another one, or says what is not followed.
     """
+    _, kind = _kind_of(files)
     settings, arguments = files.read(_NAME), files.read(_TOKENIZER)
-    # Processors that say nothing else were saved without a file of their own.
-    names = {file: files.read(file).get("processor_class") for file in (_NAME, PROCESSOR_NAME, _TOKENIZER)}
-    file, name = next(((file, name) for file, name in names.items() if name is not None), (_NAME, None))
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise files.refuse(
-            f"{file} of {files.label} names the processor {name!r}, and pages and queries are written as "
-            f"{', '.join(_KINDS)} do",
-            "prepare pages and queries with transformers for this checkpoint",
-        )
     unknown = {
         _NAME: [key for key in settings if key not in (*kind.settings, *_HARMLESS) and settings[key] is not None],
         _TOKENIZER: [key for key, harmless in _ARGUMENTS.items() if arguments.get(key) not in harmless],
@@ -215,6 +317,7 @@ def _read(files: CheckpointFiles) -> tuple[_Kind, Mapping[str, Json]]:
             )
     if _image_token(arguments) not in (None, kind.image) and kind.images:
         raise files.refuse(f"{_TOKENIZER} of {files.label} has another image_token than {kind.image}")
+    require_known_page_modules(files)
     return kind, settings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ import pytest
 from PIL import Image
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.page_processors import PageProcessor, require_known_pages, write_page_query
+from onnxtool.checkpoint.page_processors import (
+    PageProcessor,
+    page_limit,
+    require_known_pages,
+    require_known_queries,
+    write_page_query,
+)
 from onnxtool.checkpoint.picture_files import read_picture
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from tests.infer.tiny_pages import colmodernvbert_processor, colqwen2_processor, write_pages
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from retrieval.tiny_pages import colmodernvbert_processor, colqwen2_processor, write_pages
 
 MAKERS: dict[str, Callable[..., Any]] = {"ColModernVBert": colmodernvbert_processor, "ColQwen2": colqwen2_processor}
 
@@ -124,6 +134,84 @@ def test_processors_that_are_not_followed_are_refused(
     with pytest.raises(InputError) as raised:
         PageProcessor.of(CheckpointFolder(tmp_path), f"{name}Processor")
     assert message in raised.value.message
+
+
+FORWARD = {"method": "forward", "method_output_name": "embeddings"}
+MODULES: dict[str, Any] = {
+    "modules.json": [
+        {"type": "sentence_transformers.base.modules.transformer.Transformer", "path": ""},
+        {"type": "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask", "path": "1_MultiVectorMask"},
+    ],
+    "sentence_bert_config.json": {
+        "transformer_task": "retrieval",
+        "modality_config": {"text": FORWARD, "image": FORWARD},
+        "module_output_name": "token_embeddings",
+    },
+    "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder", "prompts": {"query": "", "document": ""}},
+    "1_MultiVectorMask/config.json": {"skiplist_words": [], "skiplist_tasks": ["document"]},
+}
+
+
+def write_modules(folder: Path, change: dict[str, Any] | None = None, file: str = "") -> CheckpointFolder:
+    """Write what sentence-transformers saves beside a retriever of pages, with `change` in `file`."""
+    (folder / "1_MultiVectorMask").mkdir()
+    for name, content in MODULES.items():
+        (folder / name).write_text(json.dumps({**content, **(change or {})} if name == file else content))
+    return CheckpointFolder(folder)
+
+
+def test_modules_of_a_retriever_cut_pages_and_queries_to_a_limit(tmp_path: Path) -> None:
+    """Which is the tokenizer's, or that of the module; transformers alone cuts none."""
+    processor = colqwen2_processor()
+    processor.tokenizer.model_max_length = 64
+    processor.save_pretrained(tmp_path)
+    plain = PageProcessor.of(CheckpointFolder(tmp_path), "ColQwen2Processor")
+    folder = write_modules(tmp_path)
+    limited = PageProcessor.of(folder, "ColQwen2Processor")
+    small, large = Image.new("RGB", (16, 16)), Image.new("RGB", (64, 64))
+    np.testing.assert_array_equal(limited.prepare(small)["input_ids"], plain.prepare(small)["input_ids"])
+    assert len(plain.prepare(large)["input_ids"]) == 93
+    with pytest.raises(InputError, match=r"has 93 tokens, more than 64 \(model_max_length"):
+        limited.prepare(large)
+    settings = {**MODULES["sentence_bert_config.json"], "max_seq_length": 9}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    limit = page_limit(CheckpointFolder(tmp_path))
+    assert limit is not None
+    assert limit.tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("sentence_bert_config.json", {"query_length": 9}, "query_length 9"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask'"),
+        ("sentence_bert_config.json", {"modality_config": {"text": FORWARD}}, "modality_config {'text'"),
+        ("sentence_bert_config.json", {"max_seq_length": -1}, "max_seq_length -1"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case True"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"image": {"do_resize": False}}}, "processing_kwargs"),
+        ("config_sentence_transformers.json", {"prompts": {"query": "Q: "}}, "prompts {'query': 'Q: '}"),
+        ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim 4"),
+        ("config_sentence_transformers.json", {"similarity_fn_name": "dot"}, "similarity_fn_name 'dot'"),
+        ("1_MultiVectorMask/config.json", {"keep_only_token_ids": [5]}, "keep_only_token_ids [5] of MultiVectorMask"),
+        ("1_MultiVectorMask/config.json", {"skiplist_words": ["a"]}, "skiplist_words ['a'] of MultiVectorMask"),
+    ],
+)
+def test_modules_of_a_retriever_that_are_not_followed_are_refused(
+    file: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """By name, value and file."""
+    colqwen2_processor().save_pretrained(tmp_path)
+    with pytest.raises(InputError) as raised:
+        require_known_queries(write_modules(tmp_path, change, file))
+    assert message in raised.value.message
+
+
+def test_a_processor_that_sentence_transformers_calls_otherwise_is_refused(tmp_path: Path) -> None:
+    """Version 6.2 gives ColModernVBERT's pages no tokens, and fails on them."""
+    colmodernvbert_processor().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="6.2 calls ColModernVBertProcessor so that pages have no tokens") as raised:
+        require_known_pages(write_modules(tmp_path))
+    assert "without modules.json" in raised.value.hint
 
 
 @pytest.mark.parametrize(

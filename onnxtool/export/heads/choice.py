@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
-from onnxtool.checkpoint.page_processors import require_known_pages
+from onnxtool.checkpoint.page_processors import require_known_page_modules, require_known_pages, require_known_queries
 from onnxtool.checkpoint.picture_processing import PictureProcessor
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
@@ -328,14 +328,9 @@ def choose_no_head(name: str, source: Source, *, of_pictures: bool) -> Choice:
         raise ExportError(
             f"the head {name} is not for a retriever of pages, which gives vectors itself", "leave it out"
         )
-    if source.sentence_modules.modules:
-        raise source.refuse(
-            f"modules.json of {source.model_name} names {', '.join(source.sentence_modules.kinds)}, and onnxtool does "
-            "not follow its settings with a retriever of pages",
-            "export the checkpoint of transformers, without modules.json",
-        )
-    if name == "auto" and of_pictures:
-        _require_known(require_known_pages, source, "--head none")
+    require_known_page_modules(source)
+    if name == "auto":
+        _require_known(require_known_pages if of_pictures else require_known_queries, source, "--head none")
     return Choice("none", None)
 
 

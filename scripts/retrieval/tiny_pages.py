@@ -13,8 +13,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-from tests.export.test_modalities import save
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 # Height and width of pages: wide, high, square, tiny, one that is a tile, and odd ones.
 SIZES = ((60, 80), (90, 40), (33, 33), (16, 16), (5, 9), (31, 250))
@@ -67,8 +66,7 @@ def colmodernvbert(folder: Path) -> Any:
         text_config=text, vision_config=vision, pixel_shuffle_factor=2, image_token_id=processor.image_token_id
     )
     config = transformers.ColModernVBertConfig(vlm_config=vlm, embedding_dim=8)
-    save(transformers.ColModernVBertForRetrieval(config).eval(), folder, processor, spread=0.2)
-    return processor
+    return _save(transformers.ColModernVBertForRetrieval(config), folder, processor)
 
 
 def colqwen2(folder: Path) -> Any:
@@ -83,8 +81,28 @@ def colqwen2(folder: Path) -> Any:
     ids = {f"{of}_token_id": processor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for of, name in names.items()}
     vlm = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
     config = transformers.ColQwen2Config(vlm_config=vlm, embedding_dim=8)
-    save(transformers.ColQwen2ForRetrieval(config).eval(), folder, processor, spread=0.2)
-    return processor
+    return _save(transformers.ColQwen2ForRetrieval(config), folder, processor)
+
+
+def colpali(folder: Path) -> Any:
+    """Save a model with its processor, and return the processor."""
+    tokenizer = _tokenizer(("<pad>", "<eos>", "<bos>", "<image>"), pad="<pad>", eos="<eos>", bos="<bos>")
+    pixels = SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    pixels.image_seq_length = 16
+    processor = transformers.ColPaliProcessor(pixels, tokenizer)
+    text = _TEXT | {
+        "model_type": "gemma", "vocab_size": len(tokenizer), "num_hidden_layers": 1, "num_key_value_heads": 1,
+        "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+    }  # fmt: skip
+    vision = _TEXT | {
+        "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8, "num_hidden_layers": 1,
+        "projection_dim": 32, "vision_use_head": False,
+    }  # fmt: skip
+    vlm = transformers.PaliGemmaConfig(
+        text_config=text, vision_config=vision, image_token_index=processor.image_token_id, projection_dim=32
+    )
+    config = transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=8)
+    return _save(transformers.ColPaliForRetrieval(config), folder, processor)
 
 
 def embed(model: Any, processor: Any, pages: Sequence[Path]) -> list[Any]:
@@ -92,6 +110,18 @@ def embed(model: Any, processor: Any, pages: Sequence[Path]) -> list[Any]:
     with torch.inference_mode():
         made = [processor.process_images(images=[Image.open(page).convert("RGB")]) for page in pages]
         return [model(**inputs).embeddings[0] for inputs in made]
+
+
+def _save(model: Any, folder: Path, processor: Any) -> Any:
+    """Save a model with weights that are large enough for a step that is left out to show."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    model.eval().save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return processor
 
 
 def _tokenizer(special: Sequence[str], *, pad: str, eos: str, bos: str | None = None, frames: bool = False) -> Any:
@@ -106,5 +136,5 @@ def _tokenizer(special: Sequence[str], *, pad: str, eos: str, bos: str | None = 
 
         tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=[(bos, 1), (eos, 2)])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=64, pad_token=pad, eos_token=eos, bos_token=bos
+        tokenizer_object=tokenizer, model_max_length=2048, pad_token=pad, eos_token=eos, bos_token=bos
     )

@@ -1,0 +1,38 @@
+"""Small retrievers of pages as pictures, saved by transformers and by sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
+
+from retrieval.checkpoints import Case
+from retrieval.tiny_pages import colmodernvbert, colpali, colqwen2
+
+PAGES = "pages"
+_MAKERS: dict[str, Callable[[Path], Any]] = {"ColPali": colpali, "ColModernVBERT": colmodernvbert, "ColQwen2": colqwen2}
+
+
+def _of_transformers(make: Callable[[Path], Any]) -> Callable[[Path, Path], None]:
+    def save(folder: Path, _base: Path) -> None:
+        make(folder)
+
+    return save
+
+
+def _of_modules(make: Callable[[Path], Any]) -> Callable[[Path, Path], None]:
+    def save(folder: Path, base: Path) -> None:
+        make(base)
+        MultiVectorEncoder(str(base), device="cpu").save_pretrained(str(folder))
+
+    return save
+
+
+def page_cases() -> Iterator[Case]:
+    """List the checkpoints."""
+    for name, make in _MAKERS.items():
+        yield Case(f"{name}, of transformers", PAGES, _of_transformers(make))
+    for name, make in _MAKERS.items():
+        yield Case(f"{name}, of sentence-transformers", PAGES, _of_modules(make))
