@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.page_pictures import GRID, OWN_SETTINGS, CutPage, PagePictures, read_page_pictures
 from onnxtool.checkpoint.picture_processing import FOLLOWED, PIXELS, PROCESSOR_NAME, Feeds, PictureProcessor
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MULTI_VECTOR, TOKENS, SentenceModules, positive
+from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
@@ -119,6 +123,7 @@ class PageProcessor:
         image: the token that stands for a part of a page.
         tokens_of_tile: how often it does for one tile.
         limit: the most tokens of a page; None for any number.
+        kept_ids: where it is not empty, no vectors of other tokens count.
     """
 
     pictures: PagePictures
@@ -127,6 +132,7 @@ class PageProcessor:
     image: str
     tokens_of_tile: int
     limit: Limit | None
+    kept_ids: frozenset[int]
 
     @classmethod
     def of(cls, folder: CheckpointFolder, name: str) -> PageProcessor:
@@ -148,7 +154,9 @@ class PageProcessor:
         if tokenizer.id_of(kind.image) is None:
             raise folder.malformed("tokenizer.json", f"it has no token {kind.image}")
         pictures = read_page_pictures(folder, kind.images)
-        return cls(pictures, tokenizer, prompt, kind.image, number, page_limit(folder))
+        mask = read_mask(SentenceModules.of(folder))
+        kept_ids = frozenset[int]() if mask is None else mask.kept_ids
+        return cls(pictures, tokenizer, prompt, kind.image, number, page_limit(folder), kept_ids)
 
     @property
     def image_id(self) -> int | None:
@@ -173,7 +181,15 @@ class PageProcessor:
                 f"{self.limit.tokens} ({self.limit.source})",
                 "make the page smaller: sentence-transformers cuts its tokens, and then refuses it",
             )
+        if not self.counted(read["input_ids"]).any():
+            raise InputError(
+                "keep_only_token_ids of MultiVectorMask has no token of pages", "the list belongs to another model"
+            )
         return {**{name: read[name][0] for name in ("input_ids", "attention_mask")}, **cut.feeds}
+
+    def counted(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which tokens count, of any shape."""
+        return np.isin(ids, list(self.kept_ids)) if self.kept_ids else np.ones_like(ids, dtype=bool)
 
     def _written(self, cut: CutPage) -> str:
         """Write what a page is cut into."""
@@ -261,16 +277,19 @@ def require_known_page_modules(files: CheckpointFiles) -> None:
         for key, value in modules.encoder.items()
         if key != "__version__" and value not in (*_NOTHING, *_ENCODER.get(key, ()))
     ]
+    name, kind = _kind_of(files)
+    # Where pages are pixels alone, nobody sees the tokens beside them.
+    followed = ("skiplist_tasks", *(("keep_only_token_ids",) if kind.images else ()))
     unknown += [
         f"{key} {value!r} of MultiVectorMask"
         for key, value in modules.modules[1].settings.items()
-        if key != "skiplist_tasks" and value not in _NOTHING
+        if key not in followed and value not in _NOTHING
     ]
+    read_mask(modules)
     if unknown:
         raise files.refuse(
             f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)[:300]}", hint
         )
-    name, kind = _kind_of(files)
     if not kind.is_of_modules:
         raise files.refuse(
             f"sentence-transformers 6.2 calls {name} so that pages have no tokens, and queries lack those behind them",

@@ -192,7 +192,7 @@ def test_modules_of_a_retriever_cut_pages_and_queries_to_a_limit(tmp_path: Path)
         ("config_sentence_transformers.json", {"prompts": {"query": "Q: "}}, "prompts {'query': 'Q: '}"),
         ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim 4"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "dot"}, "similarity_fn_name 'dot'"),
-        ("1_MultiVectorMask/config.json", {"keep_only_token_ids": [5]}, "keep_only_token_ids [5] of MultiVectorMask"),
+        ("1_MultiVectorMask/config.json", {"keep_only_token_ids": "all"}, "keep_only_token_ids of 1_Multi"),
         ("1_MultiVectorMask/config.json", {"skiplist_words": ["a"]}, "skiplist_words ['a'] of MultiVectorMask"),
     ],
 )
@@ -204,6 +204,14 @@ def test_modules_of_a_retriever_that_are_not_followed_are_refused(
     with pytest.raises(InputError) as raised:
         require_known_queries(write_modules(tmp_path, change, file))
     assert message in raised.value.message
+
+
+def test_tokens_that_no_page_has_cannot_be_all_that_count(tmp_path: Path) -> None:
+    """There would be no vector."""
+    colqwen2_processor().save_pretrained(tmp_path)
+    folder = write_modules(tmp_path, {"keep_only_token_ids": [9999]}, "1_MultiVectorMask/config.json")
+    with pytest.raises(InputError, match="has no token of pages"):
+        PageProcessor.of(folder, "ColQwen2Processor").prepare(Image.new("RGB", (16, 16)))
 
 
 def test_a_processor_that_sentence_transformers_calls_otherwise_is_refused(tmp_path: Path) -> None:

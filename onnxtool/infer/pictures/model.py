@@ -194,7 +194,13 @@ class PictureModel:
         }
         values = self.session.run(feeds)[self.vector][: len(pictures)].astype(np.float32)
         require_finite(values, "embedding")
-        return TokenVectors.stack(list(values)) if self.by_token else values
+        if not self.by_token:
+            return values
+        rows = list(values)
+        if isinstance(self.processor, PageProcessor):
+            counted = [self.processor.counted(picture.feeds["input_ids"]) for picture in pictures]
+            rows = [row[own] for row, own in zip(rows, counted, strict=True)]
+        return TokenVectors.stack(rows)
 
     @property
     def _most(self) -> int:
