@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -163,6 +164,44 @@ def test_only_right_exports_are_optimized(tmp_path: Path) -> None:
     workers = Workers(Limits(), preloaded=())
     for known in ({"onnxtool": {"verdict": "refused"}}, {"onnxtool": {"verdict": "right"}, "optimized": {"fp32": {}}}):
         assert try_precisions(Trial("fill-mask", "bert"), ["fp32"], known, workers, tmp_path) == known
+
+
+def test_the_script_optimizes_right_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone, the quickest first; what is to be redone forgets that precision and keeps the other."""
+    with pytest.MonkeyPatch.context() as patch:  # importing the script sets the environment of its processes
+        patch.setattr(os, "environ", os.environ.copy())
+        spec = importlib.util.spec_from_file_location("survey_script", ROOT / "scripts" / "coverage.py")
+        assert spec is not None
+        assert spec.loader is not None
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+    exported = {"way": "dynamo", "reason": "", "fixed_axes": {}, "verdict": "right"}
+    right = {"verdict": "right", "reason": "", "attentions": [2, 2], "notes": {}}
+    known: dict[str, Any] = {
+        "fill-mask/albert": {"runnable": {}, "onnxtool": {**exported, "seconds": 2.0}},
+        "fill-mask/bart": {"runnable": {}, "onnxtool": {**exported, "seconds": 1.0, "verdict": "refused"}},
+        "fill-mask/bert": {
+            "runnable": {},
+            "onnxtool": {**exported, "seconds": 1.0},
+            "optimized": {"fp32": right, "int8": right},
+        },
+    }
+    (tmp_path / "results.json").write_text(json.dumps(known), "utf-8")
+    asked = []
+
+    def fake(trial: Trial, precisions: list[str], known: dict[str, Any], *_args: Any, keep: bool) -> dict[str, Any]:
+        asked.append((trial.key, precisions, sorted(known.get("optimized", {})), keep))
+        return {**known, "optimized": {**known.get("optimized", {}), "fp32": {**right, "verdict": "wrong"}}}
+
+    monkeypatch.setattr(script, "try_precisions", fake)
+    paths = [f"--{name}={tmp_path / file}" for name, file in (("results", "results.json"), ("output", "page.md"))]
+    asks = ["--optimize", "fp32", "--redo", "--keep", "--tasks", "fill-mask", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", ["coverage.py", *paths, f"--work_dir={tmp_path}", *asks])
+    assert script.main() == 1
+    assert asked == [("fill-mask/bert", ["fp32"], ["int8"], True), ("fill-mask/albert", ["fp32"], [], True)]
+    saved = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert saved["fill-mask/bert"]["optimized"]["int8"] == right
+    assert "| fill-mask | 2 | 2 | 0 | 0 | 2 | 0 | 0.0 | 1 | 1 |" in (tmp_path / "page.md").read_text("utf-8")
 
 
 def test_two_graphs_of_one_export_are_one_row() -> None:

@@ -22,7 +22,8 @@ from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.errors import InputError
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+from onnxtool.runtime.feeds import FeedShape
+from onnxtool.runtime.input_cases import sized_feeds
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.runtime.timing import Stopwatch
 
@@ -176,18 +177,10 @@ def random_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Wo
     Raises:
         InputError: the model is fixed to other shapes, or has inputs for which none can be generated.
     """
-    inputs, bounds = model.structure.inputs, index_bounds(model)
-    stamp = InputStamp.read(model)
-    fixed = None if stamp is None else stamp.fixed_length(inputs)
     for batch_size in options.batch_sizes:
         for length in options.sequence_lengths:
             shape = FeedShape.full(batch_size, length)
-            if stamp is not None and stamp.cases and fixed in (None, length):
-                feeds = stamp.make_sized(inputs, batch_size, length, seed=options.seed)
-            else:
-                kinds = None if stamp is None else stamp.kinds
-                feeds = random_feeds(inputs, shape, bounds, seed=options.seed, kinds=kinds)
-            yield Workload(batch_size, length, (feeds,), (shape.mask,))
+            yield Workload(batch_size, length, (sized_feeds(model, shape, seed=options.seed),), (shape.mask,))
 
 
 def fit_lengths(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
@@ -54,6 +57,20 @@ def input_cases(model: ModelFile, *, longest: int | None = None) -> list[Case]:
         feeds = random_feeds(inputs, shape, bounds, seed=seed, kinds=kinds)
         cases.append(Case(shape.description, feeds, shape.mask if masked else None))
     return cases
+
+
+def sized_feeds(model: ModelFile, shape: FeedShape, *, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Make random inputs of B rows of S tokens, none of it padding: as the stamp says, else from the graph.
+
+    Raises:
+        ModelFileError: the stamp cannot be used.
+        InputError: the graph is fixed to other sizes, or has an input for which none can be made.
+    """
+    inputs, stamp = model.structure.inputs, InputStamp.read(model)
+    if stamp is not None and stamp.cases and stamp.fixed_length(inputs) in (None, shape.sequence_length):
+        return stamp.make_sized(inputs, shape.batch_size, shape.sequence_length, seed=seed)
+    kinds = None if stamp is None else stamp.kinds
+    return random_feeds(inputs, shape, index_bounds(model), seed=seed, kinds=kinds)
 
 
 def _num_tokens(case: StampedCase, kinds: Mapping[str, InputKind]) -> int:

@@ -16,6 +16,7 @@ from onnxtool.errors import InputError, ModelFileError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import INPUTS_KEY, stamp
 from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.quantization.candidates import timing_feeds
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_cases import input_cases
@@ -217,6 +218,27 @@ def test_a_hostile_stamp_ends_in_one_error(hostile: Any, why: str, tmp_path: Pat
     assert len(error.value.message) < 500
 
 
+def _of_ids(path: Path, stamped: dict[str, Any]) -> ModelFile:
+    """Write a graph of texts that gives them back, with a stamp."""
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch_size", "sequence"])
+    out = helper.make_tensor_value_info("out", TensorProto.INT64, ["batch_size", "sequence"])
+    graph = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["out"])], "ids", [ids], [out])
+    onnx.save(helper.make_model(graph, ir_version=9), path)
+    stamp(path, {INPUTS_KEY: json.dumps(stamped)})
+    return ModelFile.open(path)
+
+
+def test_texts_that_are_timed_end_as_they_must(tmp_path: Path) -> None:
+    """Also where precisions are compared: a classifier of BART's kind runs on no others."""
+    kind = {"kind": "ids", "below": 9, "last": _END}
+    cases = [{"case": "", "shapes": {"input_ids": [1, 2]}}]
+    for known in (cases, []):
+        model = _of_ids(tmp_path / "model.onnx", {"inputs": {"input_ids": kind}, "cases": known})
+        for feeds in timing_feeds(model, ()).values():
+            assert (feeds["input_ids"][:, -1] == _END).all()
+            assert (feeds["input_ids"] == _END).sum() == len(feeds["input_ids"])
+
+
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
@@ -231,11 +253,7 @@ def test_a_hostile_stamp_ends_in_one_error(hostile: Any, why: str, tmp_path: Pat
 )
 def test_hostile_ids_end_in_one_error(entry: dict[str, Any], why: str, tmp_path: Path) -> None:
     """An id outside of those that there are, none that is left, or numbers that are not given."""
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch_size", "sequence"])
-    out = helper.make_tensor_value_info("out", TensorProto.INT64, ["batch_size", "sequence"])
-    graph = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["out"])], "ids", [ids], [out])
-    onnx.save(helper.make_model(graph, ir_version=9), tmp_path / "model.onnx")
     hostile = {"inputs": {"input_ids": entry}, "cases": [{"case": "", "shapes": {"input_ids": [1, 2]}}]}
-    stamp(tmp_path / "model.onnx", {INPUTS_KEY: json.dumps(hostile)})
+    model = _of_ids(tmp_path / "model.onnx", hostile)
     with pytest.raises(ModelFileError, match=why):
-        input_cases(ModelFile.open(tmp_path / "model.onnx"))
+        input_cases(model)

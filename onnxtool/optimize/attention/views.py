@@ -8,7 +8,7 @@ Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -34,6 +34,7 @@ class Layout(Enum):
     FLAT = "B, S, H * D"
     HEADS_INSIDE = "B, S, H, D"
     HEADS_OUTSIDE = "B, H, S, D"
+    COLUMNS = "B, H, D, S"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,13 @@ class Heads:
 
 
 def find_heads(
-    value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: bool = False, repeated: bool = False
+    value: ir.Value,
+    shapes: Shapes,
+    num_heads: int,
+    *,
+    transposed: bool = False,
+    repeated: bool = False,
+    in_columns: bool = False,
 ) -> Heads | None:
     """Find the first tensor of which `value`, [B, H, S, D] or [B * H, S, D], is a view of the heads.
 
@@ -66,6 +73,7 @@ def find_heads(
         num_heads: H.
         transposed: whether the last two axes of `value` are exchanged, as those of the keys are.
         repeated: whether the tensor may have fewer heads than `value`, which repeats each of them as often.
+        in_columns: whether COLUMNS is a layout as well, where there is no other; SqueezeBERT's convolutions give it.
     """
     shape = shapes.of(value)
     if shape is None or len(shape) not in (3, 4):
@@ -79,6 +87,8 @@ def find_heads(
         if shown is None or (shown[1] > 1 and not repeated):
             continue
         layout, repeats = shown
+        if layout is Layout.COLUMNS and (found is not None or not in_columns):
+            continue
         found = Heads(source, layout, num_heads // repeats, head_size, scale, repeats)
         # Linear layers give the flat layout; there is nothing to find above it.
         if layout is Layout.FLAT:
@@ -190,15 +200,17 @@ def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_si
     moved = moved.reshape(batch, num_heads, moved.shape[-2], head_size)
     outside = (batch, num_heads // repeats, moved.shape[-2], head_size)
     inside = (batch, moved.shape[-2], num_heads // repeats, head_size)
-    if shape == outside:
-        layout, heads = Layout.HEADS_OUTSIDE, indices
-    elif shape == inside:
-        layout, heads = Layout.HEADS_INSIDE, indices.transpose(0, 2, 1, 3)
-    elif shape == (*inside[:2], inside[2] * head_size):
-        layout, heads = Layout.FLAT, indices.reshape(inside).transpose(0, 2, 1, 3)
-    else:
-        return None
-    return (layout, repeats) if np.array_equal(np.repeat(heads, repeats, axis=1), moved) else None
+    columns = (*outside[:2], head_size, moved.shape[-2])
+    stored: tuple[tuple[Layout, tuple[int, ...], Callable[[], Indices]], ...] = (
+        (Layout.HEADS_OUTSIDE, outside, lambda: indices),
+        (Layout.HEADS_INSIDE, inside, lambda: indices.transpose(0, 2, 1, 3)),
+        (Layout.FLAT, (*inside[:2], inside[2] * head_size), lambda: indices.reshape(inside).transpose(0, 2, 1, 3)),
+        (Layout.COLUMNS, columns, lambda: indices.swapaxes(2, 3)),
+    )
+    for layout, sizes, heads in stored:
+        if shape == sizes and np.array_equal(np.repeat(heads(), repeats, axis=1), moved):
+            return layout, repeats
+    return None
 
 
 def _move(indices: Indices, chain: Sequence[ir.Node], shapes: Shapes, probe: int) -> Indices | None:

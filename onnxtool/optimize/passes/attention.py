@@ -117,7 +117,9 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
 
 def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, repeated: bool = False) -> tuple[Heads, Heads]:
     """Find the heads of keys and values; with `repeated`, those that stand for several where there are such."""
-    keys = find_heads(found.keys, shapes, found.num_heads, transposed=found.is_transposed, repeated=repeated)
+    keys = find_heads(
+        found.keys, shapes, found.num_heads, transposed=found.is_transposed, repeated=repeated, in_columns=True
+    )
     values = find_heads(found.values, shapes, found.num_heads, repeated=repeated)
     if keys is None or values is None:
         raise RefusedError(f"{'keys' if keys is None else 'values'} whose heads cannot be told apart")
@@ -234,8 +236,9 @@ def _flat(heads: Heads, writer: Writer) -> ir.Value:
     value = heads.source
     if heads.layout is Layout.FLAT:
         return value
-    if heads.layout is Layout.HEADS_OUTSIDE:
-        value = writer.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
+    if heads.layout in (Layout.HEADS_OUTSIDE, Layout.COLUMNS):
+        perm = [0, 2, 1, 3] if heads.layout is Layout.HEADS_OUTSIDE else [0, 3, 1, 2]
+        value = writer.node("Transpose", [value], {"perm": perm})
     return writer.node("Reshape", [value, _shape([0, 0, heads.num_heads * heads.head_size], writer)])
 
 
@@ -377,7 +380,7 @@ def _length(heads: Heads, writer: Writer) -> ir.Value:
 
 
 def _axis_of_length(heads: Heads) -> int:
-    return 2 if heads.layout is Layout.HEADS_OUTSIDE else 1
+    return {Layout.HEADS_OUTSIDE: 2, Layout.COLUMNS: 3}.get(heads.layout, 1)
 
 
 def _with_zeroed_rows(

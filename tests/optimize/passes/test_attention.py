@@ -236,6 +236,19 @@ def test_values_of_another_size_than_keys_are_joined() -> None:
     assert fused_node(model).op_type == "MultiHeadAttention"
 
 
+@pytest.mark.parametrize("size", [4, 5], ids=["as many keys as numbers in a head", "others"])
+def test_keys_that_a_convolution_gives_are_turned(size: int) -> None:
+    """[B, H, D, L], with which the queries are multiplied as they are."""
+    text = """g (float[B, 2, S, 4] q, float[B, 8, L] k, float[B, 2, L, 4] v) => (float[B, S, 8] y) {
+        columns = Reshape(k, split) scores = MatMul(q, columns) p = Softmax <axis=-1> (scores) c = MatMul(p, v)
+        outside = Transpose <perm=[0, 2, 1, 3]> (c) y = Reshape(outside, joined)
+    }"""
+    model = build(text, {"split": np.array([0, 2, 4, -1]), "joined": np.array([0, 0, 8])})
+    feeds = {"q": normal(3, 2, 6, 4, seed=1), "k": normal(3, 8, size, seed=2), "v": normal(3, 2, size, 4, seed=3)}
+    assert_same_numbers(attention, model, feeds)
+    assert fused_node(model).op_type == "MultiHeadAttention"
+
+
 # Four heads of queries, of which two share a head of the keys and values, by the layout of the queries.
 QUERIES_OF_FOUR = {
     "flat": "q0 = MatMul(x, wq) q2 = Reshape(q0, fours) q = Transpose <perm=[0, 2, 1, 3]> (q2)",
