@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.page_pictures import GRID, OWN_SETTINGS, CutPage, PagePictures, read_page_pictures
 from onnxtool.checkpoint.picture_processing import FOLLOWED, PIXELS, PROCESSOR_NAME, Feeds, PictureProcessor
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MULTI_VECTOR, TOKENS, SentenceModules, positive
+from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
@@ -30,6 +34,7 @@ PAGE_INPUTS = ("input_ids", "attention_mask", PIXELS, GRID)
 _NAME, _TOKENIZER = "processor_config.json", "tokenizer_config.json"
 _PREFIX, _PROMPT, _TOKENS_OF_TILE = "query_prefix", "visual_prompt_prefix", "image_seq_len"
 _NUM_AUGMENTING = 10  # tokens behind a query, in which the model may put what the query has no words for
+_MOST_TOKENS = 1 << 17  # of a page: more than any retriever takes
 _BORDER, _WHOLE = "<fake_token_around_image>", "<global-img>"
 # What the processors of transformers read of a tokenizer's settings as if it were an argument of theirs, and which
 # values of it change neither tokens nor pixels.
@@ -108,6 +113,9 @@ _KINDS: Mapping[str, _Kind] = {
 }
 
 
+_OF_MODELS = {name.removesuffix("Processor").lower(): name for name in _KINDS}
+
+
 @dataclass(frozen=True, eq=False)
 class PageProcessor:
     """How a page becomes pixels and the tokens that stand for them, as many as its size asks for.
@@ -119,6 +127,7 @@ class PageProcessor:
         image: the token that stands for a part of a page.
         tokens_of_tile: how often it does for one tile.
         limit: the most tokens of a page; None for any number.
+        kept_ids: where it is not empty, no vectors of other tokens count.
     """
 
     pictures: PagePictures
@@ -127,6 +136,7 @@ class PageProcessor:
     image: str
     tokens_of_tile: int
     limit: Limit | None
+    kept_ids: frozenset[int]
 
     @classmethod
     def of(cls, folder: CheckpointFolder, name: str) -> PageProcessor:
@@ -148,7 +158,9 @@ class PageProcessor:
         if tokenizer.id_of(kind.image) is None:
             raise folder.malformed("tokenizer.json", f"it has no token {kind.image}")
         pictures = read_page_pictures(folder, kind.images)
-        return cls(pictures, tokenizer, prompt, kind.image, number, page_limit(folder))
+        mask = read_mask(SentenceModules.of(folder))
+        kept_ids = frozenset[int]() if mask is None else mask.kept_ids
+        return cls(pictures, tokenizer, prompt, kind.image, number, page_limit(folder), kept_ids)
 
     @property
     def image_id(self) -> int | None:
@@ -173,12 +185,25 @@ class PageProcessor:
                 f"{self.limit.tokens} ({self.limit.source})",
                 "make the page smaller: sentence-transformers cuts its tokens, and then refuses it",
             )
+        if not self.counted(read["input_ids"]).any():
+            raise InputError(
+                "keep_only_token_ids of MultiVectorMask has no token of pages", "the list belongs to another model"
+            )
         return {**{name: read[name][0] for name in ("input_ids", "attention_mask")}, **cut.feeds}
+
+    def counted(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which tokens count, of any shape."""
+        return np.isin(ids, list(self.kept_ids)) if self.kept_ids else np.ones_like(ids, dtype=bool)
 
     def _written(self, cut: CutPage) -> str:
         """Write what a page is cut into."""
         if cut.num_merged:
             return self.image * cut.num_merged
+        num_tokens = len(cut.feeds[PIXELS]) * self.tokens_of_tile
+        if num_tokens > _MOST_TOKENS:
+            raise InputError(
+                f"a page would have {num_tokens} tokens", f"check {_TOKENS_OF_TILE} in the settings of the processor"
+            )
         tile = self.image * self.tokens_of_tile
         rows = "".join(
             "".join(f"{_BORDER}<row_{row}_col_{column}>{tile}" for column in range(1, cut.num_columns + 1)) + "\n"
@@ -261,16 +286,19 @@ def require_known_page_modules(files: CheckpointFiles) -> None:
         for key, value in modules.encoder.items()
         if key != "__version__" and value not in (*_NOTHING, *_ENCODER.get(key, ()))
     ]
+    name, kind = _kind_of(files)
+    # Where pages are pixels alone, nobody sees the tokens beside them.
+    followed = ("skiplist_tasks", *(("keep_only_token_ids",) if kind.images else ()))
     unknown += [
         f"{key} {value!r} of MultiVectorMask"
         for key, value in modules.modules[1].settings.items()
-        if key != "skiplist_tasks" and value not in _NOTHING
+        if key not in followed and value not in _NOTHING
     ]
+    read_mask(modules)
     if unknown:
         raise files.refuse(
             f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)[:300]}", hint
         )
-    name, kind = _kind_of(files)
     if not kind.is_of_modules:
         raise files.refuse(
             f"sentence-transformers 6.2 calls {name} so that pages have no tokens, and queries lack those behind them",
@@ -284,8 +312,9 @@ def _kind_of(files: CheckpointFiles) -> tuple[str, _Kind]:
     Raises:
         OnnxtoolError: it is another one.
     """
-    # Processors that say nothing else were saved without a file of their own.
+    # Processors that say nothing else were saved without a file of their own. Without any name, the model decides.
     names = {file: files.read(file).get("processor_class") for file in (_NAME, PROCESSOR_NAME, _TOKENIZER)}
+    names["config.json"] = _OF_MODELS.get(str(files.read("config.json").get("model_type")))
     file, name = next(((file, name) for file, name in names.items() if name is not None), (_NAME, None))
     if not isinstance(name, str) or name not in _KINDS:
         raise files.refuse(

@@ -22,10 +22,14 @@ def _of_transformers(make: Callable[[Path], Any]) -> Callable[[Path, Path], None
     return save
 
 
-def _of_modules(make: Callable[[Path], Any]) -> Callable[[Path, Path], None]:
+def _of_modules(make: Callable[[Path], Any], *, of_pixels: bool = False) -> Callable[[Path, Path], None]:
     def save(folder: Path, base: Path) -> None:
-        make(base)
-        MultiVectorEncoder(str(base), device="cpu").save_pretrained(str(folder))
+        processor = make(base)
+        encoder = MultiVectorEncoder(str(base), device="cpu")
+        if of_pixels:
+            mask: Any = encoder[1]
+            mask.keep_only_token_ids = [processor.image_token_id]
+        encoder.save_pretrained(str(folder))
 
     return save
 
@@ -36,3 +40,5 @@ def page_cases() -> Iterator[Case]:
         yield Case(f"{name}, of transformers", PAGES, _of_transformers(make))
     for name, make in _MAKERS.items():
         yield Case(f"{name}, of sentence-transformers", PAGES, _of_modules(make))
+    for name, make in (("ColPali", colpali), ("ColQwen2", colqwen2)):
+        yield Case(f"{name}, keep_only_token_ids", PAGES, _of_modules(make, of_pixels=True))

@@ -35,11 +35,13 @@ class MaskKind:
         padding: the graph input [B, L], 1 for keys that may be attended to; None without padding.
         is_causal: whether a query sees no keys after its own position.
         is_bias: whether they are of no known kind, and have to be added as they are.
+        hides_later: whether no query sees a key after its own position, whatever else they mask.
     """
 
     padding: ir.Value | None = None
     is_causal: bool = False
     is_bias: bool = False
+    hides_later: bool = False
 
 
 NO_MASK, BIAS = MaskKind(), MaskKind(is_bias=True)
@@ -53,12 +55,14 @@ def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes) -> MaskKin
     if part is None or any(term.is_merged for term in masking.terms):
         return BIAS
     mask_kind = _at(model, part, masking, shapes.probes[0])
-    if mask_kind is None or mask_kind.is_bias or not shapes.probes[0]:
+    if mask_kind is None or mask_kind == BIAS or not shapes.probes[0]:
         return mask_kind or BIAS
     for sizes in _past_windows(part, shapes):
         beyond = _at(model, part, masking, sizes)
         if beyond is not None:
-            return mask_kind if beyond == mask_kind else BIAS
+            if beyond == mask_kind:
+                return mask_kind
+            return MaskKind(is_bias=True, hides_later=mask_kind.hides_later and beyond.hides_later)
     return BIAS
 
 
@@ -105,8 +109,9 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
         if value is not None and _equal(row, allowed):
             return MaskKind(value)
         if are_own and _equal(row & causal, allowed):
-            return MaskKind(value, is_causal=True)
-    return BIAS
+            return MaskKind(value, is_causal=True, hides_later=True)
+    is_square = allowed.shape[-2] == keys > 1
+    return MaskKind(is_bias=True, hides_later=is_square and not (allowed & ~causal).any())
 
 
 def _fit(arrays: Sequence[NDArray[Any]]) -> bool:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, constant, producer, scalar
+from onnxtool.graph.edit import attribute, constant, only_consumer, producer, scalar
 from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
 _LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
 _CAPPED = "scores that are capped by a Tanh"
+SINKS = "scores with sinks beside them"
+"""The reason of a RefusedError."""
 _SAME_ELEMENTS = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Dropout")
 
 
@@ -92,6 +94,7 @@ class MatchedAttention:
         is_causal: whether the operator itself masks later keys.
         result: [B, H, S, D] or [B * H, S, D].
         zeroed_rows: the rows of `result` that are zeros; None where there are none.
+        sinks: [1, H, 1, 1], a further score of each head that weights nothing; None where there are none.
     """
 
     queries: ir.Value
@@ -104,6 +107,7 @@ class MatchedAttention:
     is_causal: bool
     result: ir.Value
     zeroed_rows: ZeroedRows | None = None
+    sinks: ir.Value | None = None
 
 
 def match_roots(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -138,8 +142,9 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         raise RefusedError(f"scores of rank {rank}")
     if attribute(softmax, "axis", -1) not in (-1, rank - 1):
         raise RefusedError("a Softmax over another axis than the last")
+    scores, sinks = _without_sinks(scores, shapes)
     above, num_heads, scale, masking = _take_apart(scores, shapes)
-    weighting = _weighting(softmax.outputs[0])
+    weighting = _weighting(_of_keys(softmax.outputs[0]) if sinks is not None else softmax.outputs[0])
     if weighting is None:
         raise RefusedError("probabilities that are read elsewhere as well")
     product, conditions = weighting
@@ -159,7 +164,34 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         is_causal=False,
         result=result,
         zeroed_rows=zeroed_rows,
+        sinks=sinks,
     )
+
+
+def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value | None]:
+    """Return the scores of keys alone, and the sinks beside them; None without sinks."""
+    concat = producer(scores, "Concat")
+    if concat is None or len(concat.inputs) != 2 or attribute(concat, "axis") not in (-1, 3):
+        return scores, None
+    first, sinks = concat.inputs
+    num_heads = shapes.fixed(scores, 1)
+    node = producer(sinks, "Expand")
+    if node is not None and shapes.fixed(sinks, -1) == 1:
+        sinks = node.inputs[0]
+    if first is None or sinks is None or num_heads is None:
+        raise RefusedError(SINKS)
+    if any(shapes.of(sinks, probe) != (1, num_heads, 1, 1) for probe in range(len(shapes.probes))):
+        raise RefusedError(f"{SINKS}, which are not one number a head")
+    return first, sinks
+
+
+def _of_keys(probabilities: ir.Value) -> ir.Value:
+    """Return the probabilities without those of sinks."""
+    node = only_consumer(probabilities, "Slice")
+    bounds = [] if node is None else [scalar(value) for value in node.inputs[1:]]
+    if node is None or bounds[:2] != [0.0, -1.0] or bounds[2:] not in ([3.0], [-1.0], [3.0, 1.0], [-1.0, 1.0]):
+        raise RefusedError(SINKS)
+    return node.outputs[0]
 
 
 def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
@@ -256,7 +288,7 @@ def _step(
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
     if node.op_type == "Concat":
-        raise RefusedError("scores with sinks beside them")
+        raise RefusedError(SINKS)
     raise RefusedError(f"scores that are changed by {node.op_type}")
 
 

@@ -20,6 +20,7 @@ from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.linear import Linear, find_linear
 from onnxtool.optimize.attention.masks import MaskKind, find_mask_kind
 from onnxtool.optimize.attention.scores import (
+    SINKS,
     Masking,
     MatchedAttention,
     RefusedError,
@@ -30,6 +31,8 @@ from onnxtool.optimize.attention.scores import (
 )
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
+
+_BLOCK = 8  # GroupQueryAttention takes heads of a multiple of it
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,20 @@ class _Shared:
 
     model: ir.Model
     shapes: Shapes
+    provider: str
     mask_kinds: dict[Masking, MaskKind] = field(default_factory=dict)
     values: dict[Hashable, ir.Value] = field(default_factory=dict)
 
 
-def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`."""
+def _apply(model: ir.Model, context: Context) -> Outcome:
+    """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`.
+
+    With sinks beside the scores it becomes `GroupQueryAttention(q, k, v, …, sinks)`.
+    """
     nodes = list(match_roots(model.graph))
     if not nodes:
         return Outcome(model, 0)
-    shared = _Shared(model, find_shapes(model))
+    shared = _Shared(model, find_shapes(model), context.provider)
     reasons: list[str] = []
     for node in nodes:
         try:
@@ -108,11 +115,47 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
         shared.mask_kinds[found.masking] = find_mask_kind(shared.model, found.masking, shapes)
     mask_kind = shared.mask_kinds[found.masking]
     # The operator counts the places of the queries, so these have to be one sequence where it masks what is later.
-    if not mask_kind.is_causal and not found.is_causal and (not mask_kind.is_bias or _heads_of_bias(found, shapes)):
+    is_one_sequence = (
+        mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
+    )
+    if found.sinks is not None or not is_one_sequence:
         shared_keys, shared_values = _keys_and_values(found, shapes, repeated=True)
         if shared_keys.repeats == shared_values.repeats and shared_values.scale == 1.0:
             keys, values = shared_keys, shared_values
-    return _Parts(found, queries, keys, values, mask_kind, joined)
+    parts = _Parts(found, queries, keys, values, mask_kind, joined)
+    if found.sinks is not None:
+        _check_sinks(parts, shared)
+    return parts
+
+
+def _check_sinks(parts: _Parts, shared: _Shared) -> None:
+    """Check that GroupQueryAttention computes an attention with sinks, and that this takes less time than the nodes.
+
+    With a cache, on the CPU, one step takes 1.3 to 2.3 times as long as the nodes that `repeated_heads` leaves, and
+    several tokens of several rows are an error. On CUDA it has kernels for float16 and bfloat16 alone.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    if shared.provider != "cpu" or shared.shapes.dtype(parts.queries.source) != np.float32:
+        raise RefusedError(f"{SINKS}, for which there is an operator for float32 on the CPU alone")
+    if not _is_own(parts, shared.shapes):
+        raise RefusedError(f"{SINKS}, and a cache, with which the nodes take less time than the operator")
+    if not parts.mask_kind.hides_later:
+        raise RefusedError(f"{SINKS}, and queries that see later keys, which the operator masks")
+    if parts.keys.head_size % _BLOCK or parts.values.head_size != parts.keys.head_size:
+        sizes = f"{parts.keys.head_size} and {parts.values.head_size}"
+        raise RefusedError(f"{SINKS}, and heads of {sizes}: the operator takes a multiple of {_BLOCK} for both")
+
+
+def _is_own(parts: _Parts, shapes: Shapes) -> bool:
+    """Whether there are as many keys as queries, whatever the inputs are."""
+    sources = [(heads.source, _axis_of_length(heads)) for heads in (parts.queries, parts.keys)]
+    for probe in range(len(shapes.probes)):
+        queries, keys = ((shapes.of(value, probe) or ())[axis : axis + 1] for value, axis in sources)
+        if not queries or queries != keys:
+            return False
+    return True
 
 
 def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, repeated: bool = False) -> tuple[Heads, Heads]:
@@ -145,16 +188,10 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     if last is None:
         raise RefusedError("a result that nothing makes")
     writer = Writer(last)
-    attributes = _attributes(parts)
-    mask, bias = _mask(parts, shared, writer), _bias(parts, shared, writer)
-    packed = _packed(parts, shared.shapes)
-    if packed is not None:
-        inputs = [packed[0].x, *_joined_weights(packed, writer), mask, None, bias]
-        fused = writer.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    if parts.found.sinks is not None:
+        fused = _group_query_attention(parts, parts.found.sinks, shared, writer)
     else:
-        inputs = [_queries(parts, writer), *_written_keys_and_values(parts, writer), None, mask, bias]
-        fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
-        fused = _in_one_sequence(fused, parts, writer)
+        fused = _attention(parts, shared, writer)
     # Where a mask is of a known kind, only texts without a token, and padding before a text, may attend to nothing.
     if parts.found.zeroed_rows is not None and parts.mask_kind.is_bias:
         fused = _with_zeroed_rows(fused, parts.found.zeroed_rows, parts, shared, writer)
@@ -165,13 +202,42 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     remove_unused(shared.model.graph, [last])
 
 
-def _attributes(parts: _Parts) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"num_heads": parts.keys.num_heads}
-    if not np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6):
-        attributes["scale"] = float(parts.scale)
+def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+    """Write `Attention` or `MultiHeadAttention`; return its result, [B, S, H * D]."""
+    attributes = {"num_heads": parts.keys.num_heads, **_scale(parts)}
     if parts.mask_kind.is_causal or parts.found.is_causal:
         attributes["unidirectional"] = 1
-    return attributes
+    mask, bias = _mask(parts, shared, writer), _bias(parts, shared, writer)
+    packed = _packed(parts, shared.shapes)
+    if packed is not None:
+        inputs = [packed[0].x, *_joined_weights(packed, writer), mask, None, bias]
+        return writer.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    inputs = [_queries(parts, writer), *_written_keys_and_values(parts, writer), None, mask, bias]
+    fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    return _in_one_sequence(fused, parts, writer)
+
+
+def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writer: Writer) -> ir.Value:
+    """Write `GroupQueryAttention` without a cache, which masks later keys itself; return its result, [B, S, H * D]."""
+    attributes = {"num_heads": parts.queries.num_heads, "kv_num_heads": parts.keys.num_heads, **_scale(parts)}
+    is_causal_alone = parts.mask_kind.is_causal and parts.mask_kind.padding is None
+    bias = None if is_causal_alone else _shared_bias(parts, shared, writer)
+    # All rows are as long as the longest: what is padding is in the bias.
+    length = writer.node("Cast", [_length(parts.queries, writer)], {"to": ir.DataType.INT32.value})
+    before_last = writer.node("Sub", [length, writer.constant(np.array([1], np.int32), "onnxtool.one_int32")])
+    batch = writer.node("Shape", [parts.queries.source], {"start": 0, "end": 1})
+    lengths = [writer.node("Expand", [before_last, batch]), length]
+    flat = [_flat(heads, writer) for heads in (parts.queries, parts.keys, parts.values)]
+    inputs = [*flat, None, None, *lengths, None, None, None, bias]
+    inputs.append(writer.node("Reshape", [sinks, _shape([parts.queries.num_heads], writer)]))
+    # onnxruntime 1.24 needs the outputs for a cache as well.
+    node = ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, num_outputs=3)
+    return writer.add(node)[0]
+
+
+def _scale(parts: _Parts) -> dict[str, Any]:
+    is_usual = np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6)
+    return {} if is_usual else {"scale": float(parts.scale)}
 
 
 def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
@@ -301,9 +367,7 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     if not parts.mask_kind.is_bias:
         return None
     masking, repeats = parts.found.masking, parts.repeats
-    if masking not in shared.values:
-        shared.values[masking] = _write_bias(parts, shared.shapes, writer)
-    bias = shared.values[masking]
+    bias = _shared_bias(parts, shared, writer)
     if repeats == 1:
         return bias
     if (masking, repeats) not in shared.values:
@@ -314,6 +378,14 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
             shape = _shape([0, parts.keys.num_heads, -1, 0], writer)
             shared.values[masking, repeats] = writer.node("Reshape", [bias, shape])
     return shared.values[masking, repeats]
+
+
+def _shared_bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+    """Return all masks together as float [1 or B, 1 or H, S, L], to be added."""
+    masking = parts.found.masking
+    if masking not in shared.values:
+        shared.values[masking] = _write_bias(parts, shared.shapes, writer)
+    return shared.values[masking]
 
 
 def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:

@@ -16,6 +16,7 @@ import pytest
 from onnxtool.optimize.attention.masks import NO_MASK
 from onnxtool.optimize.passes import attention as module
 from onnxtool.optimize.passes.attention import attention
+from onnxtool.optimize.pipeline import Context
 from tests.optimize.attention.graphs import (
     CONSTANTS,
     MASKINGS,
@@ -259,7 +260,8 @@ REPEATED = """
     k = Transpose <perm=[0, 1, 3, 2]> (k4) scores = MatMul(q, k) scaled = Mul(scores, half)
     vu = Unsqueeze(values, inner) ve = Expand(vu, twice) v = Reshape(ve, repeated)
 """
-CACHE = "float[B, 2, L, 2] keys, float[B, 2, L, 2] values"
+CAUSAL = f"{PLACES} before = LessOrEqual(column, row) masked = Where(before, scaled, lowest)"
+CACHE = "float[B, 2, L, 8] keys, float[B, 2, L, 8] values"
 MASKS_OF_FOUR = {
     "nothing": ("", "masked = Identity(scaled)"),
     "padding": ("int64[B, L] attention_mask", f"{PADDING} masked = Where(allowed, scaled, lowest)"),
@@ -276,29 +278,41 @@ MASKS_OF_FOUR = {
 SIZES = {"B": 3, "S": 5, "L": 7, "M": 12}
 
 
-def grouped_graph(queries: str, masking: str, inputs: str = "", cache: str = CACHE) -> ir.Model:
+def grouped_graph(
+    queries: str,
+    masking: str,
+    inputs: str = "",
+    cache: str = CACHE,
+    weighting: str = "p = Softmax <axis=-1> (masked) c = MatMul(p, v)",
+) -> ir.Model:
     """Return a model of one attention of four heads of queries, and two of keys and values that are handed to it."""
     numbers = {
         **CONSTANTS,
         "inner": np.array([2]),
         "twice": np.array([1, 1, 2, 1, 1]),
-        "repeated": np.array([0, 4, -1, 2]),
-        "fours": np.array([0, 0, 4, 2]),
+        "repeated": np.array([0, 4, -1, 8]),
+        "fours": np.array([0, 0, 4, 8]),
+        "wq": normal(8, 32),
+        "joined": np.array([0, 0, 32]),
         "slopes": normal(1, 4, 1, 1),
+        "sinks": normal(1, 4, 1, 1, seed=4),
+        "minus_one": np.array([-1]),
+        "three": np.array([3]),
+        "four": np.array([4]),
         "merged": np.array([12, 5, 7]),
         "unmerged": np.array([3, 4, 5, 7]),
     }
-    body = f"{queries} {REPEATED} {masking} p = Softmax <axis=-1> (masked) c = MatMul(p, v) {RESULT}"
+    body = f"{queries} {REPEATED} {masking} {weighting} {RESULT}"
     given = ", ".join(part for part in ("float[B, S, 8] x", cache, inputs) if part)
     if "M" in inputs:  # no axis is B * H for all sizes
         given = re.sub("[BSLM](?=[],])", lambda letter: str(SIZES[letter[0]]), given)
     used = {name: array for name, array in numbers.items() if re.search(rf"\b{name}\b", body)}
-    return build(f"g ({given}) => (float[B, S, 8] y) {{ {body} }}", used)
+    return build(f"g ({given}) => (float[B, S, 32] y) {{ {body} }}", used)
 
 
 def grouped_feeds(inputs: str = "", length: int = SIZES["L"]) -> dict[str, Any]:
     """Return five queries for `length` keys in three rows."""
-    cache = {name: normal(3, 2, length, 2, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
+    cache = {name: normal(3, 2, length, 8, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
     feeds: dict[str, Any] = {"x": normal(3, 5, 8), **cache}
     if "attention_mask" in inputs:
         feeds["attention_mask"] = (np.arange(length) % 3 != np.arange(3)[:, None]).astype(np.int64)
@@ -322,11 +336,67 @@ def test_keys_that_heads_share_are_not_repeated(layout: str, masking: str) -> No
 
 def test_keys_that_heads_share_are_repeated_where_the_operator_masks_what_is_later() -> None:
     """It counts the places of the queries, which have to be one sequence then."""
-    masking = f"{PLACES} before = LessOrEqual(column, row) masked = Where(before, scaled, lowest)"
-    model = grouped_graph(QUERIES_OF_FOUR["flat"], masking, cache=CACHE.replace("L", "S"))
+    model = grouped_graph(QUERIES_OF_FOUR["flat"], CAUSAL, cache=CACHE.replace("L", "S"))
     assert_same_numbers(attention, model, grouped_feeds(length=SIZES["S"]))
     node = fused_node(model)
     assert (node.attributes["num_heads"].as_int(), "unidirectional" in node.attributes) == (4, True)
+
+
+SINKS = (
+    "b = Shape <start=0, end=1> (x) l = Shape <start=1, end=2> (x) rows = Concat <axis=0> (b, four, l, last) "
+    "sink = Expand(sinks, rows) beside = Concat <axis=-1> (masked, sink) p0 = Softmax <axis=-1> (beside) "
+    "p = Slice(p0, first, minus_one, three)"
+)
+OF_FOUR = "int64[B, S] attention_mask"
+SEEN = f"seen = And(before, near) {PADDING} both = And(allowed, seen) masked = Where(both, scaled, lowest)"
+WITH_SINKS = {
+    "causal": (CAUSAL, ""),
+    "both": (MASKINGS["both"], OF_FOUR),
+    "a window": (
+        f"{PLACES} apart = Sub(row, column) near = Less(apart, window) before = LessOrEqual(column, row) {SEEN}",
+        OF_FOUR,
+    ),
+}
+
+
+def sinks_graph(masking: str, inputs: str = "", cache: str = CACHE.replace("L", "S")) -> ir.Model:
+    """Return a model of an attention of grouped heads with a sink for each, as gpt-oss has it."""
+    return grouped_graph(QUERIES_OF_FOUR["heads outside"], masking, inputs, cache, f"{SINKS} c = MatMul(p, v)")
+
+
+@pytest.mark.parametrize("masking", WITH_SINKS)
+def test_sinks_are_an_input_of_the_operator(masking: str) -> None:
+    """On rows that are padded on either side, where padding may attend to nothing but the sink."""
+    masked, inputs = WITH_SINKS[masking]
+    model = sinks_graph(masked, inputs)
+    feeds = grouped_feeds(length=SIZES["S"])
+    if inputs:
+        feeds["attention_mask"] = np.array([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    assert_same_numbers(attention, model, feeds)
+    node = fused_node(model)
+    assert node.op_type == "GroupQueryAttention"
+    assert [node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads")] == [4, 2]
+    assert has_input(node, 10) == bool(inputs)
+
+
+@pytest.mark.parametrize(
+    ("masking", "inputs", "cache", "provider", "note"),
+    [
+        (CAUSAL, "", CACHE.replace("L", "S"), "cuda", "for float32 on the CPU alone"),
+        ("masked = Add(scaled, bias)", "float[B, 1, S, L] bias", CACHE, "cpu", "and a cache"),
+        ("masked = Identity(scaled)", "", CACHE.replace("L", "S"), "cpu", "that see later keys"),
+        ("masked = Add(scaled, slopes)", "", CACHE.replace("L", "S"), "cpu", "that see later keys"),
+    ],
+    ids=["CUDA", "with a cache", "not causal", "each head otherwise"],
+)
+def test_sinks_that_the_operator_has_no_way_for_are_left_alone(
+    masking: str, inputs: str, cache: str, provider: str, note: str
+) -> None:
+    """With the reason."""
+    model = sinks_graph(masking, inputs, cache)
+    outcome = attention.apply(model, Context(provider=provider))
+    assert (outcome.num_changes, count(model, "Softmax")) == (0, 1)
+    assert note in outcome.note
 
 
 def of_operator(attributes: str = "", mask: str = "", inputs: str = HEADS) -> ir.Model:
@@ -399,7 +469,7 @@ REFUSALS = {
         "nothing",
         SCORES,
         "w = Concat <axis=-1> (masked, sink) p0 = Softmax (w) p = Slice(p0, zeros, ends, three) c = MatMul(p, v)",
-        "scores with sinks beside them",
+        "scores with sinks beside them, which are not one number a head",
     ),
     "dropped": (
         "nothing",
