@@ -33,18 +33,19 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         return [_score(session, tokenizer.encode(QUESTION, text), config) for text in texts]
     translators: dict[str, Callable[..., Answer]] = {"TEXT_EMBEDDING": _vector, "SPARSE_ENCODING": _terms}
     translate = translators[function]
-    found = [translate(session, tokenizer.encode(text), config) for text in texts]
+    encodings = [tokenizer.encode(text) for text in texts]
     if not (folder / _QUERIES).is_file():
-        return found
+        return [translate(session, encoding, config) for encoding in encodings]
+    documents = [_terms(session, encoding, config) for encoding in encodings]
     with tempfile.TemporaryDirectory() as name:
         assert _deploy(folder, _QUERIES, Path(name))["function_name"] == "SPARSE_TOKENIZE"  # noqa: S101
         weights = json.loads((Path(name) / "idf.json").read_text(encoding="utf-8"))
         tokenizer = _tokenizer(Path(name))
     size = tokenizer.get_vocab_size()
-    both = zip(found, (_looked_up(tokenizer, weights, text[:QUERY]) for text in texts), strict=True)
+    both = zip(documents, (_looked_up(tokenizer, weights, text[:QUERY]) for text in texts), strict=True)
     # Terms of documents that no query has: the tokens that frame a text.
     return [
-        {term: weight for term, weight in dict(document).items() if tokenizer.decode([term])}
+        {term: weight for term, weight in document.items() if tokenizer.decode([term])}
         | {size + term: weight for term, weight in query.items()}
         for document, query in both
     ]
