@@ -210,7 +210,7 @@ class PatchedPages:
                 "set do_resize in the settings of the image processor",
             )
         rows, columns = picture.height // self.patch, picture.width // self.patch
-        _require_page(picture, rows * columns)
+        _require_page(picture, rows * columns * self.times)
         pixels = self.scaling.apply(np.asarray(picture).transpose(2, 0, 1))
         squares = pixels.reshape(
             3, rows // self.merged, self.merged, self.patch, columns // self.merged, self.merged, self.patch

@@ -34,6 +34,7 @@ PAGE_INPUTS = ("input_ids", "attention_mask", PIXELS, GRID)
 _NAME, _TOKENIZER = "processor_config.json", "tokenizer_config.json"
 _PREFIX, _PROMPT, _TOKENS_OF_TILE = "query_prefix", "visual_prompt_prefix", "image_seq_len"
 _NUM_AUGMENTING = 10  # tokens behind a query, in which the model may put what the query has no words for
+_MOST_TOKENS = 1 << 17  # of a page: more than any retriever takes
 _BORDER, _WHOLE = "<fake_token_around_image>", "<global-img>"
 # What the processors of transformers read of a tokenizer's settings as if it were an argument of theirs, and which
 # values of it change neither tokens nor pixels.
@@ -110,6 +111,9 @@ _KINDS: Mapping[str, _Kind] = {
         is_of_modules=False,  # queries go without what stands behind them, and pages without tokens
     ),
 }
+
+
+_OF_MODELS = {name.removesuffix("Processor").lower(): name for name in _KINDS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +199,11 @@ class PageProcessor:
         """Write what a page is cut into."""
         if cut.num_merged:
             return self.image * cut.num_merged
+        num_tokens = len(cut.feeds[PIXELS]) * self.tokens_of_tile
+        if num_tokens > _MOST_TOKENS:
+            raise InputError(
+                f"a page would have {num_tokens} tokens", f"check {_TOKENS_OF_TILE} in the settings of the processor"
+            )
         tile = self.image * self.tokens_of_tile
         rows = "".join(
             "".join(f"{_BORDER}<row_{row}_col_{column}>{tile}" for column in range(1, cut.num_columns + 1)) + "\n"
@@ -303,8 +312,9 @@ def _kind_of(files: CheckpointFiles) -> tuple[str, _Kind]:
     Raises:
         OnnxtoolError: it is another one.
     """
-    # Processors that say nothing else were saved without a file of their own.
+    # Processors that say nothing else were saved without a file of their own. Without any name, the model decides.
     names = {file: files.read(file).get("processor_class") for file in (_NAME, PROCESSOR_NAME, _TOKENIZER)}
+    names["config.json"] = _OF_MODELS.get(str(files.read("config.json").get("model_type")))
     file, name = next(((file, name) for file, name in names.items() if name is not None), (_NAME, None))
     if not isinstance(name, str) or name not in _KINDS:
         raise files.refuse(

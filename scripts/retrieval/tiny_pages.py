@@ -31,14 +31,14 @@ def write_pages(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def colmodernvbert_processor(*, after_text: bool = False, **settings: Any) -> Any:
+def colmodernvbert_processor(*, after_text: bool = False, tokens_of_tile: int = 4, **settings: Any) -> Any:
     """Make a processor; with `after_text`, its tokenizer frames a text with tokens of its own."""
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     tokenizer = _tokenizer((*_MODERN, *tiles), pad="<pad>", eos="</s>", bos="<s>", frames=after_text)
     pixels = Idefics3ImageProcessorPil(
         **({"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 16}} | settings)
     )
-    return transformers.ColModernVBertProcessor(pixels, tokenizer, image_seq_len=4)
+    return transformers.ColModernVBertProcessor(pixels, tokenizer, image_seq_len=tokens_of_tile)
 
 
 def colqwen2_processor(**settings: Any) -> Any:

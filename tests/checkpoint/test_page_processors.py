@@ -136,6 +136,16 @@ def test_processors_that_are_not_followed_are_refused(
     assert message in raised.value.message
 
 
+def test_a_processor_without_a_name_is_that_of_the_model(tmp_path: Path) -> None:
+    """As transformers finds it."""
+    colqwen2_processor().save_pretrained(tmp_path)
+    for name in ("processor_config.json", "tokenizer_config.json"):
+        settings = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(settings | {"processor_class": None}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "colqwen2"}))
+    require_known_queries(CheckpointFolder(tmp_path))
+
+
 FORWARD = {"method": "forward", "method_output_name": "embeddings"}
 MODULES: dict[str, Any] = {
     "modules.json": [
@@ -231,6 +241,8 @@ def test_a_processor_that_sentence_transformers_calls_otherwise_is_refused(tmp_p
         ("ColQwen2", {"patch_size": 1, "merge_size": 1, "min_pixels": 1 << 20, "max_pixels": 1 << 20}, (8, 8), "parts"),
         ("ColModernVBert", {"max_image_size": {"longest_edge": 1}, "size": {"longest_edge": 999}}, (8, 8), "parts"),
         ("ColModernVBert", {"max_image_size": {"longest_edge": 99999}}, (8, 8), "becomes one of 99999 x 99999"),
+        ("ColModernVBert", {"tokens_of_tile": 10**9}, (8, 8), "a page would have 17000000000 tokens"),
+        ("ColQwen2", {"temporal_patch_size": 10**9}, (8, 8), "parts"),
     ],
 )
 def test_pages_of_hostile_sizes_end_in_one_error(

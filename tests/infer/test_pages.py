@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import CheckpointError, ExportError, InputError
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.modalities.pages import restrict_to_pages
 from onnxtool.infer import InferOptions, run_texts
 from onnxtool.infer.pictures.model import load_pictures
 from onnxtool.infer.vectors import TokenVectors
@@ -54,16 +57,26 @@ class Retriever:
         return self.folder.with_suffix(".onnx")
 
 
-@pytest.fixture(scope="module", params=MAKERS)
-def retriever(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Retriever:
-    """Exported once each."""
-    root = tmp_path_factory.mktemp(request.param)
+def make(name: str, root: Path) -> Retriever:
+    """Make a retriever and export its side of pages."""
     folder = root / "checkpoint"
-    processor = MAKERS[request.param](folder)
-    model = getattr(transformers, f"{request.param}ForRetrieval").from_pretrained(folder).eval()
+    processor = MAKERS[name](folder)
+    model = getattr(transformers, f"{name}ForRetrieval").from_pretrained(folder).eval()
     report = export_model(ExportOptions(str(folder), output=folder.with_suffix(".onnx"), task=TASK_OF_PICTURES))
     pages = write_pages(root / "pages")
     return Retriever(folder, processor, model, report, pages, embed(model, processor, pages))
+
+
+@pytest.fixture(scope="module")
+def retrievers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Retriever]:
+    """Each is made once."""
+    return functools.cache(lambda name: make(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(params=MAKERS)
+def retriever(request: pytest.FixtureRequest, retrievers: Callable[[str], Retriever]) -> Retriever:
+    """One after the other."""
+    return retrievers(request.param)
 
 
 def test_a_file_of_pages_takes_what_the_processor_gives(retriever: Retriever) -> None:
@@ -119,14 +132,20 @@ def test_a_corpus_of_pages_counts_damaged_files(retriever: Retriever, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("retriever", "change", "message"),
     [
-        ({"image_seq_len": 3}, "the processor writes"),
-        ({"image_processor": {"merge_size": 1}}, "the processor writes"),
-        ({"image_processor": {"max_image_size": {"longest_edge": 8}, "patch_size": 2}}, "the image processor makes"),
-        ({"visual_prompt_prefix": "no picture"}, "visual_prompt_prefix has not one"),
-        ({"processor_class": "ColPaliProcessor", "image_seq_len": None}, "has another processor than"),
+        ("ColModernVBert", {"image_seq_len": 3}, "the processor writes 39 tokens for what is seen of"),
+        ("ColModernVBert", {"image_processor.max_image_size": {"longest_edge": 8}}, "the image processor makes"),
+        (
+            "ColModernVBert",
+            {"processor_class": "ColPaliProcessor", "image_seq_len": None},
+            "has another processor than",
+        ),
+        ("ColModernVBert", {"visual_prompt_prefix": "no picture"}, "visual_prompt_prefix has not one"),
+        ("ColQwen2", {"image_processor.merge_size": 1}, "the processor writes"),
+        ("ColQwen2", {"image_processor.patch_size": 2}, "the image processor makes pixel_values of"),
     ],
+    indirect=["retriever"],
 )
 def test_a_processor_of_another_model_is_refused(
     retriever: Retriever, change: dict[str, Any], message: str, tmp_path: Path
@@ -137,14 +156,10 @@ def test_a_processor_of_another_model_is_refused(
     shutil.copy(retriever.path, tmp_path)
     file = folder / "processor_config.json"
     settings = json.loads(file.read_text())
-    pixels = {
-        key: value for key, value in change.get("image_processor", {}).items() if key in settings["image_processor"]
-    }
-    if (change.get("image_seq_len") and "image_seq_len" not in settings) or (
-        "image_processor" in change and not pixels
-    ):
-        pytest.skip("a setting of the other processor")
-    file.write_text(json.dumps({**settings, **change, "image_processor": {**settings["image_processor"], **pixels}}))
+    for key, value in change.items():
+        place = settings["image_processor"] if "." in key else settings
+        place[key.rpartition(".")[2]] = value
+    file.write_text(json.dumps(settings))
     with pytest.raises(InputError) as raised:
         load_pictures(tmp_path / retriever.path.name).encode(retriever.pages[:1])
     assert message in raised.value.message
@@ -158,6 +173,38 @@ def test_metadata_that_says_no_numbers_is_refused(retriever: Retriever, tmp_path
     onnx.save(model, tmp_path / retriever.path.name)
     with pytest.raises(InputError, match="and no numbers"):
         load_pictures(tmp_path / retriever.path.name)
+
+
+@pytest.mark.parametrize("retriever", ["ColModernVBert"], indirect=True)
+@pytest.mark.parametrize(
+    ("renamed", "message"),
+    [
+        ("attention_mask", "takes image_grid_thw, and its image processor gives input_ids, attention_mask, pixel_"),
+        ("input_ids", "is no picture side of a dual encoder or of a retriever of pages"),
+    ],
+)
+def test_a_graph_that_takes_what_its_processor_does_not_give_is_refused(
+    retriever: Retriever, renamed: str, message: str, tmp_path: Path
+) -> None:
+    """Its metadata says something else."""
+    shutil.copytree(retriever.path.with_suffix(""), tmp_path / retriever.path.stem)
+    model = onnx.load(retriever.path)
+    for node in model.graph.node:
+        node.input[:] = ["image_grid_thw" if name == renamed else name for name in node.input]
+    next(value for value in model.graph.input if value.name == renamed).name = "image_grid_thw"
+    onnx.save(model, tmp_path / retriever.path.name)
+    with pytest.raises(InputError) as raised:
+        load_pictures(tmp_path / retriever.path.name).encode(retriever.pages[:1])
+    assert message in raised.value.message
+
+
+def test_another_vision_tower_is_refused_by_name() -> None:
+    """That of Qwen2.5-VL attends within windows."""
+    model: Any = torch.nn.Sequential()
+    model.vlm = SimpleNamespace(visual=torch.nn.Identity())
+    checkpoint: Any = SimpleNamespace(architecture="ColQwen2ForRetrieval", task=TASK_OF_PICTURES)
+    with pytest.raises(ExportError, match="the vision tower of this Sequential is Identity"):
+        restrict_to_pages(model, checkpoint)
 
 
 def test_a_forward_that_differs_from_the_models_own_is_refused(

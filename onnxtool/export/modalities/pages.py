@@ -50,7 +50,8 @@ def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
         raise ExportError(
             f"{checkpoint.architecture} reads other tokens beside each picture, by its size, and onnxtool does not "
             "make these",
-            f"of the retrievers of pages, {', '.join((_SAME_TOKENS, *_FORWARDS))} are exported",
+            f"of the retrievers of pages, {', '.join((_SAME_TOKENS, *_FORWARDS))} are exported; run this one with "
+            "transformers",
         )
     if checkpoint.task not in _TASKS:
         raise ExportError(

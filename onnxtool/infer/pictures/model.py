@@ -103,6 +103,11 @@ class PictureModel:
     def _fitting(self, feeds: Feeds, name: str) -> PreparedPicture:
         """Return arrays of the sizes that the graph takes, or raise an InputError."""
         for info in self.inputs.values():
+            if info.name not in feeds:
+                raise InputError(
+                    f"{self.session.model.path} takes {info.name}, and its image processor gives {', '.join(feeds)}",
+                    "the image processor belongs to another model; pass --model_name with the right one",
+                )
             wanted, found = info.shape[1:], feeds[info.name].shape
             if len(wanted) != len(found) or any(
                 isinstance(size, int) and size != other for size, other in zip(wanted, found, strict=True)
@@ -254,7 +259,8 @@ def load_pictures(
     vector = next((name for name, rank in _VECTORS.items() if outputs.get(name) == rank), None)
     is_cut = PROCESSOR_KEY in model.metadata
     unknown = set(inputs) - ({*PAGE_INPUTS} if is_cut else {PIXELS})
-    if unknown or vector is None or (not is_cut and len(inputs[PIXELS].shape) != 4):
+    is_whole = "input_ids" in inputs if is_cut else len(inputs[PIXELS].shape) == 4
+    if unknown or vector is None or not is_whole:
         names = ", ".join(
             f"{info.name} {list(info.shape)}" for info in (*model.structure.inputs, *model.structure.outputs)
         )
