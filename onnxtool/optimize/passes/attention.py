@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import numpy as np
@@ -101,9 +102,6 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     queries = find_heads(found.queries, shapes, found.num_heads)
     if queries is None:
         raise RefusedError("queries whose heads cannot be told apart")
-    keys, values = _keys_and_values(found, shapes)
-    if queries.head_size != keys.head_size or values.scale != 1.0:
-        raise RefusedError("queries and keys of different sizes, or scaled values")
     if shapes.dtype(queries.source) not in (np.float32, np.float16):
         raise RefusedError(f"queries of dtype {shapes.dtype(queries.source)}")
     joined = find_joined(found.result, shapes, found.num_heads)
@@ -118,10 +116,9 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     is_one_sequence = (
         mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
     )
-    if found.sinks is not None or not is_one_sequence:
-        shared_keys, shared_values = _keys_and_values(found, shapes, repeated=True)
-        if shared_keys.repeats == shared_values.repeats and shared_values.scale == 1.0:
-            keys, values = shared_keys, shared_values
+    keys, values = _keys_and_values(found, shapes, are_shared=found.sinks is not None or not is_one_sequence)
+    if queries.head_size != keys.head_size or values.scale != 1.0:
+        raise RefusedError("queries and keys of different sizes, or scaled values")
     parts = _Parts(found, queries, keys, values, mask_kind, joined)
     if found.sinks is not None:
         _check_sinks(parts, shared)
@@ -158,15 +155,25 @@ def _is_own(parts: _Parts, shapes: Shapes) -> bool:
     return True
 
 
-def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, repeated: bool = False) -> tuple[Heads, Heads]:
-    """Find the heads of keys and values; with `repeated`, those that stand for several where there are such."""
-    keys = find_heads(
-        found.keys, shapes, found.num_heads, transposed=found.is_transposed, repeated=repeated, in_columns=True
-    )
-    values = find_heads(found.values, shapes, found.num_heads, repeated=repeated)
+def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: bool) -> tuple[Heads, Heads]:
+    """Find the heads of keys and values; with `are_shared`, those that stand for several where there are such."""
+    if are_shared:
+        keys, values = (_heads(found, shapes, is_keys=is_keys, are_shared=True) for is_keys in (True, False))
+        if keys is not None and values is not None and keys.repeats == values.repeats and values.scale == 1.0:
+            return keys, values
+    keys, values = (_heads(found, shapes, is_keys=is_keys, are_shared=False) for is_keys in (True, False))
     if keys is None or values is None:
         raise RefusedError(f"{'keys' if keys is None else 'values'} whose heads cannot be told apart")
     return keys, values
+
+
+def _heads(found: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
+    """Find the heads of keys or values; shared ones are repeated, or one head that the MatMul broadcasts (Falcon)."""
+    value, is_transposed = (found.keys, found.is_transposed) if is_keys else (found.values, False)
+    is_broadcast = are_shared and shapes.rank(value) == 4 and shapes.fixed(value, 1) == 1 < found.num_heads
+    num_heads = 1 if is_broadcast else found.num_heads
+    heads = find_heads(value, shapes, num_heads, transposed=is_transposed, repeated=are_shared, in_columns=is_keys)
+    return replace_fields(heads, repeats=found.num_heads) if heads is not None and is_broadcast else heads
 
 
 def _heads_of_bias(found: MatchedAttention, shapes: Shapes) -> int | None:

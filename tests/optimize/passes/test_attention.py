@@ -334,6 +334,18 @@ def test_keys_that_heads_share_are_not_repeated(layout: str, masking: str) -> No
     assert [value and value.name for value in node.inputs[1:3]] == ["keys", "values"]
 
 
+def test_a_head_of_keys_that_the_product_broadcasts_is_shared_by_all() -> None:
+    """As Falcon has it: one head, which nothing repeats."""
+    body = "k = Transpose <perm=[0, 1, 3, 2]> (keys) scaled = MatMul(q, k) masked = Add(scaled, bias)"
+    model = build(
+        "g (float[B, 4, S, 8] q, float[B, 1, L, 8] keys, float[B, 1, L, 8] values, float[B, 1, S, L] bias) => "
+        f"(float[B, 4, S, 8] y) {{ {body} p = Softmax <axis=-1> (masked) y = MatMul(p, values) }}"
+    )
+    cache = {name: normal(3, 1, 7, 8, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
+    assert_same_numbers(attention, model, {"q": normal(3, 4, 5, 8), "bias": normal(3, 1, 5, 7, seed=3), **cache})
+    assert fused_node(model).attributes["num_heads"].as_int() == 1
+
+
 def test_keys_that_heads_share_are_repeated_where_the_operator_masks_what_is_later() -> None:
     """It counts the places of the queries, which have to be one sequence then."""
     model = grouped_graph(QUERIES_OF_FOUR["flat"], CAUSAL, cache=CACHE.replace("L", "S"))
