@@ -102,7 +102,7 @@ def optimize(path: str, output: str, precision: str) -> dict[str, Any]:
     try:
         report = optimize_model(options)
     except OnnxtoolError as error:
-        return {"error": f"{type(error).__name__}: {error.message}", "hint": str(error.hint or "")}
+        return {"error": error.message}
     attention = next(count for count in report.fusions if count.kind == "attention")
     quantization = report.quantization
     return {
