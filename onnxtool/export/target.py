@@ -58,6 +58,9 @@ KINDS = {
     "token-classification": TAGS,
 }
 
+# What most consumers do not take, and who does.
+_ELSEWHERE = {VERDICTS: "pass --target sentence-transformers, or --target plain for `onnxtool infer`"}
+
 PLAIN_SPLADE = (SpladePooling(),)
 USUAL_POOLING = (Pooling(("mean",)), Pooling(("cls",)), Pooling(("lasttoken",)), Normalize())
 
@@ -190,7 +193,9 @@ class Target:
             found = "queries are encoded without this model" if looks_up_queries else f"this model's task is {task}"
             raise TargetError(
                 f"{self.title} takes {takes}; {found}",
-                dict(self.refused).get(kind, "pass --target plain, or a --task that fits the checkpoint"),
+                (dict(self.refused) | _ELSEWHERE).get(
+                    kind, "pass --target plain, or a --task that fits the checkpoint"
+                ),
             )
         suited = next((use for use in uses if use.suits(modules, pads_left=pads_left)), None)
         if suited is None:

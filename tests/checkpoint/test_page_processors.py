@@ -256,6 +256,27 @@ def test_pages_of_hostile_sizes_end_in_one_error(
     assert message in raised.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("processor_config.json", '{"processor_class": "ColQwen', "is malformed: not JSON"),
+        ("processor_config.json", "[]", "is malformed: "),
+        ("tokenizer_config.json", b"\xff\xfe", "is malformed: not JSON"),
+        ("tokenizer.json", '{"version": "1.0"', "cannot read"),
+        ("modules.json", '[{"type": "sentence_transformers.models.Transformer", "path": "../.."}]', "path"),
+        ("modules.json", '[{"type": "sentence_transformers.models.Transformer"', "is malformed: not JSON"),
+    ],
+)
+def test_damaged_files_end_in_one_error(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+    """Each names the file."""
+    colqwen2_processor().save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError) as raised:
+        PageProcessor.of(CheckpointFolder(tmp_path), "ColQwen2Processor")
+    assert name in raised.value.message
+    assert message in raised.value.message
+
+
 def test_a_tokenizer_without_the_token_of_pictures_is_refused(tmp_path: Path) -> None:
     """It would be read as letters."""
     colqwen2_processor().save_pretrained(tmp_path)

@@ -23,6 +23,10 @@ from onnxtool.export.signature import run_torch_tensors
 # Of the classes of transformers 5.23 that are retrievers of pages, the one whose pages all have the same tokens.
 _SAME_TOKENS = "ColPaliForRetrieval"
 _SUFFIX = "ForRetrieval"
+_REFUSED = {
+    "NeoMMEForRetrieval": "transformers prepares its pages by torchvision alone, whose pixels are not computed here, "
+    "and writes its queries by a chat template"
+}
 _TASKS = (TASK_OF_PICTURES, LATE_INTERACTION)
 _PICTURE = (64, 48, 3)
 _SAME = 1e-4  # above the rounding of float32, and far below what another formula would give
@@ -48,8 +52,8 @@ def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
         return model
     if checkpoint.architecture not in (_SAME_TOKENS, *_FORWARDS):
         raise ExportError(
-            f"{checkpoint.architecture} reads other tokens beside each picture, by its size, and onnxtool does not "
-            "make these",
+            f"{checkpoint.architecture} is a retriever of pages that onnxtool does not follow: "
+            f"{_REFUSED.get(checkpoint.architecture, 'it is none that transformers 5.23 has')}",
             f"of the retrievers of pages, {', '.join((_SAME_TOKENS, *_FORWARDS))} are exported; run this one with "
             "transformers",
         )
