@@ -411,6 +411,12 @@ def test_sinks_that_the_operator_has_no_way_for_are_left_alone(
     assert note in outcome.note
 
 
+def test_sinks_with_heads_of_a_size_that_the_operator_refuses_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes multiples of 8; here 16 stands for it, and the heads have 8."""
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    assert_left_alone(attention, sinks_graph(CAUSAL), "heads of 8 and 8: the operator takes a multiple of 16 for both")
+
+
 def of_operator(attributes: str = "", mask: str = "", inputs: str = HEADS) -> ir.Model:
     """Return a model of one `Attention` of ai.onnx, opset 23, of heads that are graph inputs."""
     body = f"y = Attention {attributes} (q, k, v{', mask' if mask else ''})"
