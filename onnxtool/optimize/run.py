@@ -34,6 +34,7 @@ from onnxtool.summary.kinds import FUSED_OPERATORS
 from onnxtool.verification import Verification
 
 _MOST_LEFT_OUT = 3  # where more passes are wrong, the graph is none that they were made for
+_OF_SIZES = ("Shape", "Size")
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
 
@@ -287,10 +288,38 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
 
 
 def _expected_attentions(model: ir.Model) -> int:
-    """Count the attentions of a graph: those that are an operator of onnxruntime, and those that are none yet."""
+    """Count the attentions that the outputs need, whether they are an operator of onnxruntime already or not.
+
+    A graph may hold others: the encoder of a model that was traced whole has parts of the decoder that nobody reads.
+    """
     operators = FUSED_OPERATORS["attention"]
-    fused = sum(f"{node.domain}::{node.op_type}" in operators for node in model.graph)
-    return fused + sum(1 for _ in match_roots(model.graph))
+    needed = _needed(model.graph)
+    fused = sum(f"{node.domain}::{node.op_type}" in operators for node in needed)
+    return fused + sum(root in needed for root in match_roots(model.graph))
+
+
+def _needed(graph: ir.Graph) -> set[ir.Node]:
+    """Return the nodes of a graph that its outputs are computed from, in branches and bodies of loops as well."""
+    needed: set[ir.Node] = set()
+    waiting = [value.producer() for value in graph.outputs]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in needed:
+            continue
+        needed.add(node)
+        if node.op_type in _OF_SIZES:  # a pass reads the sizes elsewhere
+            continue
+        waiting += [value.producer() for value in node.inputs if value is not None]
+        for inner in (inner for attribute in node.attributes.values() for inner in _graphs(attribute)):
+            waiting += [value.producer() for value in inner.outputs]
+            waiting += list(inner)  # what reads values of the graph outside
+    return {node for node in needed if node.graph is graph}
+
+
+def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return (attribute.as_graph(),)
+    return attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
 
 
 def _count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:

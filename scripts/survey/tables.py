@@ -105,7 +105,10 @@ def _not_right(results: Mapping[str, Mapping[str, Any]]) -> str:
         for precision, tried in result.get("optimized", {}).items():
             left_out = ", ".join(tried.get("left_out", ()))
             if tried["verdict"] != "right" or left_out:
-                rows.append([key, precision, tried["verdict"], left_out, _cell(tried["reason"])])
+                why = "; ".join(
+                    filter(None, [tried["reason"], *map(tried.get("notes", {}).get, tried.get("left_out", ()))])
+                )
+                rows.append([key, precision, tried["verdict"], left_out, _cell(why)])
     head = ["export", "precision", "verdict", "passes left out", "why"]
     return "### Not right, or not by all passes\n\n" + _table(head, rows)
 

@@ -307,3 +307,23 @@ def test_half_precision_of_float_inputs_is_valid_onnx(tmp_path: Path) -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
     onnx.checker.check_model(optimize_model(OptimizeOptions(tmp_path / "m.onnx", precision="fp16")).output)
+
+
+def test_an_attention_that_nobody_reads_is_not_expected(exported: Path) -> None:
+    """It goes with the rest of what is unused, and `--require_fusion` does not ask for it."""
+    model = onnx.load(exported)
+    inner = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
+    whole = optimize_model(OptimizeOptions(exported)).fusions[0]
+    assert whole.expected == whole.found == len(inner)
+    softmax = next(node for node in model.graph.node if node.output[0] == inner[0])
+    weighted = next(node for node in model.graph.node if inner[0] in node.input)
+    for number, node in enumerate((softmax, weighted)):
+        twin = onnx.NodeProto()
+        twin.CopyFrom(node)
+        twin.name = f"unused_{number}"
+        twin.output[0] = f"unused_{number}"
+        twin.input[:] = ["unused_0" if name == inner[0] else name for name in node.input]
+        model.graph.node.append(twin)
+    onnx.save(model, exported)
+    report = optimize_model(OptimizeOptions(exported, require_fusion=True, force=True))
+    assert report.fusions[0] == whole
