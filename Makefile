@@ -59,8 +59,9 @@ review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in m
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format markdown --output models/review.md --force
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format html --output models/review.html --force
 
-coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, and write docs/coverage.md; takes hours.
+coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, optimize it, and write docs/coverage.md; takes hours.
 	$(BIN)/python scripts/coverage.py --peers --resume
+	$(BIN)/python scripts/coverage.py --optimize fp32 int8
 
 retrieval: $(READY) ## Compare checkpoints of every module of sentence-transformers with it, and write docs/retrieval.md.
 	$(BIN)/python scripts/check_retrieval.py --output docs/retrieval.md

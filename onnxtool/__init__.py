@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from onnxtool.export import export_model as export_model
     from onnxtool.infer import encode as encode
     from onnxtool.infer import load as load
+    from onnxtool.infer import restore_vectors as restore_vectors
     from onnxtool.model_file import ModelFile as ModelFile
     from onnxtool.optimize import OptimizeOptions as OptimizeOptions
     from onnxtool.optimize import optimize_model as optimize_model
@@ -42,6 +43,7 @@ _MODULES = {
     "encode": "onnxtool.infer",
     "encode_corpus": "onnxtool.corpus",
     "load": "onnxtool.infer",
+    "restore_vectors": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",
     "OptimizeOptions": "onnxtool.optimize",
     "optimize_model": "onnxtool.optimize",

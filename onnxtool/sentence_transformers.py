@@ -33,6 +33,7 @@ from onnxtool.runtime.text_feeds import text_feeds
 CLASS = f"{__name__}.Transformer"  # as modules.json names it
 
 _FOLDER, _FILE = "onnx", "model.onnx"
+_CAUSAL = "text-generation"  # what a transformer is whose causal logits are scored
 # What model_kwargs may say of an ONNX file; `file_name`, `provider` and `export` as in sentence-transformers' own
 # ONNX backend.
 _ARGUMENTS = ("file_name", "provider", "threads", "export")
@@ -48,14 +49,19 @@ _PROVIDER_NAMES = {
 class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
     """An ONNX file with its session, where sentence-transformers expects a PreTrainedModel. It has no parameters.
 
+    A reranker that is a decoder gives its score in place of the logits of the last token: [B, 1, 1].
+
     Attributes:
         config: the PretrainedConfig of the checkpoint.
         path: the ONNX file.
         provider: `auto`, `cpu` or `cuda`, as it was asked for.
         threads: intra-op threads; 0 for one a core.
+        is_causal: whether it is such a reranker.
     """
 
-    def __init__(self, path: Path, config: Any, *, provider: str = "auto", threads: int = 0) -> None:
+    def __init__(
+        self, path: Path, config: Any, *, provider: str = "auto", threads: int = 0, is_causal: bool = False
+    ) -> None:
         """Open the session.
 
         Raises:
@@ -63,6 +69,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         """
         super().__init__()
         self.path, self.config, self.provider, self.threads = path, config, provider, threads
+        self.is_causal = is_causal
         self._session: Session = open_session(path, provider=provider, threads=threads)
 
     @property
@@ -88,7 +95,8 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         if "token_type_ids" in names:  # which PyTorch takes for zeros where a tokenizer gives none
             arrays.setdefault("token_type_ids", torch.zeros_like(ids, device="cpu").numpy())
         outputs = self._session.run(text_feeds(self._session.model, arrays))
-        return {name: torch.from_numpy(array).float().to(ids.device) for name, array in outputs.items()}
+        tensors = {name: torch.from_numpy(array).float().to(ids.device) for name, array in outputs.items()}
+        return {name: value.unsqueeze(1) if self.is_causal else value for name, value in tensors.items()}
 
     def train(self, mode: bool = True) -> Self:
         """Refuse to train.
@@ -203,7 +211,8 @@ class Transformer(modules.Transformer):
         if not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
             raise InputError(f"threads is {threads!r}", f"pass 0, for one a core, to {MAX_THREADS}")
         path = _find_file(model_name_or_path, arguments)
-        return OnnxModel(path, config, provider=_PROVIDER_NAMES[provider], threads=threads)
+        is_causal = transformer_task == _CAUSAL
+        return OnnxModel(path, config, provider=_PROVIDER_NAMES[provider], threads=threads, is_causal=is_causal)
 
     def on_model_ready(self, model: BaseModel) -> None:
         """Let the encoder say that it runs ONNX."""

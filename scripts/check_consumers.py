@@ -29,6 +29,7 @@ from consumer_reference import reference
 SCRIPTS = Path(__file__).resolve().parent
 CONSUMERS = SCRIPTS / "consumers"
 COSINE = 0.99999
+TOLERANCE = 1e-4  # of scores
 # How near to a half a scaled weight is on the boundary of two integers: float32 noise of 1e-5, times 256 / 5.
 ROUNDING = 5e-4
 _WORDS = """the model of sparse retrieval weighs terms query document search engine index it's (see) [2] ?! 12345 B-52
@@ -74,7 +75,7 @@ def find_checks() -> tuple[Check, ...]:
         for row in consumer.get("checks", ()):
             settings, options = tuple(row.get("settings", ())), tuple(row.get("options", ()))
             simulated = bool(consumer.get("simulated"))
-            compare = consumer.get("compare", Check.compare)
+            compare = row.get("compare", consumer.get("compare", Check.compare))
             checks.append(
                 Check(path.stem, target, row["model"], consumer["script"], settings, options, simulated, compare)
             )
@@ -191,10 +192,17 @@ def _compare_cosines(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple
     return lowest >= COSINE, f"{len(cosines)} texts, lowest cosine {lowest:.8f}"
 
 
-# By the name that a consumer's file gives as `compare`; cosines where it gives none.
+def _compare_scores(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple[bool, str]:
+    ours, theirs = (np.array([row[0] for row in rows]) for rows in (found, wanted))
+    largest = float(np.abs(ours - theirs).max())
+    return largest <= TOLERANCE < np.ptp(theirs), f"{len(found)} texts, scores within {largest:.2g}"
+
+
+# By the name that a consumer's file, or one of its checks, gives as `compare`; cosines where it gives none.
 COMPARISONS: dict[str, Callable[[Sequence[Vector], Sequence[Vector]], tuple[bool, str]]] = {
     "cosines": _compare_cosines,
     "integers": _compare_integers,
+    "scores": _compare_scores,
 }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import sys
 import tempfile
@@ -30,19 +31,25 @@ import numpy as np
 import torch
 import transformers
 from retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
+from retrieval.pages import PAGES, page_cases
 from retrieval.pictures import PICTURES, picture_cases, write_pictures
+from retrieval.tiny_pages import write_pages
 from retrieval.trained import TRAINED, Paths
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
+from transformers.image_utils import load_image
 
 import onnxtool
-from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.errors import OnnxtoolError
+from onnxtool.infer import InferOptions
 from onnxtool.infer.pictures.model import load_pictures
+from onnxtool.infer.pictures.queries import encode_query
 from onnxtool.infer.vectors import SparseVectors
 
 LEAST_COSINE, TOLERANCE = 0.99999, 1e-4
-ALL_CASES = (*CASES, *picture_cases())
+_LONGEST_QUERY = 100
+ALL_CASES = (*CASES, *picture_cases(), *page_cases())
 _OUTCOMES = ("equal", "refused", "WRONG")
 TEXTS = (
     "",
@@ -121,7 +128,7 @@ def _vectors(case: Case, folder: Path, model: Any) -> Iterator[str]:
             yield _compare(model.encode(texts, task=task, **settings), expected, task, is_sparse=is_sparse)
         return
     for prompt in (None, *case.prompts):
-        expected = theirs.encode(texts, prompt_name=prompt)
+        expected = theirs.encode(texts, prompt_name=prompt, batch_size=1 if case.alone else 32)
         yield _compare(model.encode(texts, prompt=prompt, **settings), expected, prompt, is_sparse=is_sparse)
 
 
@@ -231,14 +238,72 @@ def _pictures(folder: Path, root: Path) -> Iterator[str]:
     yield _compare(load_pictures(pictures).encode(paths), expected, "pictures", is_sparse=False)
 
 
+def _pages(folder: Path, root: Path) -> Iterator[str]:
+    """Compare pages of several sizes and queries with transformers, or with sentence-transformers for its folders.
+
+    Raises:
+        OnnxtoolError: a side cannot be exported, or its file cannot be run.
+    """
+    pages = [*write_pages(root / "pages"), *write_pictures(root / "pictures")]
+    outputs = {task: root / f"{task}.onnx" for task in (TASK_OF_PICTURES, LATE_INTERACTION)}
+    for task, output in outputs.items():
+        onnxtool.export_model(onnxtool.ExportOptions(model_name=str(folder), output=output, task=task))
+    read, ask, score = _page_reference(folder)
+    theirs = [read(page) for page in pages]
+    model = load_pictures(outputs[TASK_OF_PICTURES])
+    ours: Any = model.encode(pages)
+    cosine = min(_cosine(ours.row(number), page) for number, page in enumerate(theirs))
+    yield _expect(cosine, f"{len(pages)} pages", "cosine of tokens", is_good=cosine >= LEAST_COSINE)
+    options = InferOptions(outputs[TASK_OF_PICTURES], text_model=outputs[LATE_INTERACTION])
+    cosine, difference = 1.0, 0.0
+    for text in TEXTS:
+        query: Any = encode_query(model, text, options, lambda _stage: None)
+        expected = ask(text)
+        cosine = min(cosine, _cosine(query.row(0), expected))
+        if len(text) <= _LONGEST_QUERY:  # rounding adds up over the tokens of a long one
+            difference = max(difference, _difference(query.max_similarities(ours)[0], score(expected, theirs)))
+    yield _expect(cosine, "queries", "cosine of tokens", is_good=cosine >= LEAST_COSINE)
+    yield _expect(difference, "queries", "MaxSim within", is_good=difference <= TOLERANCE)
+
+
+def _page_reference(folder: Path) -> tuple[Callable[[Path], Any], Callable[[str], Any], Callable[[Any, Any], Any]]:
+    """Return how another library encodes a page and a query, and scores them."""
+    if (folder / "modules.json").exists():
+        encoder = MultiVectorEncoder(str(folder), device="cpu")
+        return (
+            lambda page: np.asarray(encoder.encode_document([str(page)])[0]),
+            lambda text: np.asarray(encoder.encode_query([text])[0]),
+            lambda query, pages: encoder.similarity([query], pages).numpy()[0],
+        )
+    architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    model = getattr(transformers, architecture).from_pretrained(folder).eval()
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+
+    def embed(inputs: Any) -> Any:
+        with torch.inference_mode():
+            return model(**inputs).embeddings[0].numpy()
+
+    return (
+        lambda page: embed(processor.process_images(images=[load_image(str(page))])),
+        lambda text: embed(processor.process_queries(text=[text])),
+        lambda query, pages: np.array(
+            # One by one: of pages together, the padding of shorter ones is as similar as a vector of zeros.
+            [float(processor.score_retrieval([torch.tensor(query)], [torch.tensor(page)])) for page in pages]
+        ),
+    )
+
+
+_OF_PICTURES = {PICTURES: _pictures, PAGES: _pages}
+
+
 def check(case: Case, root: Path) -> tuple[str, str]:
     """Return the outcome (equal, refused or WRONG) and what there is to say about it."""
     folder, base = root / "checkpoint", root / "base"
     base.mkdir(parents=True)
     case.make(folder, base)
-    if case.kind == PICTURES:
+    if case.kind in _OF_PICTURES:
         try:
-            return "equal", "; ".join(_pictures(folder, root))
+            return "equal", "; ".join(_OF_PICTURES[case.kind](folder, root))
         except OnnxtoolError as error:
             return "refused", error.message
         except MismatchError as error:

@@ -16,8 +16,13 @@ _DISTIL = {"dim": _WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, **_SHAP
 # Which share of a vocabulary a text of a trained SPLADE has, about.
 _SHARE_OF_TERMS = 0.005
 # Checkpoints of scripts/retrieval: a late-interaction encoder in the layout of Stanford's ColBERT, with its usual
-# settings; and a sparse encoder whose queries are looked up.
-_SAVED = {"colbert": "Stanford without metadata", "inference-free": "inference-free SPLADE"}
+# settings; a sparse encoder whose queries are looked up; a classifier of pairs; and a decoder that says yes or no.
+_SAVED = {
+    "colbert": "Stanford without metadata",
+    "inference-free": "inference-free SPLADE",
+    "reranker": "one label",
+    "decoder-reranker": "chat template of Qwen3-Reranker, prompts, long texts",
+}
 
 # Architecture, configuration, and the modules after the transformer with their settings.
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, dict[str, Any]], ...]]] = {

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
+QUESTION = "what is the capital of France?"  # which rerankers rank texts by
 
 
 def reference(checkpoint: Path, texts: list[str]) -> list[list[float]]:
-    """Return a vector for each text, in float32: of the vocabulary for a sparse encoder."""
+    """Return a vector for each text, in float32: of the vocabulary for a sparse encoder, a logit for a reranker."""
     return _reference(checkpoint, tuple(texts))
 
 
@@ -25,6 +26,10 @@ def _reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     if "HF_ColBERT" in config["architectures"]:
         return _late_interaction(checkpoint, texts)
+    if config["architectures"][0].endswith("ForCausalLM"):
+        return _verdicts(checkpoint, texts)
+    if config["architectures"][0].endswith("ForSequenceClassification"):
+        return _scores(checkpoint, texts)
     settings = json.loads((checkpoint / "sentence_bert_config.json").read_text(encoding="utf-8"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = getattr(transformers, config["architectures"][0]).from_pretrained(checkpoint).eval()
@@ -39,6 +44,29 @@ def _reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
                 vector = _embed(outputs.last_hidden_state[0], checkpoint)
         vectors.append(vector.tolist())
     return vectors
+
+
+def _verdicts(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
+    """Return what a decoder says of each text behind one question, in its chat template."""
+    from sentence_transformers import CrossEncoder
+
+    encoder = CrossEncoder(str(checkpoint), device="cpu")
+    return [[float(score)] for score in encoder.predict([(QUESTION, text) for text in texts])]
+
+
+def _scores(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
+    """Return the logit of each text behind one question."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    found = []
+    with torch.inference_mode():
+        for text in texts:
+            pair = tokenizer(QUESTION, text, truncation=True, return_tensors="pt")
+            found.append(model(**pair).logits[0].tolist())
+    return found
 
 
 def _late_interaction(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:

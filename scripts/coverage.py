@@ -2,6 +2,8 @@
 
 `python scripts/coverage.py` tries all tasks and types and writes docs/coverage.md. Each step of each type runs in a
 process of its own with limits; what was found is kept in docs/coverage.json, and --resume goes on from there.
+`--optimize fp32 int8` optimizes every file that was right instead, and judges what comes out; `--redo` does that once
+more, after a change of `optimize`, and `--keep` leaves the exported files in --work_dir for it.
 `--peers` tries transformers' own exporter on the same checkpoints, and `--optimum DIR` optimum-onnx, which needs a
 virtual environment of its own in DIR.
 """
@@ -24,9 +26,10 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1
 os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_SCRIPTS), os.environ.get("PYTHONPATH"))))
 
+from survey.optimizing import PRECISIONS  # noqa: E402
 from survey.processes import Limits, Workers  # noqa: E402
 from survey.tables import render  # noqa: E402
-from survey.trials import Trial, try_type, without_folders  # noqa: E402
+from survey.trials import Trial, try_precisions, try_type, without_folders  # noqa: E402
 from zoo.tasks import TASK_NAMES, find_task, model_classes  # noqa: E402
 
 
@@ -35,7 +38,7 @@ def main() -> int:
     arguments = _parse()
     results = arguments.results
     known: dict[str, Any] = {}
-    if arguments.resume and results.exists():
+    if (arguments.resume or arguments.optimize) and results.exists():
         known = json.loads(results.read_text("utf-8"))
     results.parent.mkdir(parents=True, exist_ok=True)
     trials = [
@@ -47,8 +50,15 @@ def main() -> int:
     workers = Workers(Limits(arguments.time_limit, arguments.memory_limit))
     tools = ["onnxtool", *(("exporters",) if arguments.peers else ()), *(("optimum",) if arguments.optimum else ())]
 
+    if arguments.optimize:
+        trials = _to_optimize(trials, known, arguments)
+
     def work(trial: Trial) -> dict[str, Any]:
-        result = try_type(trial, tools, known.get(trial.key, {}), workers, arguments.work_dir, arguments.optimum)
+        result = known.get(trial.key, {})
+        if arguments.optimize:
+            result = try_precisions(trial, arguments.optimize, result, workers, arguments.work_dir, keep=arguments.keep)
+        else:
+            result = try_type(trial, tools, result, workers, arguments.work_dir, arguments.optimum)
         return without_folders(result, arguments.work_dir, _SCRIPTS.parent)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -57,13 +67,29 @@ def main() -> int:
             trial, result = under_way[done], done.result()
             known[trial.key] = result
             _save(known, results)
-            verdicts = ", ".join(f"{tool} {result[tool]['verdict']}" for tool in tools if tool in result)
+            tried = result.get("optimized", {}) if arguments.optimize else result
+            names = arguments.optimize or tools
+            verdicts = ", ".join(f"{name} {tried[name]['verdict']}" for name in names if name in tried)
             print(f"{number}/{len(trials)} {trial.key}: {verdicts or 'not runnable'}", file=sys.stderr, flush=True)
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(render(known), encoding="utf-8")
         print(arguments.output)
-    return int(any(result.get("onnxtool", {}).get("verdict") == "wrong" for result in known.values()))
+    found = {result.get("onnxtool", {}).get("verdict") for result in known.values()}
+    found |= {tried["verdict"] for result in known.values() for tried in result.get("optimized", {}).values()}
+    return int("wrong" in found)
+
+
+def _to_optimize(trials: list[Trial], known: dict[str, Any], arguments: argparse.Namespace) -> list[Trial]:
+    """Return the right exports among `trials`, the quickest to export first, and forget what is to be done again."""
+    right = [trial for trial in trials if known.get(trial.key, {}).get("onnxtool", {}).get("verdict") == "right"]
+    right = right[:: arguments.every]
+    if arguments.redo:
+        for trial in right:
+            tried = known[trial.key].get("optimized", {})
+            kept = {name: verdict for name, verdict in tried.items() if name not in arguments.optimize}
+            known[trial.key] = {**known[trial.key], "optimized": kept}
+    return sorted(right, key=lambda trial: known[trial.key]["onnxtool"]["seconds"])
 
 
 def _save(known: dict[str, Any], results: Path) -> None:
@@ -81,6 +107,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
     parser.add_argument("--peers", action="store_true", help="try transformers.exporters as well")
     parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx, to try")
+    parser.add_argument("--optimize", nargs="+", choices=PRECISIONS, metavar="PRECISION", help="optimize right exports")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="optimize every N-th of them only")
+    parser.add_argument("--redo", action="store_true", help="optimize again what has a verdict already")
+    parser.add_argument("--keep", action="store_true", help="keep the exported files for another --optimize")
     parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "docs" / "coverage.md")
     parser.add_argument("--work_dir", type=Path, default=_SCRIPTS.parent / "models" / "coverage")
     parser.add_argument("--results", type=Path, default=_SCRIPTS.parent / "docs" / "coverage.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -24,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import survey.trials
 from survey.decoding import judge_decoding
 from survey.exports import export_with_transformers
-from survey.judging import _cases, difference, judge
+from survey.judging import cases_for, difference, judge
+from survey.optimizing import judge_optimized, optimize, record_cases, together
 from survey.processes import BUG, Limits, Workers
 from survey.tables import render
-from survey.trials import Trial, _name_verdict, try_type, without_folders
+from survey.trials import Trial, _name_verdict, try_precisions, try_type, without_folders
 from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.facts import Facts
 from zoo.running import load_model
@@ -140,6 +142,91 @@ def test_a_right_export_is_judged_right(bert: Path, exported: Path) -> None:
     assert verdict["error"] < 1
 
 
+def test_what_is_optimized_is_judged_by_the_exported_file(bert: Path, exported: Path, tmp_path: Path) -> None:
+    """It gives the same in fp32 on inputs of the judge's own; with a bias moved, or another precision, it does not."""
+    cases, output = str(tmp_path / "cases"), tmp_path / "optimized.onnx"
+    assert record_cases(str(bert), {"model": str(exported)}, cases) == {"cases": 7}
+    tried = optimize(str(exported), str(output), "fp32")
+    assert tried["attentions"] == [2, 2]
+    right = judge_optimized({"model": str(output)}, cases, "fp32")
+    assert (right["right"], right["cases"]) == (True, 7), right
+    model = onnx.load(output)
+    bias = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [3 * 64])
+    bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + 0.05, bias.name))
+    wrong = judge_optimized(_saved(model, output), cases, "fp32")
+    assert not wrong["right"]
+    assert "differs by" in wrong["reason"]
+    assert optimize(str(tmp_path / "cases" / "0.npz"), str(output), "fp32")["error"].endswith("(at byte 2)")
+
+
+def test_only_right_exports_are_optimized(tmp_path: Path) -> None:
+    """A refused one has nothing to optimize, and what has a verdict keeps it."""
+    workers = Workers(Limits(), preloaded=())
+    for known in ({"onnxtool": {"verdict": "refused"}}, {"onnxtool": {"verdict": "right"}, "optimized": {"fp32": {}}}):
+        assert try_precisions(Trial("fill-mask", "bert"), ["fp32"], known, workers, tmp_path) == known
+
+
+def test_the_script_optimizes_right_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone, the quickest first; what is to be redone forgets that precision and keeps the other."""
+    with pytest.MonkeyPatch.context() as patch:  # importing the script sets the environment of its processes
+        patch.setattr(os, "environ", os.environ.copy())
+        spec = importlib.util.spec_from_file_location("survey_script", ROOT / "scripts" / "coverage.py")
+        assert spec is not None
+        assert spec.loader is not None
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+    exported = {"way": "dynamo", "reason": "", "fixed_axes": {}, "verdict": "right"}
+    right = {"verdict": "right", "reason": "", "attentions": [2, 2], "notes": {}}
+    known: dict[str, Any] = {
+        "fill-mask/albert": {"runnable": {}, "onnxtool": {**exported, "seconds": 2.0}},
+        "fill-mask/bart": {"runnable": {}, "onnxtool": {**exported, "seconds": 1.0, "verdict": "refused"}},
+        "fill-mask/bert": {
+            "runnable": {},
+            "onnxtool": {**exported, "seconds": 1.0},
+            "optimized": {"fp32": right, "int8": right},
+        },
+    }
+    (tmp_path / "results.json").write_text(json.dumps(known), "utf-8")
+    asked = []
+
+    def fake(trial: Trial, precisions: list[str], known: dict[str, Any], *_args: Any, keep: bool) -> dict[str, Any]:
+        asked.append((trial.key, precisions, sorted(known.get("optimized", {})), keep))
+        return {**known, "optimized": {**known.get("optimized", {}), "fp32": {**right, "verdict": "wrong"}}}
+
+    monkeypatch.setattr(script, "try_precisions", fake)
+    paths = [f"--{name}={tmp_path / file}" for name, file in (("results", "results.json"), ("output", "page.md"))]
+    asks = ["--optimize", "fp32", "--redo", "--keep", "--tasks", "fill-mask", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", ["coverage.py", *paths, f"--work_dir={tmp_path}", *asks])
+    assert script.main() == 1
+    assert asked == [("fill-mask/bert", ["fp32"], ["int8"], True), ("fill-mask/albert", ["fp32"], [], True)]
+    saved = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert saved["fill-mask/bert"]["optimized"]["int8"] == right
+    assert "| fill-mask | 2 | 2 | 0 | 0 | 2 | 0 | 0.0 | 1 | 1 |" in (tmp_path / "page.md").read_text("utf-8")
+
+
+def test_two_graphs_of_one_export_are_one_row() -> None:
+    """Encoder and decoder add up; the error is the larger one."""
+    one = {
+        "attentions": [2, 2],
+        "fused": {"attention": 2},
+        "nodes": [9, 5],
+        "notes": {},
+        "left_out": [],
+        "has_heads": True,
+    }
+    both = together(
+        [
+            {**one, "quantized": {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}},
+            {**one, "notes": {"attention": "2 left alone"}, "left_out": ["gelu"], "quantized": None},
+        ]
+    )
+    assert both["attentions"] == [4, 4]
+    assert both["nodes"] == [18, 10]
+    assert both["notes"] == {"attention": "2 left alone"}
+    assert both["left_out"] == ["gelu"]
+    assert both["quantized"] == {"layers": 3, "kept": 1, "embeddings": 1, "error": 0.002}
+
+
 def test_a_mask_that_is_not_applied_is_judged_wrong(bert: Path, exported: Path, tmp_path: Path) -> None:
     """A graph that reads ones in place of its mask differs on padding, and there alone."""
     model = onnx.load(exported)
@@ -182,7 +269,7 @@ def test_a_hidden_fixed_axis_is_judged_wrong(bert: Path, exported: Path, tmp_pat
 def test_a_single_row_is_asked_with_padding(bert: Path) -> None:
     """A file that is fixed to one row and a length has its mask tried as well, on either side."""
     fixed = {"input_ids": {0: 1, 1: 128}}
-    cases = {case.name: case for case in _cases(Facts.read(bert), load_model(Facts.read(bert), bert), bert, fixed)}
+    cases = {case.name: case for case in cases_for(Facts.read(bert), load_model(Facts.read(bert), bert), bert, fixed)}
     assert [cases[name].feeds["attention_mask"].sum() for name in ("full", "ragged right", "ragged left")] == [
         128,
         42,
@@ -293,6 +380,36 @@ def test_the_summary_counts_each_verdict() -> None:
     assert "| b | right* | dynamo, batch 1 |" in page
     assert "| far \\| c.onnx |" in page
     assert "| d | not runnable |" in page
+
+
+def test_what_was_optimized_is_counted_and_told() -> None:
+    """Percentages are of what was tried; each attention that is left, and each file that is not right, has a reason."""
+    tried = {"verdict": "right", "way": "dynamo", "seconds": 1.0, "reason": "", "fixed_axes": {}}
+    right = {"verdict": "right", "reason": "", "attentions": [2, 2], "notes": {}, "left_out": []}
+    capped = {**right, "attentions": [0, 2], "notes": {"attention": "2 left alone: a Tanh"}, "left_out": ["gelu"]}
+    unseen = {**right, "attentions": [0, 0], "has_heads": True}
+    refused = {"verdict": "refused", "reason": "it cannot hold 0.01"}
+    pairs = {
+        "a": {"fp32": right, "int8": right},
+        "b": {"fp32": capped, "int8": refused},
+        "c": {"fp32": unseen},
+        "d": {"fp32": {**unseen, "has_heads": False}},
+        "e": {"fp32": {"verdict": "not exported", "reason": "no memory"}},
+    }
+    results: dict[str, Any] = {
+        f"fill-mask/{name}": {"runnable": {}, "onnxtool": tried, "optimized": optimized}
+        for name, optimized in pairs.items()
+    }
+    results["fill-mask/f"] = {"runnable": {}, "onnxtool": tried}
+    page = render(results)
+    assert "| fill-mask | 6 | 4 | 4 | 0 | 0 | 0 | 100.0 | 2 | 1 | 1 | 0 | 0 | 50.0 |" in page
+    assert "| fill-mask/b | fp32 | right | gelu |  |" in page
+    assert "| fill-mask/b | int8 | refused |  | it cannot hold 0.01 |" in page
+    assert "Of 3 model types with attention, 1 (33.3 %) have all of it fused." in page
+    assert "| b | fill-mask | 0 of 2 | 2 left alone: a Tanh |" in page
+    assert "| c | fill-mask | 0 of 0 | nothing in the graph" in page
+    assert "| b | right | dynamo | 1.0 |  | right | refused | 0 of 2 |" in page
+    assert "| f | right | dynamo | 1.0 |  | not tried | not tried |  |" in page
 
 
 def test_a_peer_that_was_not_run_has_not_failed() -> None:

@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 import onnxtool
 from onnxtool.checkpoint import pooling_modules
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export import ExportOptions, export_model
@@ -30,6 +31,7 @@ def case(name: str) -> Case:
     ("name", "outcome"),
     [
         ("truncate_dim", "equal"),
+        ("Pooling without the prompt and Dense of scores", "equal"),
         ("weights of a causal language model", "equal"),
         ("SPLADE, max_active_dims", "equal"),
         ("three labels, Softmax", "equal"),
@@ -84,6 +86,43 @@ def test_a_consumer_that_reads_texts_as_they_are_takes_no_chats(tmp_path: Path) 
     with pytest.raises(TargetError, match=r"puts texts into a chat template, and .* would run it on them as they are"):
         export_model(ExportOptions(str(folder), output=tmp_path / "out", target="tei"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def without_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose Pooling leaves prompts out, for the tests below."""
+    root = tmp_path_factory.mktemp("pooled")
+    (root / "base").mkdir()
+    case("prompt left out, mean").make(root / "checkpoint", root / "base")
+    return root / "checkpoint"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_graph_that_leaves_prompts_out_is_fed_and_optimized(without_prompts: Path, tmp_path: Path) -> None:
+    """Its further input is named in its signature, and calibration, benchmarks and int8 follow it."""
+    texts = ["a cat", "the weather is lovely today", "naïve café, Paris is the capital of France"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    report = export_model(ExportOptions(str(without_prompts), output=tmp_path / "m.onnx"))
+    assert [info.name for info in report.inputs] == ["input_ids", "token_type_ids", "attention_mask", POOLING_MASK]
+    quantized = onnxtool.optimize_model(
+        onnxtool.OptimizeOptions(tmp_path / "m.onnx", precision="int8", calibration=tmp_path / "texts.txt")
+    )
+    expected = np.asarray(SentenceTransformer(str(without_prompts), device="cpu").encode(texts, prompt_name="query"))
+    for path, least in ((tmp_path / "m.onnx", 1 - 1e-6), (Path(quantized.output), 0.98)):
+        found = np.asarray(onnxtool.encode(path, texts, prompt="query"))
+        assert (found * expected).sum(axis=1).min() > least
+    pooled_whole = np.asarray(onnxtool.encode(tmp_path / "m.onnx", [f"query: {text}" for text in texts], prompt=""))
+    assert (pooled_whole * expected).sum(axis=1).min() < 0.995
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["tei", "fastembed", "vespa"])
+def test_a_consumer_that_tells_of_no_prompt_takes_no_such_checkpoint(
+    without_prompts: Path, tmp_path: Path, target: str
+) -> None:
+    """It would pool over the prompt, without a word."""
+    with pytest.raises(TargetError, match=f"leaves the prompt out when it pools, and .* feeds no {POOLING_MASK}"):
+        export_model(ExportOptions(str(without_prompts), output=tmp_path / "out", target=target))
 
 
 @pytest.mark.filterwarnings("ignore")

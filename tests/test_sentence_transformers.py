@@ -79,6 +79,7 @@ def make(output: Path, name: str) -> str:
         ("inference-free SPLADE", ""),
         ("query expansion, fixed, attend False", ""),
         ("PyLate", ""),
+        ("decoder", ""),
     ],
 )
 def test_an_exported_file_gives_what_pytorch_gives(workshop: Workshop, tmp_path: Path, name: str, kind: str) -> None:
@@ -212,6 +213,8 @@ def test_a_damaged_or_hostile_folder_is_one_error(
         ("states of the last layer but one", r"reads \['hidden_states', -2\] for text"),
         ("decoder, padding left, fixed, attend False", "pads on the left and expands queries"),
         ("Stanford", "has the layout of Stanford's ColBERT"),
+        ("decoder without modules", "has no modules, by which sentence-transformers would know"),
+        ("StaticEmbedding", "takes no table of vectors"),
     ],
 )
 def test_a_checkpoint_that_it_would_compute_otherwise_is_refused(tmp_path: Path, name: str, message: str) -> None:

@@ -7,7 +7,6 @@ each is an error, not a warning. Other versions of packages are what a gate may 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from statistics import median
 from onnxtool.benchmarking.description import sha256_of
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult
 from onnxtool.benchmarking.samples import Block, TimedShape, latencies
+from onnxtool.checkpoint.sentence_modules import is_number
 from onnxtool.errors import GateError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json, to_json
@@ -180,8 +180,8 @@ def _object(value: Json, key: str) -> dict[str, Json]:
 
 
 def _numbers(value: Json, key: str) -> list[float]:
-    numbers = [float(item) for item in _list(value, key) if isinstance(item, int | float)]
-    if len(numbers) != len(_list(value, key)) or not all(math.isfinite(number) for number in numbers):
+    numbers = [float(item) for item in _list(value, key) if is_number(item)]
+    if len(numbers) != len(_list(value, key)):
         raise TypeError(f"{key} are not numbers")
     return numbers
 

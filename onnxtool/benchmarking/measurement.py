@@ -32,7 +32,7 @@ from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
 from onnxtool.benchmarking.runners import SessionRunner
 from onnxtool.benchmarking.samples import Block, TimedShape, drift, latencies, median_interval, robust_spread
 from onnxtool.benchmarking.samples import waited_share as waited_share_of
-from onnxtool.benchmarking.workload import TextReader, Workload, check_lengths, random_workloads
+from onnxtool.benchmarking.workload import TextReader, Workload, check_lengths, fit_lengths, random_workloads
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import to_json
@@ -69,6 +69,7 @@ def benchmark(
     options.check()
     gates = Gates.open(options)
     if not options.texts:
+        options = fit_lengths(ModelFile.open(model_path), options)
         check_lengths(ModelFile.open(model_path), options)
     watch, memory = MachineWatch(), None if options.provider == "cpu" else device_memory()
     session, reader = _load(model_path, options, on_progress)

@@ -21,6 +21,7 @@ from onnxtool.runtime.bounds import (
 
 # What stops a shape where the caller names neither: enough runs for a p95, or as long as one likes to wait.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
+DEFAULT_LENGTHS = (16, 128)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class BenchmarkOptions:
     sequence_lengths: Annotated[
         tuple[int, ...],
         Option("Sequence lengths to time; texts have their own.", name="sequence_length", maximum=MAX_SEQUENCE_LENGTH),
-    ] = (16, 128)
+    ] = DEFAULT_LENGTHS
     runs: Annotated[
         int | None,
         Option("Stop a shape after so many runs.", minimum=1, maximum=MAX_RUNS, default="100 or 5 s"),

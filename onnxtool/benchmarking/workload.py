@@ -9,20 +9,22 @@ import hashlib
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking.options import BenchmarkOptions
+from onnxtool.benchmarking.options import DEFAULT_LENGTHS, BenchmarkOptions
 from onnxtool.benchmarking.report import StageTimes, TokenLengths
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.errors import InputError
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+from onnxtool.runtime.feeds import FeedShape
+from onnxtool.runtime.input_cases import sized_feeds
+from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.runtime.timing import Stopwatch
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -175,12 +177,25 @@ def random_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Wo
     Raises:
         InputError: the model is fixed to other shapes, or has inputs for which none can be generated.
     """
-    bounds = index_bounds(model)
     for batch_size in options.batch_sizes:
         for length in options.sequence_lengths:
             shape = FeedShape.full(batch_size, length)
-            feeds = random_feeds(model.structure.inputs, shape, bounds, seed=options.seed)
-            yield Workload(batch_size, length, (feeds,), (shape.mask,))
+            yield Workload(batch_size, length, (sized_feeds(model, shape, seed=options.seed),), (shape.mask,))
+
+
+def fit_lengths(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
+    """Time a model that takes one length at that one, as its export has stamped it, unless lengths were asked for.
+
+    A picture, or a sound, counts as one.
+
+    Raises:
+        ModelFileError: the stamp cannot be used.
+    """
+    stamp = InputStamp.read(model)
+    fixed = None if stamp is None else stamp.fixed_length(model.structure.inputs)
+    if fixed is None or options.sequence_lengths != DEFAULT_LENGTHS:
+        return options
+    return replace(options, sequence_lengths=(fixed,))
 
 
 def check_lengths(model: ModelFile, options: BenchmarkOptions) -> None:

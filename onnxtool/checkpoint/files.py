@@ -56,7 +56,7 @@ class CheckpointFiles(ABC):
                 self._parsed[name] = None if path is None else json.loads(path.read_bytes())
             except OSError as error:
                 raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise self.malformed(name, f"not JSON: {error}") from None
         return self._parsed[name]
 

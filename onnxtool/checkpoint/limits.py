@@ -85,7 +85,7 @@ def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | No
 def reserved_positions(folder: CheckpointFolder | None) -> int:
     """Return how many rows at the start of the position table no token ever uses."""
     config = folder.read("config.json") if folder else {}
-    if config.get("model_type") not in _PADDED_POSITIONS:
+    if str(config.get("model_type")) not in _PADDED_POSITIONS:
         return 0
     pad_id = _integer(config, "pad_token_id")
     return (_DEFAULT_PAD_ID if pad_id is None else pad_id) + 1

@@ -144,7 +144,7 @@ def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows
 def transformer_output(modules: SentenceModules) -> str:
     """Return what the transformer module calls its output for the modules behind it; empty where it is not known."""
     default = TRANSFORMERS.get(modules.modules[0].kind) if modules.modules else None
-    task = _TASKS.get(modules.transformer.get("transformer_task", default))
+    task = _TASKS.get(str(modules.transformer.get("transformer_task", default)))
     return "" if task is None else task.name
 
 

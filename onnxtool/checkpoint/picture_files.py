@@ -16,6 +16,8 @@ from onnxtool.checkpoint.text_files import LineError, decode_line
 from onnxtool.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
 # What sentence-transformers takes for a picture by its suffix. Pillow decodes no others here: some of its formats run
@@ -79,6 +81,17 @@ def blank_picture() -> Image:
     """
     pillow, _ = _pillow()
     picture: Image = pillow.new("RGB", (64, 48), "white")
+    return picture
+
+
+def picture_of(pixels: NDArray[np.uint8]) -> Image:
+    """Make a picture of pixels, uint8 [H, W, 3].
+
+    Raises:
+        InputError: Pillow is not installed.
+    """
+    pillow, _ = _pillow()
+    picture: Image = pillow.fromarray(pixels)
     return picture
 
 

@@ -9,9 +9,9 @@ Letters of shapes: B batch, H height, W width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,58 +29,64 @@ PROCESSOR_NAME = "preprocessor_config.json"
 _NESTED_NAME, _NESTED_KEY = "processor_config.json", "image_processor"
 PROCESSOR_NAMES = (PROCESSOR_NAME, _NESTED_NAME)
 
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_HALF = (0.5, 0.5, 0.5)
-_BILINEAR, _BICUBIC = 2, 3
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+LANCZOS, _BILINEAR, BICUBIC = 1, 2, 3
 _LARGEST_FILTER = 5
 
 Pixels = NDArray[np.float32]
+Feeds = dict[str, NDArray[Any]]
+PIXELS = "pixel_values"
+_Processor = TypeVar("_Processor")
 
 
 @dataclass(frozen=True)
-class _Class:
+class PictureClass:
     """What an image processor does where its file says nothing.
 
     Attributes:
         size: as the file would say it; so is `crop_size`.
         squares: whether a single number for the size is both height and width.
         converts: whether it converts colours by itself (do_convert_rgb).
-        is_efficient_net: whether it knows rescale_offset, which subtracts 1 from scaled pixels, and include_top, which
-            divides by the standard deviation once more.
+        own: the settings that it has beside those of all.
     """
 
     size: Mapping[str, int]
-    mean: tuple[float, ...] = _CLIP_MEAN
-    std: tuple[float, ...] = _CLIP_STD
-    resample: int = _BICUBIC
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+    resample: int = BICUBIC
     crop_size: Mapping[str, int] | None = None
     crops: bool = False
     squares: bool = True
     converts: bool = True
-    is_efficient_net: bool = False
+    own: Collection[str] = ()
 
 
+# What EfficientNet divides by the standard deviation once more, and what subtracts 1 from scaled pixels.
+_INCLUDE_TOP, _RESCALE_OFFSET = "include_top", "rescale_offset"
 _SQUARE_224 = {"height": 224, "width": 224}
-_CLIP = _Class({"shortest_edge": 224}, crop_size=_SQUARE_224, crops=True, squares=False)
-_CLASSES: Mapping[str, _Class] = {
+_CLIP = PictureClass({"shortest_edge": 224}, crop_size=_SQUARE_224, crops=True, squares=False)
+_CLASSES: Mapping[str, PictureClass] = {
     "CLIPImageProcessor": _CLIP,
     "ChineseCLIPImageProcessor": _CLIP,
     "BitImageProcessor": _CLIP,
-    "SiglipImageProcessor": _Class(_SQUARE_224, _HALF, _HALF, squares=False),
-    "BlipImageProcessor": _Class({"height": 384, "width": 384}),
-    "ViTImageProcessor": _Class(_SQUARE_224, _HALF, _HALF, _BILINEAR, converts=False),
-    "DeiTImageProcessor": _Class(
-        {"height": 256, "width": 256}, _HALF, _HALF, crop_size=_SQUARE_224, crops=True, converts=False
+    "SiglipImageProcessor": PictureClass(_SQUARE_224, HALF, HALF, squares=False),
+    "BlipImageProcessor": PictureClass({"height": 384, "width": 384}),
+    "ViTImageProcessor": PictureClass(_SQUARE_224, HALF, HALF, _BILINEAR, converts=False),
+    "DeiTImageProcessor": PictureClass(
+        {"height": 256, "width": 256}, HALF, HALF, crop_size=_SQUARE_224, crops=True, converts=False
     ),
-    "EfficientNetImageProcessor": _Class(
+    "EfficientNetImageProcessor": PictureClass(
         {"height": 346, "width": 346},
-        _HALF,
-        _HALF,
+        HALF,
+        HALF,
         crop_size={"height": 289, "width": 289},
         converts=False,
-        is_efficient_net=True,
+        own=(_INCLUDE_TOP, _RESCALE_OFFSET),
     ),
-    "OwlViTImageProcessor": _Class({"height": 768, "width": 768}, crop_size={"height": 768, "width": 768}, crops=False),
+    "OwlViTImageProcessor": PictureClass(
+        {"height": 768, "width": 768}, crop_size={"height": 768, "width": 768}, crops=False
+    ),
 }
 _OFF = (None, False)
 # Settings beside those that are followed: the values which change nothing.
@@ -97,19 +103,61 @@ _HARMLESS: Mapping[str, Callable[[Json], bool]] = {
         lambda _value: True,
     ),
 }  # fmt: skip
-_FOLLOWED = frozenset(
+FOLLOWED = frozenset(
     ("do_resize", "size", "default_to_square", "resample", "do_convert_rgb", "do_center_crop", "crop_size",
      "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 )  # fmt: skip
 
 
-_OF_EFFICIENT_NET = ("include_top", "rescale_offset")
+@dataclass(frozen=True)
+class PixelScaling:
+    """What becomes of colours.
 
+    Attributes:
+        whitens: whether pixels of the colour that the file calls transparent become white.
+        scale: what pixels are multiplied by; None for nothing.
+        shift: what is added to pixels that were scaled.
+        normalizations: one after the other, what is subtracted of each channel, and what it is divided by then.
+    """
 
-def _is_harmless(key: str, value: Json, kind: _Class) -> bool:
-    """Whether a setting changes nothing; those of one class alone are followed there."""
-    is_own = kind.is_efficient_net and key in _OF_EFFICIENT_NET
-    return is_own or (key in _HARMLESS and _HARMLESS[key](value))
+    whitens: bool
+    scale: float | None
+    shift: float
+    normalizations: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
+
+    @classmethod
+    def of(cls, read: SettingsReader, kind: PictureClass) -> PixelScaling:
+        """Read it from the settings of an image processor.
+
+        Raises:
+            ValueError: a setting makes no sense.
+        """
+        rescales, normalizes = read.flag("do_rescale", default=True), read.flag("do_normalize", default=True)
+        divides_again = _INCLUDE_TOP in kind.own and read.flag(_INCLUDE_TOP, default=True)
+        means = [read.channels("image_mean", kind.mean)] if normalizes else []
+        means += [(0.0, 0.0, 0.0)] if divides_again else []
+        std = read.channels("image_std", kind.std) if means else HALF
+        if 0.0 in std:
+            raise ValueError(f"image_std is {list(std)}, and pixels cannot be divided by 0")
+        return cls(
+            whitens=read.flag("do_convert_rgb", default=kind.converts),
+            scale=read.number("rescale_factor", 1 / 255) if rescales else None,
+            shift=-1.0 if _RESCALE_OFFSET in kind.own and read.flag(_RESCALE_OFFSET, default=False) else 0.0,
+            normalizations=tuple((mean, std) for mean in means),
+        )
+
+    def opened(self, picture: Image) -> Image:
+        """Return the RGB picture as its colours are looked up."""
+        return _whitened(picture) if self.whitens else picture
+
+    def apply(self, pixels: NDArray[Any]) -> Pixels:
+        """Scale and normalize pixels: uint8 [..., 3, H, W] to float32."""
+        if self.scale is not None:
+            pixels = (pixels.astype(np.float64) * self.scale).astype(np.float32) + np.float32(self.shift)
+        pixels = pixels.astype(np.float32)
+        for mean, std in self.normalizations:
+            pixels = (pixels - np.array(mean, np.float32)[:, None, None]) / np.array(std, np.float32)[:, None, None]
+        return np.ascontiguousarray(pixels)
 
 
 @dataclass(frozen=True)
@@ -117,22 +165,16 @@ class PictureProcessor:
     """How pixels are made of a picture.
 
     Attributes:
-        whitens: whether pixels of the colour that the file calls transparent become white.
         size: `height` and `width`, or `shortest_edge`, with `longest_edge` where there is a limit; None for no resize.
         resample: the filter, by Pillow's number.
         crop: height and width that are cut out of the middle; None for no crop.
-        scale: what pixels are multiplied by; None for nothing.
-        shift: what is added to pixels that were scaled.
-        normalizations: one after the other, what is subtracted of each channel, and what it is divided by then.
+        scaling: what becomes of colours.
     """
 
-    whitens: bool
     size: Mapping[str, int] | None
     resample: int
     crop: tuple[int, int] | None
-    scale: float | None
-    shift: float
-    normalizations: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
+    scaling: PixelScaling
 
     @classmethod
     def of(cls, files: CheckpointFiles) -> PictureProcessor:
@@ -141,83 +183,39 @@ class PictureProcessor:
         Raises:
             OnnxtoolError: there is none, its class or one of its settings is not computed here, or it is malformed.
         """
-        file, settings = _settings(files)
-        name = _class_name(settings)
-        kind = _CLASSES.get(name)
-        if kind is None:
-            raise files.refuse(
-                f"{file} of {files.label} names the image processor {name or 'of no class'}, which onnxtool does not "
-                f"compute; it computes {', '.join(_CLASSES)}",
-                "prepare pictures with transformers for this checkpoint",
-            )
-        unknown = [
-            f"{key} {value!r}"
-            for key, value in settings.items()
-            if value is not None and not (key in _FOLLOWED or _is_harmless(key, value, kind))
-        ]
-        if unknown:
-            raise files.refuse(
-                f"{file} of {files.label} has settings that onnxtool does not follow: {'; '.join(unknown)[:300]}",
-                "prepare pictures with transformers for this checkpoint",
-            )
-        try:
-            return cls._read(_Reader(settings), kind)
-        except ValueError as error:
-            raise files.malformed(file, str(error)) from None
+        return read_settings(files, _CLASSES, cls._read)
 
     @classmethod
-    def _read(cls, read: _Reader, kind: _Class) -> PictureProcessor:
+    def _read(cls, read: SettingsReader, kind: PictureClass) -> PictureProcessor:
         crops = read.flag("do_center_crop", default=kind.crops)
         squares = read.flag("default_to_square", default=kind.squares)
-        rescales, normalizes = read.flag("do_rescale", default=True), read.flag("do_normalize", default=True)
         resizes = read.flag("do_resize", default=True)
-        divides_again = kind.is_efficient_net and read.flag("include_top", default=True)
-        means = [read.channels("image_mean", kind.mean)] if normalizes else []
-        means += [(0.0, 0.0, 0.0)] if divides_again else []
-        std = read.channels("image_std", kind.std) if means else _HALF
-        if 0.0 in std:
-            raise ValueError(f"image_std is {list(std)}, and pixels cannot be divided by 0")
+        scaling = PixelScaling.of(read, kind)
         crop = read.size("crop_size", kind.crop_size or {}, squares=True) if crops else None
         if crop is not None and "height" not in crop:
             raise ValueError(f"crop_size is {crop}, and has no height and width")
         return cls(
-            whitens=read.flag("do_convert_rgb", default=kind.converts),
             size=read.size("size", kind.size, squares=squares) if resizes else None,
             resample=read.filter(kind.resample) if resizes else kind.resample,
             crop=None if crop is None else (crop["height"], crop["width"]),
-            scale=read.number("rescale_factor", 1 / 255) if rescales else None,
-            shift=-1.0 if kind.is_efficient_net and read.flag("rescale_offset", default=False) else 0.0,
-            normalizations=tuple((mean, std) for mean in means),
+            scaling=scaling,
         )
 
-    def prepare(self, picture: Image) -> Pixels:
+    def prepare(self, picture: Image) -> Feeds:
         """Return the pixels of an RGB picture: float32 [3, H, W].
 
         Raises:
             InputError: it would become too large by its proportions.
         """
-        if self.whitens:
-            picture = _whitened(picture)
+        picture = self.scaling.opened(picture)
         if self.size is not None:
-            height, width = self._resized(picture.height, picture.width)
-            if not 0 < height * width <= MAX_PIXELS:
-                raise InputError(
-                    f"a picture of {picture.width} x {picture.height} pixels becomes one of {width} x {height} by the "
-                    "settings of the image processor",
-                    "cut the picture: its proportions are none of a picture",
-                )
-            picture = picture.resize((width, height), resample=self.resample)
+            picture = resized(picture, *self._size_of(picture.height, picture.width), self.resample)
         pixels: NDArray[Any] = np.asarray(picture).transpose(2, 0, 1)
         if self.crop is not None:
             pixels = _cropped(pixels, *self.crop)
-        if self.scale is not None:
-            pixels = (pixels.astype(np.float64) * self.scale).astype(np.float32) + np.float32(self.shift)
-        pixels = pixels.astype(np.float32)
-        for mean, std in self.normalizations:
-            pixels = (pixels - np.array(mean, np.float32)[:, None, None]) / np.array(std, np.float32)[:, None, None]
-        return np.ascontiguousarray(pixels)
+        return {PIXELS: self.scaling.apply(pixels)}
 
-    def _resized(self, height: int, width: int) -> tuple[int, int]:
+    def _size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after the resize."""
         size = self.size or {}
         if "height" in size:
@@ -229,6 +227,21 @@ class PictureProcessor:
         else:
             edge, other = round(limit * short / long), int(limit * short / long * long / short)
         return (other, edge) if width <= height else (edge, other)
+
+
+def resized(picture: Image, height: int, width: int, resample: int) -> Image:
+    """Resize a picture.
+
+    Raises:
+        InputError: it would become too large by its proportions.
+    """
+    if not 0 < height * width <= MAX_PIXELS:
+        raise InputError(
+            f"a picture of {picture.width} x {picture.height} pixels becomes one of {width} x {height} by the "
+            "settings of the image processor",
+            "cut the picture: its proportions are none of a picture",
+        )
+    return picture.resize((width, height), resample=resample)
 
 
 def _whitened(picture: Image) -> Image:
@@ -258,7 +271,7 @@ def _cropped(pixels: NDArray[Any], height: int, width: int) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class SettingsReader:
     """Reads settings by their type. As in transformers, null is no default: it is off, or missing where needed."""
 
     settings: Mapping[str, Json]
@@ -304,6 +317,50 @@ class _Reader:
         if len(numbers) != len(value) or not known or max(numbers.values()) ** 2 > MAX_PIXELS:
             raise ValueError(f"{key} is {self.settings.get(key)!r}, and not height and width, or the shortest edge")
         return numbers
+
+
+def read_settings(
+    files: CheckpointFiles,
+    classes: Mapping[str, PictureClass],
+    read: Callable[[SettingsReader, PictureClass], _Processor],
+) -> _Processor:
+    """Return what `read` makes of the settings of a checkpoint's image processor.
+
+    Args:
+        files: the checkpoint.
+        classes: the image processors that are computed, by name.
+        read: reads the settings of one; raises ValueError where they make no sense.
+
+    Raises:
+        OnnxtoolError: there are none, the class or one of its settings is not computed, or they are malformed.
+    """
+    file, settings = _settings(files)
+    name = _class_name(settings)
+    kind = classes.get(name)
+    if kind is None:
+        raise files.refuse(
+            f"{file} of {files.label} names the image processor {name or 'of no class'}, which onnxtool does not "
+            f"compute; it computes {', '.join(classes)}",
+            "prepare pictures with transformers for this checkpoint",
+        )
+    unknown = [
+        f"{key} {value!r}"
+        for key, value in settings.items()
+        if value is not None and key not in FOLLOWED and key not in kind.own and not _is_harmless(key, value)
+    ]
+    if unknown:
+        raise files.refuse(
+            f"{file} of {files.label} has settings that onnxtool does not follow: {'; '.join(unknown)[:300]}",
+            "prepare pictures with transformers for this checkpoint",
+        )
+    try:
+        return read(SettingsReader(settings), kind)
+    except ValueError as error:
+        raise files.malformed(file, str(error)) from None
+
+
+def _is_harmless(key: str, value: Json) -> bool:
+    return key in _HARMLESS and _HARMLESS[key](value)
 
 
 def _settings(files: CheckpointFiles) -> tuple[str, Mapping[str, Json]]:

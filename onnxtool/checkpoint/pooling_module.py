@@ -21,6 +21,8 @@ from onnxtool.checkpoint.pooling_modes import Mask
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule, positive
 from onnxtool.reports import Json
 
+_ALL = 2**31 - 1  # more than any vector has
+
 
 class PoolingModule(ABC):
     """One module with its settings and weights.
@@ -77,7 +79,7 @@ class PoolingModule(ABC):
 
 
 def count_setting(stored: StoredModule, key: str) -> int:
-    """Return a setting of the encoder that is a number above zero.
+    """Return a setting of the encoder that is a number above zero: of what there is, so many at most.
 
     Raises:
         OnnxtoolError: it is not.
@@ -86,7 +88,7 @@ def count_setting(stored: StoredModule, key: str) -> int:
     count = positive(value)
     if count is None:
         raise stored.files.malformed(ENCODER_NAME, f"{key} is {value!r}, which is no number above zero")
-    return count
+    return min(count, _ALL)
 
 
 def stored_tensor(

@@ -21,7 +21,14 @@ from onnxtool.checkpoint.module_settings import (
     require_known_settings_of_sides,
     transformer_output,
 )
-from onnxtool.checkpoint.pooling_modes import POOLING_MODES, Mask
+from onnxtool.checkpoint.pooling_modes import (
+    POOLING_MODES,
+    Mask,
+    PoolingMode,
+    build_places,
+    places,
+    places_in_torch,
+)
 from onnxtool.checkpoint.pooling_module import PoolingModule, count_setting, projected_width, stored_tensor
 from onnxtool.checkpoint.sentence_modules import (
     STATIC,
@@ -39,12 +46,21 @@ from onnxtool.reports import Json
 _SMALLEST_NORM = 1e-12
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
 _NAMES = ("module_input_name", "module_output_name")  # of what a module reads and makes
-_LAST = POOLING_MODES["lasttoken"]
+# The first token, of those behind a prompt where there are any, for which these count twice; and the last one.
+_FIRST, _LAST = POOLING_MODES["cls"], POOLING_MODES["lasttoken"]
+# Checkpoints from before that setting, whose prompts sentence-transformers leaves out by their ids on the hub.
+INSTRUCTORS = ("hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl")
 
 
 @dataclass(frozen=True)
 class Pooling(PoolingModule):
-    """Make one vector of the states of real tokens: float [B, S, H] to [B, M * H] for M modes."""
+    """Make one vector of the states of real tokens: float [B, S, H] to [B, M * H] for M modes.
+
+    Attributes:
+        modes: the names of them.
+        includes_prompt: whether the tokens of a prompt are pooled over as those of a text are. Where not, each form
+            takes a second mask, [B, S], which is 0 for these; without it, they are.
+    """
 
     pools_tokens = True
     keys = frozenset(("embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt"))
@@ -62,25 +78,51 @@ class Pooling(PoolingModule):
                 f"{stored.files.label} pools with {', '.join(unknown)}, which is an unknown pooling mode; "
                 f"onnxtool knows {', '.join(POOLING_MODES)}"
             )
-        return cls(modes, stored.settings.get("include_prompt") is not False)
+        includes_prompt = stored.settings.get("include_prompt") is not False
+        return cls(modes, includes_prompt and stored.files.label not in INSTRUCTORS)
 
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
+    def apply(self, values: Floats, mask: Mask | None = None, pooled: Mask | None = None) -> Floats:
         """Return float32 [B, M * H]."""
         mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
+        over = mask if pooled is None or self.includes_prompt else mask & pooled
         states = values.astype(np.float32, copy=False)
-        pooled = [POOLING_MODES[mode].apply(states, mask) for mode in self.modes]
-        return np.concatenate(pooled, axis=1).astype(np.float32)
+        made = []
+        for mode in self._rows:
+            weights = places(mask) * over if mode.is_weighted else over
+            made.append(mode.apply(states, mask.astype(np.int64) + over if mode is _FIRST else weights))
+        return np.concatenate(made, axis=1).astype(np.float32)
 
-    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+    def build(self, build: Builder, value: Value, mask: Value, pooled: Value | None = None) -> Value:
         """Append each mode, and their concatenation."""
-        real = build.cast(mask)
+        real = over = build.cast(mask)
         states = build.cast(value)
-        pooled = [POOLING_MODES[mode].build(build, states, real) for mode in self.modes]
-        return pooled[0] if len(pooled) == 1 else build.op("Concat", *pooled, axis=1)
+        leaves_out = pooled is not None and not self.includes_prompt
+        if leaves_out:
+            over = build.op("Mul", real, build.cast(pooled))
+        made = []
+        for mode in self._rows:
+            read, weights = states, over
+            if mode.is_weighted:
+                weights = build.op("Mul", build_places(build, real), over)
+            elif leaves_out and mode is _FIRST:
+                weights = build.op("Add", real, over)
+            elif leaves_out and mode is _LAST:  # zeros where nothing is pooled over
+                read = build.op("Mul", states, build.as_weights(over))
+            made.append(mode.build(build, read, weights))
+        return made[0] if len(made) == 1 else build.op("Concat", *made, axis=1)
 
-    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+    def reference(self, torch: Any, value: Any, mask: Any, pooled: Any = None) -> Any:
         """Compute each mode, and concatenate."""
-        return torch.cat([POOLING_MODES[mode].reference(torch, value, mask) for mode in self.modes], dim=1)
+        over = mask if pooled is None or self.includes_prompt else mask * pooled
+        made = []
+        for mode in self._rows:
+            weights = places_in_torch(torch, mask) * over if mode.is_weighted else over
+            made.append(mode.reference(torch, value, mask + over if mode is _FIRST else weights))
+        return torch.cat(made, dim=1)
+
+    @property
+    def _rows(self) -> list[PoolingMode]:
+        return [POOLING_MODES[mode] for mode in self.modes]
 
     def width(self, before: int) -> int:
         """Multiply by the number of modes."""
@@ -361,7 +403,8 @@ class LogitScore(PoolingModule):
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
-        last = _LAST.build(build, value, build.cast(mask))
+        counted = build.op("CumSum", build.cast(mask), build.constant(np.array(1, dtype=np.int64)))
+        last = build.pick_before(value, counted)
         logits = [build.op("Gather", last, build.integers(token), axis=1) for token in self.token_ids]
         return logits[0] if len(logits) == 1 else build.op("Sub", *logits)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from onnxtool.checkpoint.activations import Builder, Floats, Value
 from onnxtool.checkpoint.pooling_modules import normalize
@@ -147,6 +147,32 @@ class VectorType:
             )
         return stored
 
+    def restore(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the vectors that are in the middle of all that are stored so: float32 [..., W] of [..., C].
+
+        Of codes, the middle of each step; of bits, -1 and 1.
+
+        Raises:
+            InputError: the array holds something else, or the ranges are of another width.
+        """
+        codes = np.empty(0, self.dtype)
+        if stored.ndim and stored.dtype.kind in ("f" if self.is_float else "iu"):
+            with np.errstate(over="ignore"):
+                codes = stored.astype(self.dtype)
+        if not np.array_equal(codes, stored, equal_nan=self.is_float):
+            raise InputError(
+                f"an array {stored.dtype} {list(stored.shape)} holds no vectors stored as {self.name}",
+                f"pass what was stored so: {self.dtype} in rows",
+            )
+        if self.name in BITS:
+            return np.asarray(2.0 * np.unpackbits(codes.view(np.uint8) ^ self._sign_bit, axis=-1) - 1.0, np.float32)
+        self.columns(codes.shape[-1])
+        if self.ranges is None:
+            return codes.astype(np.float32)
+        low, high = self.ranges.astype(np.float64)
+        places = codes + (128.5 if self.name == "int8" else 0.5)
+        return np.asarray(low + places * ((high - low) / _STEPS), np.float32)
+
     def build(self, build: Builder, value: Value) -> Value:
         """Append it to a graph: `value` is [N, W], of the builder's dtype."""
         dtype = _TENSOR_TYPES[str(self.dtype)]
@@ -193,7 +219,7 @@ class VectorType:
     def similarities(self, codes: NDArray[Any]) -> NDArray[np.float64]:
         """Return how similar each pair of N stored vectors is, float64 [N, N]: the cosine of codes, or of signs."""
         if self.name in BITS:
-            signs = 2.0 * np.unpackbits(codes.view(np.uint8) ^ self._sign_bit, axis=-1) - 1.0
+            signs = self.restore(codes).astype(np.float64)
             return np.asarray(signs @ signs.T / signs.shape[1])
         unit = normalize(codes.astype(np.float64))
         return np.asarray(np.clip(unit @ unit.T, -1.0, 1.0))
@@ -223,6 +249,34 @@ class VectorType:
             offset = f", less {_ZERO_OF_INT8}" if self.name == "binary" else ""
             found["code"] = f"x > 0, eight numbers a byte, the first in the highest bit{offset}"
         return found
+
+
+def restore_vectors(
+    stored: ArrayLike, vectors_as: str, *, ranges: Path | str | NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Return the float32 vectors that stored ones stand for: [N, W] of codes [N, W] or of bits [N, W / 8].
+
+    A code stands for the middle of its step, so that no number is off by more than half a step, but for those that
+    were outside of the range. Bits stand for -1 and 1. `quantize_embeddings` of sentence-transformers makes the same
+    codes again of what is restored.
+
+    Args:
+        stored: what `encode`, a corpus or a graph gave with `vectors_as`, also for each token; lists of numbers too.
+        vectors_as: what they are stored as: float32, float16, int8, uint8, binary or ubinary.
+        ranges: of int8 and uint8, as they were stored with: float32 [2, W]; or a file: a .npy, the manifest of a
+            corpus, or an ONNX file whose graph stores its vectors.
+
+    Raises:
+        InputError: these are no such vectors, or ranges are missing, not asked for, or malformed.
+    """
+    if isinstance(ranges, str | Path):
+        ranges = read_ranges(Path(ranges))
+    found = None if ranges is None else check_ranges(ranges, "ranges")
+    try:
+        array = np.asarray(stored)
+    except ValueError:  # rows of different lengths
+        raise InputError("vectors have different lengths", "pass rows of one length") from None
+    return VectorType.of(vectors_as, found).restore(array)
 
 
 def _starts_and_steps(ranges: Ranges) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -258,7 +312,8 @@ def check_ranges(ranges: object, label: str) -> Ranges:
 def _bad_ranges(label: str, reason: str) -> InputError:
     return InputError(
         f"{label} {reason}",
-        "pass a .npy with the least and the largest value of each number, or the manifest of an encoded corpus",
+        "pass a .npy with the least and the largest value of each number, the manifest of an encoded corpus, or a file "
+        "that was exported with --vectors_as",
     )
 
 
@@ -292,11 +347,16 @@ def few_vectors(count: int) -> str:
 
 
 def read_ranges(path: Path) -> Ranges:
-    """Read ranges from a .npy file, or from the manifest of a corpus.
+    """Read ranges from a .npy file, from the manifest of a corpus, or from a graph that stores its vectors.
 
     Raises:
         InputError: the file cannot be read, is none of these, or holds no such ranges.
     """
+    if path.suffix == ".onnx":
+        of_graph = VectorType.of_model(ModelFile.open(path))
+        if of_graph is None or of_graph.ranges is None:
+            raise _bad_ranges(str(path), "stores no codes with ranges")
+        return of_graph.ranges
     try:
         if path.suffix == ".json":
             return _of_manifest(json.loads(path.read_bytes()), path)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.activations import Builder, Floats, Value
 from onnxtool.checkpoint.pooling_modes import Mask, largest
 from onnxtool.checkpoint.pooling_module import PoolingModule, count_setting, projected_width, stored_tensor
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule, positive
 
 _DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
 
@@ -168,7 +168,8 @@ class SparseAutoEncoder(PoolingModule):
         # Encoder and decoder share the weight, and safetensors stores it under the first name of the alphabet.
         name = "encoder.weight" if "encoder.weight" in tensors else "decoder.linear.weight"
         weight = stored_tensor(stored, tensors, name, (latents, width))
-        if not isinstance(k, int) or not 0 < k <= len(weight):
+        kept = positive(k)
+        if kept is None or kept > len(weight):
             raise stored.files.refuse(
                 f"{stored.folder} of {stored.files.label} keeps the {k} largest of {len(weight)} latents",
                 "set k in its config.json, or max_active_dims in config_sentence_transformers.json, to one of them "
@@ -179,7 +180,7 @@ class SparseAutoEncoder(PoolingModule):
             weight,
             stored_tensor(stored, tensors, "pre_bias", (width,)),
             stored_tensor(stored, tensors, "latent_bias", (latents,)),
-            k,
+            kept,
             settings.get("normalize") is True,
         )
 

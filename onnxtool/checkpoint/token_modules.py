@@ -19,6 +19,7 @@ from onnxtool.checkpoint.pooling_modes import Mask
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, require_known_keys, works_on_tokens
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, StoredModule
+from onnxtool.errors import InputError
 from onnxtool.reports import Json
 
 TOKEN_WEIGHTS = "token_weights"  # noqa: S105  of an output
@@ -168,6 +169,8 @@ def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
     Raises:
         OnnxtoolError: it has modules or settings that are not computed here.
     """
+    if not modules.modules:
+        raise InputError("a late-interaction encoder has no modules (modules.json)", "save the checkpoint again")
     files = modules.modules[0].files
     require_known_settings(modules, files)
     QueryExpansion.of(modules, files)

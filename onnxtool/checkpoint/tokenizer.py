@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, normalizers
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK, behind_prompts
 from onnxtool.checkpoint.truncation import PLAIN, EncodedText, ReadOptions, Text, TokenOffsets, WholeText, bounded
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Tokens that frame a text; they are no terms of it.
 _FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
+_LARGEST_INDEX = 2**31 - 1
 # So many times the tokens that are kept have to be in what is read of a huge text.
 _ENOUGH = 2
 
@@ -109,6 +111,17 @@ class TextTokenizer:
     def expanding_tokens(self) -> tuple[str | None, str | None]:
         """The tokens that queries are expanded by where nothing else is said, the first that there is."""
         return self._named_token("mask_token"), self._named_token("eos_token")
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        """The ids of all tokens that the checkpoint names as special, as `all_special_ids` of transformers."""
+        named: list[Json] = [self._named_token(name) for name in (*_FRAMING, "unk_token", "mask_token")]
+        for key in ("extra_special_tokens", "additional_special_tokens"):
+            stated = self._config.get(key)
+            values = stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ()
+            named += [value.get("content") if isinstance(value, dict) else value for value in values]
+        ids = [self._tokenizer.token_to_id(token) for token in named if isinstance(token, str)]
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
     @cached_property
     def unknown_ids(self) -> frozenset[int]:
@@ -200,13 +213,24 @@ class TextTokenizer:
         """
         return [whole.windows(limit, overlap, options.num_leading) for whole in self._read(texts, options)]
 
-    def count(self, text: str) -> tuple[int, int]:
-        """Return how many tokens `text` has, and how many the tokenizer puts before it."""
+    def count(self, text: str) -> int:
+        """Return how many tokens `text` has, without those that the tokenizer puts around it."""
         (whole,) = self._read([text], PLAIN)
-        return len(whole.parts[0]), whole.parts[0].start
+        return len(whole.parts[0])
+
+    def count_prompt(self, prompt: str, limit: Limit | None) -> int:
+        """Return how many tokens at the start of a text are a prompt, as sentence-transformers counts them.
+
+        All that the prompt has by itself, cut to `limit`, and without a special token at its end, whether the tokenizer
+        put it there or the prompt has it.
+        """
+        (alone,) = self.encode([prompt], limit)
+        return len(alone) - int(len(alone) > 0 and (alone.is_special[-1] or alone.ids[-1] in self._special_ids))
 
     def pad(self, texts: Sequence[EncodedText], sequence_length: int | None = None) -> dict[str, NDArray[np.int64]]:
         """Put `texts` into arrays: input_ids, attention_mask and token_type_ids, each int64 [B, S].
+
+        And pooling_mask where one has a prompt that is not pooled over.
 
         Args:
             texts: B texts, none longer than S.
@@ -220,7 +244,9 @@ class TextTokenizer:
             position = slice(longest - len(text), longest) if self._pad_side == "left" else slice(0, len(text))
             ids[row, position], segments[row, position] = text.ids, text.segment_ids
             mask[row, position] = 1 if text.attended is None else text.attended
-        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+        prompts = [text.num_prompt for text in texts]
+        return {**arrays, POOLING_MASK: behind_prompts(mask > 0, prompts).astype(np.int64)} if any(prompts) else arrays
 
     def _read(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
         with_offsets = options.with_offsets
@@ -337,4 +363,6 @@ def _side(config: dict[str, Json], key: str, default: str = "right") -> str:
 
 
 def _index(value: Json) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_INDEX:
+        return value
+    return 0

@@ -33,8 +33,8 @@ VectorsAs = Annotated[
 RangesFile = Annotated[
     Path | None,
     Option(
-        "The range of each number, for int8 and uint8: a .npy with the least and the largest values, [2, numbers], or "
-        "the manifest of a corpus whose vectors are stored so."
+        "The range of each number, for int8 and uint8: a .npy with the least and the largest values, [2, numbers], the "
+        "manifest of a corpus whose vectors are stored so, or an ONNX file whose graph stores them."
     ),
 ]
 Calibrated = Annotated[

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.corpus.sources import Reject, Source
@@ -117,8 +117,22 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def _shard(entry: dict[str, Any]) -> ShardRecord:
-    files = tuple(FileRecord(**file) for file in entry["files"])
-    return ShardRecord(**{**entry, "files": files, "rejects": tuple(Reject(**reject) for reject in entry["rejects"])})
+    files = tuple(_checked(FileRecord(**file)) for file in entry["files"])
+    rejects = tuple(Reject(**reject) for reject in entry["rejects"])
+    return _checked(ShardRecord(**{**entry, "files": files, "rejects": rejects}))
+
+
+_Record = TypeVar("_Record", FileRecord, ShardRecord)
+
+
+def _checked(record: _Record) -> _Record:
+    """Refuse a count that is no number of anything, and a name that is no text."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if (field.type == "int" and not is_count) or (field.type == "str" and not isinstance(value, str)):
+            raise ValueError(f"its {field.name} is {str(value)[:40]!r}")
+    return record
 
 
 def make_identity(

@@ -36,7 +36,8 @@ _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
 # Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
 _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
-_WINDOW_PICTURES = 64  # 40 MB of pixels at 224 x 224
+# 40 MB of pixels at 224 x 224; a page that is cut has as many.
+_WINDOW_PICTURES, _WINDOW_PAGES = 64, 4
 _CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
 
 
@@ -234,7 +235,9 @@ class _Run:
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
         done = tuple(shard.digest for shard in self.earlier)
         most = _CHARACTERS_OF_TOKENS if self.shard_format.by_token else None
-        texts = _WINDOW_PICTURES if isinstance(self.model, PictureModel) else None
+        texts = None
+        if isinstance(self.model, PictureModel):
+            texts = _WINDOW_PICTURES if self.model.parts is None else _WINDOW_PAGES
         windows = split_corpus(documents, self.options.shard_size, done, most_characters=most, most_texts=texts)
         clock = Clock(start, sum(source.size_bytes for source in self.sources), self.manifest.num_texts)
 

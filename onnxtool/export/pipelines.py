@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtool.errors import ExportError
-from onnxtool.export.decoding.encoder_decoder import WITHOUT_CACHE, EncoderDecoder, trace_encoder_decoder
+from onnxtool.export.decoding.encoder_decoder import ENCODER_MASK, WITHOUT_CACHE, EncoderDecoder, trace_encoder_decoder
 from onnxtool.export.decoding.encoder_decoder_verification import EncoderDecoderReference, verify_encoder_decoder
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.decoding.verification import GenerationReference, verify_generation
@@ -19,13 +19,15 @@ from onnxtool.export.heads.head import Head, append_head
 from onnxtool.export.heads.vocabulary_rows import keep_read_rows
 from onnxtool.export.modalities.combined import WithDecoder
 from onnxtool.export.modalities.finding import text_of
+from onnxtool.export.modalities.page_inputs import PageInputs
 from onnxtool.export.modalities.sizes import DECODER_SEQUENCE, Modality
 from onnxtool.export.signature import Signature, detect_signature, to_tensors
 from onnxtool.export.strategies import ExportStrategy, attention_of, strategies_for
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import TorchReference, verify_file
-from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance
+from onnxtool.runtime.input_stamp import IDS, MASK, InputKind
 from onnxtool.verification import Verification
 
 
@@ -35,6 +37,14 @@ class Graphs:
 
     model: ir.Model
     encoder: ir.Model | None = None
+
+
+@dataclass(frozen=True)
+class DescribedInputs:
+    """What the inputs of a file hold, and the cases that it runs on."""
+
+    kinds: Mapping[str, InputKind]
+    cases: Sequence[Case]
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,8 @@ class SingleCallPipeline:
         if head is not None:
             append_head(graph, head, keep_raw=self.keep_raw)
             graph.metadata_props.update({} if head.stored is None else head.stored.metadata)
+        if isinstance(self.modality, PageInputs):
+            graph.metadata_props.update(self.modality.metadata)
         return Graphs(graph)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
@@ -98,6 +110,11 @@ class SingleCallPipeline:
         """Compare all outputs."""
         stored = None if self.head is None else self.head.stored
         return verify_file(path, reference, tolerance, self.specification, stored)
+
+    def inputs(self, strategy: ExportStrategy, reference: ReferenceOutputs | None) -> DescribedInputs:
+        """Describe the inputs by the cases that PyTorch runs on; unverified, by all of them."""
+        sizes = {**self.signature.given, **strategy.fixed}
+        return DescribedInputs(self.modality.kinds, reference.cases if reference else self.modality.cases(sizes))
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """Say which axes are fixed, and by whom, and which inputs are not there."""
@@ -117,17 +134,19 @@ class GenerationPipeline:
     Attributes:
         longest: the most tokens that a text may have; None where the model does not bound it.
         left_out: inputs of the model beside text, which the file does not take.
+        kinds: what ids and mask hold.
     """
 
     tokenizer: Any
     longest: int | None
     left_out: tuple[str, ...]
+    kinds: Mapping[str, InputKind]
 
     @classmethod
     def of(cls, modality: Modality) -> GenerationPipeline:
         """Take of what goes into the model its text."""
         text = text_of(modality)
-        return cls(None, None, ()) if text is None else cls(text.tokenizer, text.longest, text.left_out)
+        return cls(None, None, (), {}) if text is None else cls(text.tokenizer, text.longest, text.left_out, text.kinds)
 
     def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
         """List the strategies; TorchScript traces no caches."""
@@ -147,6 +166,10 @@ class GenerationPipeline:
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Let the file generate, token by token."""
         return verify_generation(path, reference, tolerance)
+
+    def inputs(self, _strategy: ExportStrategy, _reference: ReferenceOutputs | None) -> DescribedInputs:
+        """Describe ids and mask: any number of tokens goes into the graph, after any number of tokens."""
+        return DescribedInputs(self.kinds, ())
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """Say where prompts are slow, and which inputs are not there."""
@@ -228,6 +251,16 @@ class EncoderDecoderPipeline:
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Let the files generate, token by token."""
         return verify_encoder_decoder(encoder_path(path), path, reference, tolerance)
+
+    def inputs(self, _strategy: ExportStrategy, _reference: ReferenceOutputs | None) -> DescribedInputs:
+        """Describe the inputs of the decoder's steps."""
+        ids, mask = InputKind(IDS, self.vocabulary_size), InputKind(MASK)
+        return DescribedInputs({"input_ids": ids, ENCODER_MASK: mask}, ())
+
+    def encoder_inputs(self, strategy: ExportStrategy, reference: ReferenceOutputs | None) -> DescribedInputs:
+        """Describe the inputs of the encoder by the texts that PyTorch generates from; unverified, by all of them."""
+        sizes = {**self.signature.given, **strategy.fixed}
+        return DescribedInputs(self.modality.kinds, reference.cases if reference else self.modality.cases(sizes))
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """Say which axes are fixed, and which inputs are not there."""

@@ -20,8 +20,16 @@ from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.model_file import ModelFile, check_sidecar_files, save_beside, save_model, staged
-from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, MAX_DECODER_LENGTH_KEY, stamp_step
+from onnxtool.model_file.metadata import (
+    DECODER_KEY,
+    ENCODER_KEY,
+    INPUTS_KEY,
+    MAX_DECODER_LENGTH_KEY,
+    stamp,
+    stamp_step,
+)
 from onnxtool.model_file.weights import write_inline
+from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.verification import Verification
 
 _Failure = ExportError | VerificationError | SessionError
@@ -122,6 +130,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         # The two graphs of an encoder-decoder are verified together.
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
+            _stamp_inputs(file, job, strategy, is_encoder=file in before)
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         if specification is not None:
             specification.target.pack(specification.model, sidecars, path)
@@ -189,7 +198,7 @@ def _write_second(specification: TargetSpecification | None, second: Any, path: 
 def _verify(path: Path, job: Job, strategy: ExportStrategy) -> Verification:
     """Compare the file with a model that was loaded again: running and tracing may change a model."""
     job.on_progress("verifying against PyTorch")
-    fixed = tuple(sorted(strategy.fixed.items()))
+    fixed = _fixed(strategy)
     if fixed not in job.references:
         # In float32 whatever the weights are: PyTorch in half precision has rounding errors itself.
         model = job.models.load(None).float()
@@ -200,6 +209,22 @@ def _verify(path: Path, job: Job, strategy: ExportStrategy) -> Verification:
         return job.pipeline.verify(path, job.references[fixed], job.options.tolerance)
     finally:
         job.stopwatch.lap("verify")
+
+
+def _stamp_inputs(file: Path, job: Job, strategy: ExportStrategy, *, is_encoder: bool) -> None:
+    """Write into a file what inputs it takes, as far as it takes those of the model."""
+    reference, pipeline = job.references.get(_fixed(strategy)), job.pipeline
+    if is_encoder and isinstance(pipeline, EncoderDecoderPipeline):
+        described = pipeline.encoder_inputs(strategy, reference)
+    else:
+        described = pipeline.inputs(strategy, reference)
+    found = InputStamp.of(ModelFile.open(file).structure.inputs, described.kinds, described.cases)
+    if found.kinds:
+        stamp(file, {INPUTS_KEY: found.json})
+
+
+def _fixed(strategy: ExportStrategy) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(strategy.fixed.items()))
 
 
 def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]:

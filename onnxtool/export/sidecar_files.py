@@ -17,6 +17,7 @@ from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import METADATA_NAME
+from onnxtool.checkpoint.pooling_modules import INSTRUCTORS, Pooling
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -72,6 +73,9 @@ def write_sidecar_files(
             )
     elif modules.query is not None and source.locate(IDF_NAME) is None:
         derived[IDF_NAME] = dict(SparseStaticEmbedding.read(modules.query).named_weights(modules.query))
+    if source.label in INSTRUCTORS:  # sentence-transformers knows them by that, and no copy of them
+        pooling = [module for module in modules.modules if module.kind == Pooling.__name__]
+        derived |= {module.file("config.json"): {**module.settings, "include_prompt": False} for module in pooling}
     names = (*SIDECAR_FILES, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
     for name in dict.fromkeys(names):
         found = source.locate(name)
@@ -81,6 +85,7 @@ def write_sidecar_files(
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, target)
     for name, content in derived.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if source.locate("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
         # A copy without the settings of the last call, which every consumer of the file would follow.

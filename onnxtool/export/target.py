@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
-from onnxtool.checkpoint.tasks import LATE_INTERACTION
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
@@ -37,12 +37,13 @@ VECTORS = TensorInfo("sentence_embedding", "float32", (BATCH, None))
 
 # What a consumer does with a model, by the tasks for which models are exported. A masked language model whose
 # checkpoint says nothing of pooling is read as SPLADE by consumers of sparse encoders.
-SPARSE, INFERENCE_FREE, DENSE, TOKENS, SCORES, TAGS, OTHER = (
+SPARSE, INFERENCE_FREE, DENSE, TOKENS, SCORES, VERDICTS, TAGS, OTHER = (
     "sparse encoders",
     "inference-free sparse encoders",
     "text encoders",
     "late-interaction encoders",
     "text classifiers",
+    "rerankers that are decoders",
     "token classifiers",
     "other",
 )
@@ -53,8 +54,12 @@ KINDS = {
     "feature-extraction": DENSE,
     LATE_INTERACTION: TOKENS,
     "text-classification": SCORES,
+    RANKING: VERDICTS,
     "token-classification": TAGS,
 }
+
+# What most consumers do not take, and who does.
+_ELSEWHERE = {VERDICTS: "pass --target sentence-transformers, or --target plain for `onnxtool infer`"}
 
 PLAIN_SPLADE = (SpladePooling(),)
 USUAL_POOLING = (Pooling(("mean",)), Pooling(("cls",)), Pooling(("lasttoken",)), Normalize())
@@ -67,7 +72,7 @@ class Use:
     """How a consumer uses models of one kind.
 
     Attributes:
-        kind: of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, TOKENS, SCORES, TAGS.
+        kind: of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, TOKENS, SCORES, VERDICTS, TAGS.
         outputs: what it reads of the graph: these, in this order, and no others.
         head: the head that the graph has for it; `none` for the model's own outputs.
         after: the modules that it can compute on the outputs itself; None for all that sentence-transformers knows.
@@ -188,7 +193,9 @@ class Target:
             found = "queries are encoded without this model" if looks_up_queries else f"this model's task is {task}"
             raise TargetError(
                 f"{self.title} takes {takes}; {found}",
-                dict(self.refused).get(kind, "pass --target plain, or a --task that fits the checkpoint"),
+                (dict(self.refused) | _ELSEWHERE).get(
+                    kind, "pass --target plain, or a --task that fits the checkpoint"
+                ),
             )
         suited = next((use for use in uses if use.suits(modules, pads_left=pads_left)), None)
         if suited is None:

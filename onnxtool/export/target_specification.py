@@ -17,6 +17,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
@@ -282,6 +283,12 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
     looks_up = source.sentence_modules.query is not None
     kind = kind_of(checkpoint.task, looks_up_queries=looks_up)
     trained = None if target.computes_all(kind) else _trained_head(source, kind)
+    if trained is not None and trained.leaves_prompt_out:
+        raise TargetError(
+            f"{source.model_name} leaves the prompt out when it pools, and {target.title} tells a graph of no prompt "
+            f"(it feeds no {POOLING_MASK})",
+            "pass --target sentence-transformers, or --target plain for `onnxtool infer`",
+        )
     modules = () if trained is None else trained.modules
     if looks_up and not any(use.kind == kind for use in target.uses):
         raise TargetError(

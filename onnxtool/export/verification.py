@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK, some_prompts
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.head import Head
@@ -56,6 +57,8 @@ class TorchReference:
         if self.head is not None:
             sequences |= {one.output for one in self.head.all if one.keeps_tokens}
             cases += self._unseen_tokens(self.head.unseen_length)
+            if self.head.leaves_prompt_out:
+                cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
         before = torch.get_rng_state()
         outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
         if not torch.equal(before, torch.get_rng_state()):
@@ -102,14 +105,20 @@ class TorchReference:
         """Run the PyTorch model, with the head in PyTorch on top."""
         import torch
 
-        tensors = run_torch_tensors(self.model, feeds)
+        tensors = run_torch_tensors(self.model, {name: feeds[name] for name in feeds if name != POOLING_MASK})
         if self.head is not None:
-            mask = (
-                torch.from_numpy(feeds["attention_mask"]).to(self.model.device) if "attention_mask" in feeds else None
+            mask, pooled = (
+                torch.from_numpy(feeds[name]).to(self.model.device) if name in feeds else None
+                for name in ("attention_mask", POOLING_MASK)
             )
             raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
-            tensors = {one.output: one.reference(tensors[one.source], mask) for one in self.head.all} | raw
+            tensors = {one.output: one.reference(tensors[one.source], mask, pooled) for one in self.head.all} | raw
         return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
+
+
+def _with_prompts(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Let each text begin with a prompt of another length, which is not pooled over."""
+    return {**feeds, POOLING_MASK: some_prompts(feeds["attention_mask"].astype(bool)).astype(np.int64)}
 
 
 def verify_file(

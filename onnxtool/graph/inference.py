@@ -359,7 +359,11 @@ def _infer_by_names(
             continue
         source = f"{name}/sizes"
         inputs.append(helper.make_tensor_value_info(source, onnx.TensorProto.FLOAT, sizes.tolist()))
-        nodes.append(helper.make_node("Shape", [source], [name]))
+        dtype = types[name].tensor_type.elem_type
+        shape = name if dtype == _INT64 else f"{name}/int64"
+        nodes.append(helper.make_node("Shape", [source], [shape]))
+        if shape != name:
+            nodes.append(helper.make_node("Cast", [shape], [name], to=dtype))
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     graph = helper.make_graph([*nodes, node], "node", inputs, outputs, list(numbers.values()))
     model = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets), data_prop=True)

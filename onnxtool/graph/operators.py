@@ -147,7 +147,8 @@ _MICROSOFT = (
     Operator("GroupNorm", "X gamma beta", "X"),
     Operator(
         "GroupQueryAttention",
-        "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache position_ids",
+        "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache position_ids "
+        "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight",
         "query past_key|query past_value|query",
         rules.group_query_shapes,
         rules.group_query_macs,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from onnxtool.checkpoint.quantized_vectors import restore_vectors as restore_vectors
     from onnxtool.checkpoint.text_files import TextInput as TextInput
     from onnxtool.checkpoint.text_files import read_texts as read_texts
     from onnxtool.infer.generation.loading import generate as generate
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from onnxtool.infer.vectors import TokenVectors as TokenVectors
 
 _MODULES = {
+    "restore_vectors": "onnxtool.checkpoint.quantized_vectors",
     "TextInput": "onnxtool.checkpoint.text_files",
     "read_texts": "onnxtool.checkpoint.text_files",
     "GenerateOptions": "onnxtool.infer.generation.options",
@@ -62,6 +64,7 @@ __all__ = [
     "load_pictures",
     "load_writer",
     "read_texts",
+    "restore_vectors",
     "run_texts",
 ]
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.limits import fixed_shape
+from onnxtool.checkpoint.pooling_modes import behind_prompts
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
@@ -42,10 +43,7 @@ class Batch:
     @property
     def pooled(self) -> NDArray[np.bool_]:
         """True for tokens that are pooled over, bool [B, S]: not for padding, nor for a prompt that is left out."""
-        if not any(text.num_prompt for text in self.texts):
-            return self.mask
-        prompts = np.array([text.num_prompt for text in self.texts])
-        return np.asarray(self.mask & (self.mask.cumsum(axis=1) > prompts[:, None]))
+        return behind_prompts(self.mask, [text.num_prompt for text in self.texts])
 
     def output(self, rank: int, *names: str) -> NDArray[Any]:
         """Return the output of `rank` axes with one of `names`, else the first of that rank.

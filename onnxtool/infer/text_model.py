@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
@@ -133,13 +134,29 @@ class TextModel:
         num_left_out = 0
         if before:
             texts = [_with_prompt(before, text) for text in texts]
-            num_tokens, num_special = self.tokenizer.count(before)
-            options = replace(options, num_leading=num_tokens)
-            num_left_out = 0 if self.head.includes_prompt else num_special + num_tokens
+            options = replace(options, num_leading=self.tokenizer.count(before))
+            num_left_out = self._num_left_out(before)
         read = LongTexts.of(long).read(self.tokenizer, texts, limit, options, first=first)
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
         return self._prepared(read, task)
+
+    def _num_left_out(self, prompt: str) -> int:
+        """Return how many tokens of a text that begins with a prompt are not pooled over.
+
+        Raises:
+            InputError: the graph pools over all of them, and the checkpoint does not.
+        """
+        in_graph = POOLING_MASK in self.session.input_names
+        if self.head.includes_prompt and not in_graph:
+            return 0
+        if self.head.pools_in_graph and not in_graph:
+            raise InputError(
+                f"the checkpoint of {self.session.model.path} leaves prompts out when it pools, and the graph has no "
+                f"input {POOLING_MASK}, by which it would know of them",
+                "export the checkpoint again with onnxtool, or encode without a prompt (--prompt '')",
+            )
+        return self.tokenizer.count_prompt(prompt, self.limit)
 
     def _prepared(self, read: list[list[EncodedText]], task: str | None) -> list[list[EncodedText]]:
         head = self.head

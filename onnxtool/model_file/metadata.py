@@ -18,6 +18,7 @@ HEAD_KEY = "onnxtool.head"
 DTYPE_KEY = "onnxtool.dtype"
 FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
+INPUTS_KEY = "onnxtool.input_kinds"  # what each input holds, and shapes that it was verified on
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # of the checkpoint: files that belong together have the same
 # Of the two graphs of an encoder-decoder: the file beside it, and the most tokens of the decoder.
 ENCODER_KEY = "onnxtool.encoder"
@@ -25,6 +26,11 @@ DECODER_KEY = "onnxtool.decoder"
 MAX_DECODER_LENGTH_KEY = "onnxtool.max_decoder_length"
 VECTORS_KEY = "onnxtool.vectors"  # what the numbers of its vectors are stored as, where not as the model computes them
 RANGES_KEY = "onnxtool.vectors.ranges"
+# Of a graph of pages as pictures: whose inputs it takes, the id that stands for pixels, and how often it does for each
+# tile or patch.
+PROCESSOR_KEY = "onnxtool.processor"
+PLACEHOLDER_KEY = "onnxtool.image_token_id"
+PLACEHOLDERS_KEY = "onnxtool.image_tokens"
 STEPS_KEY = "onnxtool.steps"
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
 EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED where int8 products must not saturate

@@ -36,6 +36,22 @@ class Context:
     provider: str = "cpu"
 
 
+class FailedPassError(PassError):
+    """A pass raised an error that it does not raise on purpose.
+
+    Attributes:
+        name: of the pass.
+        why: what it raised.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"the pass {name} failed: {reason}",
+            "the input file is untouched; another --model_type may help, or a model of another exporter",
+        )
+        self.name, self.why = name, f"it failed: {reason}"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a pass.
@@ -123,10 +139,7 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
         raise
     except Exception as error:  # libraries raise any error on a graph they do not expect
         reason = (str(error).strip().splitlines() or ["no message"])[0]
-        raise PassError(
-            f"the pass {step.name} failed: {type(error).__name__}: {reason}",
-            "the input file is untouched; another --model_type may help, or a model of another exporter",
-        ) from error
+        raise FailedPassError(step.name, f"{type(error).__name__}: {reason}") from error
 
 
 def rewrite_each(model: ir.Model, found: Sequence[Match], rewrite: Callable[[Match], str]) -> Outcome:

@@ -16,10 +16,12 @@ from onnxtool.optimize.passes.layer_normalization import layer_normalization
 from onnxtool.optimize.passes.matmul_add import matmul_add
 from onnxtool.optimize.passes.onnxoptimizer_cleanup import onnxoptimizer_cleanup
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
+from onnxtool.optimize.passes.repeated_heads import repeated_heads
 from onnxtool.optimize.passes.residual_sums import residual_sums
 from onnxtool.optimize.passes.rms_normalization import rms_normalization
 from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
+from onnxtool.optimize.passes.softmax_maximum import softmax_maximum
 from onnxtool.optimize.passes.tied_transposes import tied_transposes
 from onnxtool.optimize.passes.transposed_weights import transposed_weights
 from onnxtool.optimize.pipeline import Pass
@@ -28,7 +30,7 @@ from onnxtool.optimize.pipeline import Pass
 _SETTLE = (fold_constants, input_sizes, common_subexpressions)
 # Attention looks for the MatMuls with weights that transposed_weights rewrites, so it runs before.
 _FUSE = (
-    *(layer_normalization, rms_normalization, gelu, rotary_embedding, attention, onnxruntime_fusions),
+    *(layer_normalization, rms_normalization, gelu, rotary_embedding, softmax_maximum, attention, onnxruntime_fusions),
     *(tied_transposes, transposed_weights, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # Nodes and initializers that the others leave behind.
@@ -41,7 +43,10 @@ _CUDA = (*_SETTLE, *_FUSE, skip_layer_normalization, *_CLEAN)
 PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
 """The passes of each provider. They keep float32; onnxtool/optimize/quantization/ converts the result."""
 
-FINISHING: dict[str, tuple[Pass, ...]] = {"cpu": (residual_sums,), "cuda": ()}
+FINISHING: dict[str, tuple[Pass, ...]] = {
+    "cpu": (repeated_heads, residual_sums),
+    "cuda": (repeated_heads,),
+}
 """The passes that run last, after the conversion to a precision: no other pass matches what they write."""
 
 # Optimizers of onnxruntime itself that a session must not run on the file; its metadata name them.

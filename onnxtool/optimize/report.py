@@ -16,12 +16,14 @@ class PassResult:
     Attributes:
         num_changes: nodes and initializers added, removed or rewritten.
         note: a remark of the pass, or an empty string.
+        left_out: whether it did not run, because the file would differ from its input with it; `note` says by what.
     """
 
     name: str
     num_changes: int
     duration_ms: float
     note: str = ""
+    left_out: bool = False
 
 
 @dataclass(frozen=True)

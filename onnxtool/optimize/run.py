@@ -5,32 +5,36 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
 
 from onnxtool.errors import FusionError, PassError
-from onnxtool.model_file import ModelFile, check_model_output, save_model, scratch_file, staged
+from onnxtool.model_file import ModelFile, Staging, check_model_output, save_model, scratch_file, staged
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.options import ANY_CPU, PER_ROW, OptimizeOptions
-from onnxtool.optimize.pipeline import Context, run_passes
+from onnxtool.optimize.pipeline import Context, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult
-from onnxtool.optimize.stored_vectors import storage_of
-from onnxtool.optimize.verification import Verifier, verification_feeds
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization
+from onnxtool.optimize.stored_vectors import Storage, storage_of
+from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
+from onnxtool.reports import Json
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
 from onnxtool.summary.kinds import FUSED_OPERATORS
+from onnxtool.verification import Verification
 
+_MOST_LEFT_OUT = 3  # where more passes are wrong, the graph is none that they were made for
+_OF_SIZES = ("Shape", "Size")
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
 
@@ -64,57 +68,133 @@ def optimize_model(
     with staged(output, force=options.force) as staging, ExitStack() as stack:
         # What the result is compared with gives the vectors as they are before they are stored.
         reference = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
-        model, results = run_passes(model, passes, context, on_progress)
-        stopwatch.lap("passes")
-        converted, candidates = _convert(
-            model, options, _conversion(options, source, context, staging.folder, on_progress)
-        )
-        passes, results = (*passes, *converted.steps), (*results, *converted.results)
-        if converted.precision != "fp32" or candidates:
-            stopwatch.lap("precision")
-        on_progress(f"writing {output}")
-        if storage is not None:
-            storage.put_back(converted.model)
-        path = save_model(converted.model, staging)
-        precision, quantization = converted.precision, converted.quantization
-        del model, converted
-        gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
-        stopwatch.lap("write")
-        staged_stats = summarize_model(path)
-        _require_same_signature(before, staged_stats)
-        fusions = _count_fusions(staged_stats, attentions)
-        if options.require_fusion:
-            _require_attention(fusions, results)
-        verification = None
-        if options.verify:
-            on_progress("verifying against the input")
-            stored = None if storage is None else storage.stored
-            tolerance = _tolerance(options, precision, before)
-            verification = Verifier(source, passes, context, tolerance, reference, stored).verify(path)
-            stopwatch.lap("verify")
+        conversion = _conversion(options, source, context, staging.folder, on_progress)
+        run = _Run(options, source, before, attentions, staging, reference, stopwatch, on_progress, [(model, storage)])
+        del model, storage
+        written = run.write_with_right_passes(passes, conversion)
+        left_out = [result.name for result in written.results if result.left_out]
         stamp_step(
-            path,
+            written.path,
             "optimize",
-            verification,
+            written.verification,
             previous=source.steps,
             provider=options.provider,
-            precision=precision,
+            precision=written.precision,
             versions=_versions(),
-            passes={result.name: result.num_changes for result in results},
+            passes={result.name: result.num_changes for result in written.results if not result.left_out},
+            **({"left_out": list[Json](left_out)} if left_out else {}),
         )
     return OptimizeReport(
         output=str(output),
         provider=options.provider,
-        precision=precision,
+        precision=written.precision,
         before=before,
         after=summarize_model(output),
-        passes=results,
-        fusions=fusions,
-        quantization=quantization,
-        candidates=candidates,
-        verification=verification,
+        passes=written.results,
+        fusions=written.fusions,
+        quantization=written.quantization,
+        candidates=written.candidates,
+        verification=written.verification,
         duration_ms=stopwatch.laps_ms,
     )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A file that was written and verified."""
+
+    path: Path
+    precision: str
+    results: tuple[PassResult, ...]
+    fusions: tuple[FusionCount, ...]
+    quantization: Quantization | None
+    candidates: tuple[Candidate, ...]
+    verification: Verification | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the attempts at one output share.
+
+    Attributes:
+        before: figures of the input file, which has so many `attentions`.
+        reference: the file that the result is compared with.
+        loaded: the graph that was loaded first and the storage of its vectors, until an attempt has taken it.
+    """
+
+    options: OptimizeOptions
+    source: ModelFile
+    before: Stats
+    attentions: int
+    staging: Staging
+    reference: Path
+    stopwatch: Stopwatch
+    on_progress: Callable[[str], None]
+    loaded: list[tuple[ir.Model, Storage | None]]
+
+    def write_with_right_passes(self, passes: Sequence[Pass], conversion: Conversion) -> _Written:
+        """Write the output; where one pass spoils it, or fails, write it once more without that pass.
+
+        Raises:
+            VerificationError: the outputs differ because of the conversion, of several passes together, or of more
+                passes than can be trusted; or `require_fusion` asks for all of them.
+        """
+        left_out: list[PassResult] = []
+        while True:
+            try:
+                written = self._write(passes, conversion)
+            except (FaultyPassError, FailedPassError) as error:
+                name = error.name
+                known = {step.name for step in (*passes, *conversion.finishing)}
+                if self.options.require_fusion or name not in known or len(left_out) == _MOST_LEFT_OUT:
+                    raise
+                left_out.append(PassResult(name, 0, 0.0, f"left out: {error.why}", left_out=True))
+            else:
+                return replace(written, results=(*written.results, *left_out))
+            self.on_progress(f"starting again without {name}")
+            passes = [step for step in passes if step.name != name]
+            finishing = [step for step in conversion.finishing if step.name != name]
+            if len(finishing) < len(conversion.finishing):
+                conversion = replace(conversion, finishing=finishing)
+
+    def _take(self) -> tuple[ir.Model, Storage | None]:
+        if self.loaded:
+            return self.loaded.pop()
+        model = load_model(self.options.model_path)
+        return model, storage_of(self.source)(model)
+
+    def _write(self, passes: Sequence[Pass], conversion: Conversion) -> _Written:
+        """Run the passes, convert, write and verify."""
+        options, context = self.options, conversion.context
+        model, storage = self._take()
+        model, results = run_passes(model, passes, context, self.on_progress)
+        self.stopwatch.lap("passes")
+        converted, candidates = _convert(model, options, conversion)
+        steps, results = (*passes, *converted.steps), (*results, *converted.results)
+        if converted.precision != "fp32" or candidates:
+            self.stopwatch.lap("precision")
+        self.on_progress(f"writing {self.staging.output}")
+        if storage is not None:
+            storage.put_back(converted.model)
+        path = save_model(converted.model, self.staging)
+        precision, quantization = converted.precision, converted.quantization
+        del model, converted
+        gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
+        self.stopwatch.lap("write")
+        staged_stats = summarize_model(path)
+        _require_same_signature(self.before, staged_stats)
+        fusions = _count_fusions(staged_stats, self.attentions)
+        if options.require_fusion:
+            _require_attention(fusions, results)
+        verification = None
+        if options.verify:
+            self.on_progress("verifying against the input")
+            stored = None if storage is None else storage.stored
+            tolerance = _tolerance(options, precision, self.before)
+            verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored)
+            verification = verifier.verify(path)
+            self.stopwatch.lap("verify")
+        return _Written(path, precision, results, fusions, quantization, candidates, verification)
 
 
 def _check_precision(options: OptimizeOptions) -> None:
@@ -211,10 +291,38 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
 
 
 def _expected_attentions(model: ir.Model) -> int:
-    """Count the attentions of a graph: those that are an operator of onnxruntime, and those that are none yet."""
+    """Count the attentions that the outputs need, whether they are an operator of onnxruntime already or not.
+
+    A graph may hold others: the encoder of a model that was traced whole has parts of the decoder that nobody reads.
+    """
     operators = FUSED_OPERATORS["attention"]
-    fused = sum(f"{node.domain}::{node.op_type}" in operators for node in model.graph)
-    return fused + sum(1 for _ in match_roots(model.graph))
+    needed = _needed(model.graph)
+    fused = sum(f"{node.domain}::{node.op_type}" in operators for node in needed)
+    return fused + sum(root in needed for root in match_roots(model.graph))
+
+
+def _needed(graph: ir.Graph) -> set[ir.Node]:
+    """Return the nodes of a graph that its outputs are computed from, in branches and bodies of loops as well."""
+    needed: set[ir.Node] = set()
+    waiting = [value.producer() for value in graph.outputs]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in needed:
+            continue
+        needed.add(node)
+        if node.op_type in _OF_SIZES:  # a pass reads the sizes elsewhere
+            continue
+        waiting += [value.producer() for value in node.inputs if value is not None]
+        for inner in (inner for attribute in node.attributes.values() for inner in _graphs(attribute)):
+            waiting += [value.producer() for value in inner.outputs]
+            waiting += list(inner)  # what reads values of the graph outside
+    return {node for node in needed if node.graph is graph}
+
+
+def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return (attribute.as_graph(),)
+    return attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
 
 
 def _count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:

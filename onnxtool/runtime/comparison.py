@@ -303,11 +303,15 @@ def require_passed(verification: Verification, hint: str) -> None:
     Raises:
         VerificationError: it did not pass.
     """
-    if verification.passed:
-        return
+    if not verification.passed:
+        raise failure(verification, hint)
+
+
+def failure(verification: Verification, hint: str) -> VerificationError:
+    """Return the error of a verification that did not pass, with its worst case."""
     failed = [case for case in verification.cases if not case.passed]
     worst = max(failed, key=lambda case: case.max_abs_error)
-    raise VerificationError(
+    return VerificationError(
         f"the result differs from {verification.reference} in {len(failed)} of {len(verification.cases)} cases; "
         f"worst: {worst.description}, {_describe(worst, verification)}",
         hint,

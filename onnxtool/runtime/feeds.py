@@ -5,18 +5,20 @@ Letters of shapes: B batch, S sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK, some_prompts
 from onnxtool.errors import InputError
 from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
+from onnxtool.runtime.input_stamp import IDS, InputKind
 
 # What keeps an index an index on its way to the table, in whichever of its inputs it stands.
 _FORWARDERS = frozenset(
@@ -42,6 +44,7 @@ class FeedShape:
         padding: the side on which it is put, `right` or `left`.
         past_length: P, tokens before these of which a model with a cache is handed keys and values; the first third of
             the first row's is padding.
+        sizes: those of axes that are neither batch nor sequence, such as the height of pictures, by their names.
     """
 
     description: str
@@ -49,6 +52,7 @@ class FeedShape:
     sequence_length: int
     padding: str = "right"
     past_length: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def full(cls, batch_size: int, sequence_length: int, description: str = "") -> FeedShape:
@@ -159,19 +163,27 @@ def _lookups(node: Node) -> Iterable[tuple[str, str]]:
 
 
 def random_feeds(
-    inputs: Sequence[TensorInfo], shape: FeedShape, bounds: dict[str, int], *, seed: int = 0
+    inputs: Sequence[TensorInfo],
+    shape: FeedShape,
+    bounds: dict[str, int],
+    *,
+    seed: int = 0,
+    kinds: Mapping[str, InputKind] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Make one array for each of `inputs`, filling named axes from `shape`.
 
     Masks follow the lengths of `shape`; other integers are drawn below their bound (see `index_bounds`), padding
     included, so that a mask which is not applied shows; floats are standard normal. The first axis of a tensor is the
-    batch, and every other named axis the sequence.
+    batch, and every other named axis the sequence, but for those in `sizes`. Ids whose kind is stamped are drawn as it
+    says.
 
     Raises:
         InputError: an input is of a dtype or shape for which none can be generated.
     """
     generator = np.random.default_rng(seed)
-    return {info.name: _random_array(info, shape, bounds, generator) for info in inputs}
+    shape = replace(shape, sizes=sizes or {})
+    return {info.name: _random_array(info, shape, bounds, kinds or {}, generator) for info in inputs}
 
 
 def is_mask(info: TensorInfo) -> bool:
@@ -180,7 +192,11 @@ def is_mask(info: TensorInfo) -> bool:
 
 
 def _random_array(
-    info: TensorInfo, shape: FeedShape, bounds: dict[str, int], generator: np.random.Generator
+    info: TensorInfo,
+    shape: FeedShape,
+    bounds: dict[str, int],
+    kinds: Mapping[str, InputKind],
+    generator: np.random.Generator,
 ) -> NDArray[Any]:
     dims = [_dimension(info, axis, shape) for axis in range(len(info.shape))]
     if is_mask(info):
@@ -189,7 +205,12 @@ def _random_array(
             past = np.ones((shape.batch_size, shape.past_length), dtype=bool)
             past[0, : shape.past_length // 3] = False
             mask = np.concatenate([past, mask], axis=1)
+        if info.name == POOLING_MASK:
+            mask = some_prompts(mask)
         return mask.astype(_numpy_dtype(info))
+    kind = kinds.get(info.name)
+    if kind is not None and kind.kind == IDS:
+        return kind.draw(dims, shape.mask, generator).astype(info.dtype)
     if info.dtype in _INDEX_DTYPES:
         bound = bounds.get(info.name, _DEFAULT_INDEX_BOUND)
         return generator.integers(0, bound, dims).astype(info.dtype)
@@ -218,6 +239,8 @@ def _dimension(info: TensorInfo, axis: int, shape: FeedShape) -> int:
 
 def _length(dimension: int | str | None, shape: FeedShape) -> int:
     """Return the size of an axis that is no batch: the past, the sequence, or both together."""
+    if isinstance(dimension, str) and dimension in shape.sizes:
+        return shape.sizes[dimension]
     names = str(dimension).split(_SUM)
     return sum(shape.past_length if name == PAST_AXIS else shape.sequence_length for name in names)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
@@ -34,7 +35,8 @@ _OTHER_INPUTS = {
 def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
     """Take the inputs that the graph has from `arrays`, each int64 [B, S], in the graph's dtypes.
 
-    Positions are counted from the mask, as `generate` of transformers does, and a cache of earlier tokens is empty.
+    Positions are counted from the mask, as `generate` of transformers does, and a cache of earlier tokens is empty. A
+    graph that leaves prompts out pools over all tokens where `arrays` name no prompt.
 
     Raises:
         InputError: the graph has an input that no tokenizer gives.
@@ -43,7 +45,7 @@ def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dic
     with_past = has_past(inputs) or any(info.name.startswith(_PAST) for info in inputs)
     feeds: dict[str, NDArray[Any]] = {}
     for info in inputs:
-        if info.name in arrays or info.name == "position_ids":
+        if info.name in arrays or info.name in ("position_ids", POOLING_MASK):
             _require_dtype(info)
             feeds[info.name] = _tokens(info.name, arrays).astype(info.dtype, copy=False)
         elif with_past and len(info.shape) > 2 and info.dtype.startswith("float"):
@@ -56,6 +58,8 @@ def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dic
 def _tokens(name: str, arrays: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
     if name in arrays:
         return arrays[name]
+    if name == POOLING_MASK:
+        return arrays["attention_mask"]
     positions: NDArray[np.int64] = np.maximum(arrays["attention_mask"].cumsum(axis=1) - 1, 0)
     return positions
 

@@ -67,7 +67,7 @@ def summarize_file(model: ModelFile) -> Stats:
         num_attentions=sum(count for op, count in structure.ops.items() if is_attention(op)),
         num_quantized_values=len(structure.quantization),
         num_trainings=len(structure.trainings),
-        min_onnxruntime=least_onnxruntime(structure.ir_version, structure.opsets),
+        min_onnxruntime=least_onnxruntime(structure.ir_version, structure.opsets, structure.most_inputs),
         largest=_largest(structure),
         duplicates=duplicates[:_MAX_DUPLICATES],
         layers=_layers(structure),

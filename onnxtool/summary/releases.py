@@ -1,4 +1,4 @@
-"""The first release of onnxruntime that loads a model, by its IR version and opsets.
+"""The first release of onnxruntime that loads a model, by its IR version, its opsets and the inputs of its operators.
 
 Each release is built with one release of ONNX and refuses what is newer. Which of ONNX goes with which of onnxruntime
 is in its documentation (https://onnxruntime.ai/docs/reference/compatibility.html) up to 1.18, and from there on in the
@@ -28,14 +28,27 @@ _RELEASES = (
     ("1.24", 12, 24, 5),
     ("1.25", 13, 26, 5),
 )
+# com.microsoft is at version 1 in every release, and its operators get further inputs: operator, inputs that it had
+# before, and the release in which it has more. From the schemas of 1.20 to 1.24 and of 1.31, of the operators that
+# onnxtool writes; the others of these have the same inputs in all of them.
+_MORE_INPUTS = (
+    ("com.microsoft::GroupQueryAttention", 9, "1.22"),
+    ("com.microsoft::GroupQueryAttention", 11, "1.23"),
+    ("com.microsoft::GroupQueryAttention", 12, "1.31"),
+    ("com.microsoft::MultiHeadAttention", 8, "1.22"),
+)
 
 
-def least_onnxruntime(ir_version: int, opsets: Mapping[str, int]) -> str:
-    """Return the first release that loads these versions; empty where the table knows of none.
+def least_onnxruntime(ir_version: int, opsets: Mapping[str, int], most_inputs: Mapping[str, int]) -> str:
+    """Return the first release that loads these versions and inputs; empty where the table knows of none.
 
-    Other domains do not count: com.microsoft is at version 1 in every release.
+    Args:
+        ir_version: of the model.
+        opsets: version by domain.
+        most_inputs: how many inputs a node of each operator has at most.
     """
+    needed = [release for operator, inputs, release in _MORE_INPUTS if most_inputs.get(operator, 0) > inputs]
     for release, max_ir, max_opset, max_ml in _RELEASES:
         if ir_version <= max_ir and opsets.get("ai.onnx", 1) <= max_opset and opsets.get("ai.onnx.ml", 1) <= max_ml:
-            return release
+            return max((release, *needed), key=lambda name: [int(part) for part in name.split(".")])
     return ""

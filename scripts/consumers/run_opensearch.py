@@ -16,26 +16,65 @@ from exchange import Answer, answer, nonzero
 from tokenizers import Tokenizer
 
 MODEL_MAX_LENGTH = 512  # of HuggingFaceTokenizer, where no option says another
+QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
+QUESTION = "what is the capital of France?"  # which texts are ranked by
+_MODEL, _QUERIES = "ml-commons_model_config.json", "ml-commons_tokenizer_config.json"
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
-    """Return a vector, or terms and weights, for each text."""
-    request = json.loads((folder / "ml-commons_model_config.json").read_text(encoding="utf-8"))
-    (archive,) = (path for path in folder.glob("*.zip") if not path.stem.endswith("-tokenizer"))
+    """Return a vector, terms and weights, or a score, for each text; where queries are looked up, their terms last."""
+    with tempfile.TemporaryDirectory() as name:
+        request = _deploy(folder, _MODEL, Path(name))
+        (graph,) = Path(name).glob("*.onnx")  # DLModel: "found multiple models"
+        tokenizer = _tokenizer(Path(name))
+        session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    function, config = request["function_name"], request.get("model_config", {})
+    if function == "TEXT_SIMILARITY":
+        return [_score(session, tokenizer.encode(QUESTION, text), config) for text in texts]
+    translators: dict[str, Callable[..., Answer]] = {"TEXT_EMBEDDING": _vector, "SPARSE_ENCODING": _terms}
+    translate = translators[function]
+    encodings = [tokenizer.encode(text) for text in texts]
+    if not (folder / _QUERIES).is_file():
+        return [translate(session, encoding, config) for encoding in encodings]
+    documents = [_terms(session, encoding, config) for encoding in encodings]
+    with tempfile.TemporaryDirectory() as name:
+        assert _deploy(folder, _QUERIES, Path(name))["function_name"] == "SPARSE_TOKENIZE"  # noqa: S101
+        weights = json.loads((Path(name) / "idf.json").read_text(encoding="utf-8"))
+        tokenizer = _tokenizer(Path(name))
+    size = tokenizer.get_vocab_size()
+    both = zip(documents, (_looked_up(tokenizer, weights, text[:QUERY]) for text in texts), strict=True)
+    # Terms of documents that no query has: the tokens that frame a text.
+    return [
+        {term: weight for term, weight in document.items() if tokenizer.decode([term])}
+        | {size + term: weight for term, weight in query.items()}
+        for document, query in both
+    ]
+
+
+def _deploy(folder: Path, name: str, place: Path) -> Any:
+    """Check an archive against the request that registers it, as ml-commons does, and unpack it."""
+    request = json.loads((folder / name).read_text(encoding="utf-8"))
+    archive = folder / f"{request['name']}.zip"
     content = archive.read_bytes()
     assert hashlib.sha256(content).hexdigest() == request["model_content_hash_value"]  # noqa: S101  it refuses others
     assert len(content) == request["model_content_size_in_bytes"]  # noqa: S101
     assert request["model_format"] == "ONNX"  # noqa: S101
-    with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(archive) as files:
-        files.extractall(name)
-        (graph,) = Path(name).glob("*.onnx")  # DLModel: "found multiple models"
-        tokenizer = Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
-        session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    with zipfile.ZipFile(archive) as files:
+        files.extractall(place)
+    return request
+
+
+def _tokenizer(place: Path) -> Any:
+    tokenizer = Tokenizer.from_file(str(place / "tokenizer.json"))
     limit = tokenizer.truncation["max_length"] if tokenizer.truncation else MODEL_MAX_LENGTH
     tokenizer.enable_truncation(min(limit, MODEL_MAX_LENGTH))
-    translators: dict[str, Callable[..., Answer]] = {"TEXT_EMBEDDING": _vector, "SPARSE_ENCODING": _terms}
-    translate = translators[request["function_name"]]
-    return [translate(session, tokenizer.encode(text), request.get("model_config", {})) for text in texts]
+    return tokenizer
+
+
+def _looked_up(tokenizer: Any, weights: dict[str, float], query: str) -> dict[int, float]:
+    """Do as SparseTokenizerModel: each token once, by its text, with 1 for one that has no weight."""
+    texts = {term: tokenizer.decode([term]) for term in tokenizer.encode(query).ids}
+    return {term: weights.get(text, 1.0) for term, text in texts.items() if text}
 
 
 def _forward(session: Any, feeds: dict[str, list[int]]) -> Any:
@@ -58,6 +97,16 @@ def _vector(session: Any, encoding: Any, config: dict[str, Any]) -> list[float]:
     vector = vector / np.linalg.norm(vector) if config["normalize_result"] else vector
     assert len(vector) == config["embedding_dimension"]  # noqa: S101
     return [float(value) for value in vector]
+
+
+def _score(session: Any, encoding: Any, _config: dict[str, Any]) -> list[float]:
+    """Do as TextSimilarityTranslator."""
+    feeds = {
+        "input_ids": encoding.ids,
+        "attention_mask": encoding.attention_mask,
+        "token_type_ids": encoding.type_ids,
+    }
+    return [float(_forward(session, feeds)[0][0])]
 
 
 def _terms(session: Any, encoding: Any, _config: dict[str, Any]) -> dict[int, float]:

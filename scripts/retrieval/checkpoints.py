@@ -7,6 +7,7 @@ the vocabulary of MiniLM; decoders a byte-level one that is trained here.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import string
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +83,7 @@ class Case:
         tasks: `encode_query` and `encode_document` are tried: they compute different things.
         needs_text: the tokenizer frames no text, so that an empty one has no tokens.
         routes: a file is made of each of these tasks, whose route has its name.
+        alone: sentence-transformers gets texts one by one; its answers depend on what else is in a batch.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Case:
     tasks: bool = False
     needs_text: bool = False
     routes: tuple[str, ...] = ()
+    alone: bool = False
 
 
 def draw(model: torch.nn.Module, seed: int = 0) -> None:
@@ -223,11 +226,13 @@ def _named(make: Callable[[Path, Path], None], architecture: str) -> Callable[[P
     return name
 
 
-def _decoder_embedder(side: str, template: str | None = None) -> Callable[[Path, Path], None]:
+def _decoder_embedder(
+    side: str, template: str | None = None, mode: str | Sequence[str] = "lasttoken", *, include_prompt: bool = True
+) -> Callable[[Path, Path], None]:
     def make(folder: Path, base: Path) -> None:
         first = Transformer(str(decoder(base, side=side, template=template)))
-        modules = [first, Pooling(HIDDEN, "lasttoken"), Normalize()]
-        prompts = {"query": "Instruct: find it\nQuery: ", "document": ""}
+        modules = [first, Pooling(HIDDEN, mode, include_prompt=include_prompt), Normalize()]
+        prompts = {"query": "Instruct: find it\nQuery: ", "document": "", **({} if include_prompt else _LEFT_OUT)}
         SentenceTransformer(modules=modules, prompts=prompts).save_pretrained(str(folder))
 
     return make
@@ -659,7 +664,21 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("prompts", DENSE, _dense(_pooled(), prompts=_PROMPTS), ("query", "document"))
     default = _dense(_pooled(), prompts=_PROMPTS, default_prompt_name="query")
     yield Case("default prompt", DENSE, default, ("document",))
-    yield Case("prompt left out", DENSE, _dense(_pooled(include_prompt=False), prompts=_PROMPTS), ("query",))
+    for mode in (*modes, ("cls", "weightedmean", "lasttoken")):
+        left_out = _dense(_pooled(mode, include_prompt=False), Normalize, prompts=_LEFT_OUT)
+        yield Case(f"prompt left out, {mode}", DENSE, left_out, tuple(_LEFT_OUT))
+    for side, mode in itertools.product(("left", "right"), (*modes[2:], "cls")):
+        left_out = _decoder_embedder(side, mode=mode, include_prompt=False)
+        name = f"prompt left out, decoder, padding {side}, {mode}"
+        # Of a text that is nothing but prompt, sentence-transformers gives the state of what stands first: padding.
+        alone = (side, mode) == ("left", "cls")
+        yield Case(name, DENSE, left_out, ("document", *_LEFT_OUT), needs_text=True, alone=alone)
+    left_out = _decoder_embedder("left", CHAT_TEMPLATE, mode="mean", include_prompt=False)
+    yield Case("prompt left out, in a chat", DENSE, left_out, ("query", "long"), needs_text=True)
+    left_out = _dense(_pooled(include_prompt=False), prompts=_LEFT_OUT, transformer={"query_length": 8})
+    yield Case("prompt left out, by task", DENSE, left_out, tasks=True)
+    left_out = _dense(_pooled(include_prompt=False), prompts=_LEFT_OUT, transformer={"max_seq_length": 12})
+    yield Case("prompt left out, max_seq_length", DENSE, left_out, tuple(_LEFT_OUT))
     yield Case("Normalize", DENSE, _dense(_pooled(), Normalize))
     yield Case("Dropout", DENSE, _dense(_pooled(), lambda: Dropout(0.3)))
     yield Case("LayerNorm", DENSE, _dense(_pooled(), lambda: seeded(LayerNorm(HIDDEN))))
@@ -761,6 +780,8 @@ def _reranker_cases() -> Iterator[Case]:
     yield Case("three labels, Sigmoid", RERANKER, _reranker(3, activation=torch.nn.Sigmoid()))
     yield Case("three labels, Softmax", RERANKER, _reranker(3, activation=torch.nn.Softmax(dim=-1)))
     yield Case("Pooling and Dense of scores", RERANKER, _scored_embedding(1), ("query",))
+    left_out = _edited(_scored_embedding(1), "1_Pooling/config.json", include_prompt=False)
+    yield Case("Pooling without the prompt and Dense of scores", RERANKER, left_out, ("query",))
     yield Case("Pooling and Dense of three scores", RERANKER, _scored_embedding(3, layer=-2), ("query",))
     yield Case("decoder", RERANKER, _decoder_reranker(None))
     yield Case("decoder, one token, padding right", RERANKER, _decoder_reranker(None, None, side="right"))
@@ -858,6 +879,14 @@ def _m3_cases() -> Iterator[Case]:
 
 
 _PROMPTS = {"query": "query: ", "document": "passage: "}
+# None, longer than a text may be, and one that ends in a special token.
+_LEFT_OUT = {
+    "query": "query: ",
+    "empty": "",
+    "long": "find what says " * 60,
+    "special": "find 👍",
+    "end": "it is<|end|>",
+}
 _BERT = "sentence_bert_config.json"
 _ENCODER = "config_sentence_transformers.json"
 CASES = (*_dense_cases(), *_sparse_cases(), *_reranker_cases(), *_late_cases(), *_m3_cases())

@@ -105,14 +105,13 @@ class Paths:
             figures += f"; {np.mean(ours == theirs):.3%} equal to encode(precision)"
         compared = ours.astype(np.float64)
         if name in _BITS:
-            compared = np.unpackbits(ours.view(np.uint8) ^ _sign(name), axis=1) * 2.0 - 1.0
+            compared = onnxtool.restore_vectors(ours, name)
         figures += (
             f"; {ours[0].nbytes} bytes a vector instead of {self._document_vectors[0].nbytes}; of the {NUM_NEAREST} "
             f"nearest of {len(ours)} texts {_shared_neighbours(compared, self._document_vectors):.1%} stay"
         )
         if ranges is not None:
-            places = compared + (128 if name == "int8" else 0)
-            restored = ranges[0] + (places + 0.5) * (ranges[1] - ranges[0]) / 255
+            restored = onnxtool.restore_vectors(ours, name, ranges=ranges)
             figures += f", {_shared_neighbours(restored, self._document_vectors):.1%} by vectors restored from codes"
         return is_equal, figures
 

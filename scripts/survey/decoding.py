@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _NEW_TOKENS = 8
 # Lengths of the prompts in a row, padded on the left.
-_PROMPTS = (("1 x 8", (8,)), ("3 ragged", (12, 7, 2)), ("2 x 1", (1, 1)), ("1 x 60", (60,)), ("2 x 17", (17, 17)))
-_PROMPT_INPUTS: tuple[str, ...] = ("input_ids", "attention_mask")
+PROMPTS = (("1 x 8", (8,)), ("3 ragged", (12, 7, 2)), ("2 x 1", (1, 1)), ("1 x 60", (60,)), ("2 x 17", (17, 17)))
+PROMPT_INPUTS: tuple[str, ...] = ("input_ids", "attention_mask")
 _MASKS_AND_POSITIONS = ("attention_mask", "encoder_attention_mask", "position_ids", "cache_position")
 
 
@@ -41,22 +41,22 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
     step = sessions.get("decode") or first
     facts = Facts.read(Path(folder))
     asked, largest = 0, 0.0
-    for seed, (name, lengths) in enumerate(_PROMPTS):
+    for seed, (name, lengths) in enumerate(PROMPTS):
         model = load_model(facts, Path(folder))
         encoder = sessions.get("encoder")
         feeds = text_feeds(model, lengths, max(lengths), padding="left" if encoder is None else "right", seed=seed)
-        prompt: Feeds = {key: feeds[key] for key in _PROMPT_INPUTS if key in feeds}
+        prompt: Feeds = {key: feeds[key] for key in PROMPT_INPUTS if key in feeds}
         if encoder is not None:
-            prompt = _filled(encoder, prompt)
+            prompt = filled(encoder, prompt)
         try:
             tokens, expected = generate(model, prompt, _NEW_TOKENS, use_cache=True)
         except Exception:  # noqa: BLE001, S112  what PyTorch does not run is no question
             continue
         try:
             if encoder is None:
-                found = _follow(first, step, prompt, tokens)
+                found = follow(first, step, prompt, tokens)
             else:
-                found = _follow_encoder(encoder, step, prompt, tokens, start_id(model))
+                found = follow_encoder(encoder, step, prompt, tokens, start_id(model))
         except Exception as error:  # noqa: BLE001
             return verdict(asked, largest, f"{name}: onnxruntime raises: {first_line(error)}")
         asked += 1
@@ -67,7 +67,7 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
     return verdict(asked, largest, "" if asked else "no prompt could be asked")
 
 
-def _follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArray[Any]:
+def follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArray[Any]:
     """Feed the graphs with the prompt and then with `tokens` [B, T], one at a time; return their logits [B, T, V]."""
     batch = len(tokens)
     mask = prompt.get("attention_mask", np.ones_like(prompt["input_ids"]))
@@ -84,7 +84,7 @@ def _follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArr
     return np.stack(logits, axis=1)
 
 
-def _follow_encoder(encoder: Any, step: Any, prompt: Feeds, tokens: NDArray[Any], start: int) -> NDArray[Any]:
+def follow_encoder(encoder: Any, step: Any, prompt: Feeds, tokens: NDArray[Any], start: int) -> NDArray[Any]:
     """Feed the encoder with the prompt, and the decoder with `tokens` [B, T] behind `start`; return logits [B, T, V].
 
     The encoder is asked once.
@@ -103,7 +103,7 @@ def _follow_encoder(encoder: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]
     return np.stack(logits, axis=1)
 
 
-def _filled(encoder: Any, prompt: Feeds) -> Feeds:
+def filled(encoder: Any, prompt: Feeds) -> Feeds:
     """Fill a prompt with padding up to the length that the encoder is fixed to, if it is."""
     width = next(value.shape[1] for value in encoder.get_inputs() if value.name == "input_ids")
     more = width - prompt["input_ids"].shape[1] if isinstance(width, int) else 0

@@ -64,7 +64,7 @@ def judge(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
     asked, largest = 0, 0.0
     fixed = fixed_axes(session)
     model = load_model(facts, Path(folder))
-    for asked_case in _cases(facts, model, Path(folder), fixed):
+    for asked_case in cases_for(facts, model, Path(folder), fixed):
         case = asked_case.without(_OPTIONAL - set(fixed))
         # A fresh copy each time: running BigBird on a short text changes it for good.
         try:
@@ -72,7 +72,7 @@ def judge(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
         except Exception:  # noqa: BLE001, S112  what PyTorch does not run is no question
             continue
         try:
-            found = _run(session, case.feeds)
+            found = run_session(session, case.feeds)
         except UnknownInputError as error:
             return {**verdict(asked, largest, str(error)), "right": None}
         except Exception as error:  # noqa: BLE001
@@ -196,7 +196,13 @@ def _arguments(facts: Facts) -> dict[str, Any]:
     return {"use_cache": False} if facts.task.startswith("text-generation") else {}
 
 
-def _run(session: Any, feeds: Feeds) -> Feeds:
+def run_session(session: Any, feeds: Feeds) -> Feeds:
+    """Run a file on what it takes of `feeds`.
+
+    Raises:
+        UnknownInputError: it takes something that the task does not have.
+        Exception: onnxruntime does not run it.
+    """
     wanted = {}
     for value in session.get_inputs():
         array = _input(value.name, feeds)
@@ -245,7 +251,8 @@ def _input(name: str, feeds: Feeds) -> NDArray[Any]:
 _SOUNDS_AND_PICTURES = frozenset({"input_values", "input_features", "pixel_values"})
 
 
-def _cases(facts: Facts, model: Any, folder: Path, fixed: dict[str, dict[int, int]]) -> Iterator[Case]:
+def cases_for(facts: Facts, model: Any, folder: Path, fixed: dict[str, dict[int, int]]) -> Iterator[Case]:
+    """Yield what a file with these fixed axes is asked."""
     modality = find_task(facts.task).modality
     if modality == "image":
         yield from _image_cases(model, fixed)

@@ -17,6 +17,7 @@ from zoo.tasks import find_task
 from survey.decoding import judge_decoding
 from survey.exports import export_with_onnxtool, export_with_transformers, make
 from survey.judging import judge
+from survey.optimizing import judge_optimized, optimize, record_cases, together
 from survey.processes import BUG, Outcome, Workers
 
 
@@ -56,6 +57,70 @@ def try_type(
         result[tool] = _try_tool(tool, trial, checkpoint, folder, workers, optimum)
     shutil.rmtree(checkpoint, ignore_errors=True)
     return result
+
+
+def try_precisions(
+    trial: Trial, precisions: list[str], known: dict[str, Any], workers: Workers, work_dir: Path, *, keep: bool = False
+) -> dict[str, Any]:
+    """Return `known` with a verdict on the optimized file of each precision; those in `known` stay as they are.
+
+    Without a right export there is nothing to optimize. The checkpoint is made and exported once more, unless an
+    earlier call has kept the files.
+    """
+    optimized = dict(known.get("optimized", {}))
+    missing = [precision for precision in precisions if precision not in optimized]
+    if not missing or known.get("onnxtool", {}).get("verdict") != "right":
+        return known
+    folder = work_dir / trial.task / trial.model_type
+    exported, cases = folder / "exported" / "model.onnx", folder / "exported" / "cases"
+    reason = "" if cases.exists() else _export_again(trial, folder, exported, cases, workers)
+    for precision in missing:
+        verdict = {"verdict": "not exported", "reason": reason}
+        optimized[precision] = verdict if reason else _try_precision(precision, folder, exported, cases, workers)
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {**known, "optimized": optimized}
+
+
+def _export_again(trial: Trial, folder: Path, exported: Path, cases: Path, workers: Workers) -> str:
+    """Export a type, and record what its optimized file will be asked; return why not, empty where it is done."""
+    checkpoint = folder / "checkpoint"
+    made = _make(trial, checkpoint, workers, folder)
+    if made.get("reason"):
+        return f"made again: {made['reason']}"
+    shutil.rmtree(exported.parent, ignore_errors=True)
+    exported.parent.mkdir(parents=True)
+    outcome = workers.run(export_with_onnxtool, folder, "export", str(checkpoint), trial.task, str(exported))
+    if not exported.exists():
+        return f"exported again: {_why_ended(outcome, workers)}"
+    recorded = workers.run(record_cases, folder, "record", str(checkpoint), _files(exported), str(cases))
+    if recorded.value is None:
+        shutil.rmtree(cases, ignore_errors=True)
+        return f"asked again: {_why_ended(recorded, workers)}"
+    return ""
+
+
+def _try_precision(precision: str, folder: Path, exported: Path, cases: Path, workers: Workers) -> dict[str, Any]:
+    """Optimize every graph of an export, and judge them together."""
+    # Beside the exported graph, as the tokenizer to calibrate with lies there.
+    outputs = {role: str(exported.with_name(f"{role}-{precision}.onnx")) for role in _files(exported)}
+    seconds, reports = 0.0, []
+    for role, file in _files(exported).items():
+        outcome = workers.run(optimize, folder, f"{precision}-{role}", file, outputs[role], precision)
+        seconds += outcome.seconds
+        if outcome.value is None:
+            return {"verdict": "crashed", "reason": _why_ended(outcome, workers), "seconds": round(seconds, 1)}
+        if "error" in outcome.value:
+            return {"verdict": "refused", "reason": outcome.value["error"], "seconds": round(seconds, 1)}
+        reports.append(outcome.value)
+    tried = together(reports) | {"seconds": round(seconds, 1)}
+    judged = workers.run(judge_optimized, folder, f"{precision}-judge", outputs, str(cases), precision)
+    verdict = judged.value or {"right": False, "reason": f"the judge: {_why_ended(judged, workers)}"}
+    for output in outputs.values():
+        for written in Path(output).parent.glob(f"{Path(output).name}*"):
+            written.unlink()
+    name = "right" if verdict["right"] else "wrong"
+    return {**tried, "verdict": name, "reason": verdict["reason"], "judge": verdict}
 
 
 def without_folders(result: dict[str, Any], *folders: Path) -> dict[str, Any]:

@@ -259,6 +259,8 @@ def test_patience_ends(path: Path, baseline: Path, monkeypatch: pytest.MonkeyPat
         ({"results__0__batch_size": 4}, "has no shape 2x5; it has 4x5"),
         ({"results__0__latencies_ms": [1.0]}, "its raw latencies are not whole"),
         ({"results__0__latencies_ms": ["x"]}, "latencies_ms are not numbers"),
+        ({"results__0__latencies_ms": [10**400]}, "latencies_ms are not numbers"),
+        ({"results__0__latencies_ms": [True]}, "latencies_ms are not numbers"),
         ({"results": {}}, "it has no list results"),
         ({"environment": []}, "it has no object environment"),
         ({"identity": 3}, "does not say what it was measured on"),

@@ -95,6 +95,8 @@ def test_settings_of_pylate_are_those_of_sentence_transformers(
     assert mask is not None
     assert mask.skipped == skipped
     dense, _, scale = read_token_modules(modules)
+    with pytest.raises(InputError, match="has no modules"):
+        read_token_modules(replace(modules, modules=()))
     assert dense.on_tokens
     assert scale == Normalize(on_tokens=True)
 

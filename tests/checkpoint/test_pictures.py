@@ -81,7 +81,7 @@ def test_pixels_are_those_of_transformers(name: str, settings: dict[str, Any], p
     for picture in sorted(pictures.iterdir()):
         with Image.open(picture) as opened:  # given its path, transformers leaves an animation open
             expected = theirs([load_image(opened)], return_tensors="np")["pixel_values"][0]
-        found = ours.prepare(read_picture(picture))
+        found = ours.prepare(read_picture(picture))["pixel_values"]
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, expected, err_msg=picture.name)
     theirs.save_pretrained(tmp_path / "saved")

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from sentence_transformers.cross_encoder import modules as reference_modules
+from sentence_transformers.sentence_transformer import modules as sentence_modules
 
 from onnxtool.checkpoint.activations import ACTIVATIONS, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modes import POOLING_MODES
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK, POOLING_MODES, behind_prompts
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
     Dense,
@@ -31,12 +32,15 @@ from onnxtool.checkpoint.pooling_modules import (
     apply_all,
     read_pooling_modules,
 )
+from onnxtool.checkpoint.sentence_modules import StoredModule
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.export.heads.head import Head, append_head
 
 # Rows without padding, padded on the right, on the left, and of a single token.
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=np.int64)
+# All but the first two tokens of each text, which leaves none of the last one; of padding it says nothing.
+POOLED = np.array([[0, 0, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 0, 0, 1], [0, 0, 1, 0, 1]], dtype=np.int64)
 OPSETS = (13, 17, 18, 20)
 # float32, a handful of operations on numbers around 1.
 CLOSE = 2e-6
@@ -62,7 +66,9 @@ def run_head(
     append_head(model, head, keep_raw=keep_raw)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
-    found = onnx.reference.ReferenceEvaluator(proto).run(None, {"fed": values, "attention_mask": MASK})
+    feeds = {"fed": values, "attention_mask": MASK, POOLING_MASK: POOLED}
+    names = [value.name for value in proto.graph.input]
+    found = onnx.reference.ReferenceEvaluator(proto).run(None, {name: feeds[name] for name in names})
     return [output.name for output in proto.graph.output], [np.asarray(array) for array in found]
 
 
@@ -74,7 +80,7 @@ def vectors(head: Head, values: NDArray[Any], opset: int = 17) -> NDArray[Any]:
 
 def in_torch(head: Head, values: NDArray[Any]) -> NDArray[Any]:
     """Return what the head gives in PyTorch."""
-    return np.asarray(head.reference(torch.from_numpy(values), torch.from_numpy(MASK)))
+    return np.asarray(head.reference(*map(torch.from_numpy, (values, MASK, POOLED))))
 
 
 @pytest.fixture
@@ -116,6 +122,27 @@ def test_each_pooling_reads_real_tokens_only(values: NDArray[np.float32], mode: 
     require_all_forms((Pooling((mode,)),), values, expected, opset)
 
 
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("mode", POOLING_MODES)
+def test_a_pooling_may_leave_the_prompt_out(values: NDArray[np.float32], mode: str, opset: int) -> None:
+    """As sentence-transformers' own, with padding on either side, and for a text that is nothing but prompt."""
+    theirs = sentence_modules.Pooling(7, mode, include_prompt=False)
+    states, mask = torch.from_numpy(values), torch.from_numpy(MASK)
+    features = {"token_embeddings": states, "attention_mask": mask, "prompt_length": 2}
+    expected = theirs(features)["sentence_embedding"].numpy()
+    pooling = Pooling((mode,), includes_prompt=False)
+    head = head_of(pooling)
+    for found in (
+        vectors(head, values, opset),
+        in_torch(head, values),
+        pooling.apply(values, MASK > 0, behind_prompts(MASK > 0, [2] * len(MASK))),
+    ):
+        np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=CLOSE)
+    with_prompt = Pooling((mode,))
+    np.testing.assert_array_equal(pooling.apply(values, MASK > 0), with_prompt.apply(values, MASK > 0))
+    assert not np.allclose(expected, with_prompt.apply(values, MASK > 0))
+
+
 @pytest.mark.parametrize("false", [None, 1])
 def test_a_score_is_what_the_last_token_says(values: NDArray[np.float32], false: int | None) -> None:
     """As LogitScore of sentence-transformers, which reads the last position: texts are padded on the left there."""
@@ -149,6 +176,16 @@ def test_a_score_of_no_tokens_is_refused(tmp_path: Path, settings: dict[str, Any
     (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=reason):
         read_pooling_modules(CheckpointFolder(tmp_path).sentence_modules, LogitScore)
+
+
+def test_more_than_there_is_of_a_vector_is_all_of_it(tmp_path: Path, values: NDArray[np.float32]) -> None:
+    """In a graph, whose numbers have 64 bits; JSON may have whole numbers of any length."""
+    stored = StoredModule("", "", {"truncate_dim": 10**400, "max_active_dims": 10**400}, CheckpointFolder(tmp_path))
+    whole = vectors(head_of(Pooling()), values)
+    np.testing.assert_array_equal(vectors(head_of(Pooling(), Truncate.read(stored)), values), whole)
+    np.testing.assert_array_equal(
+        vectors(head_of(SpladePooling(), LargestTerms.read(stored)), values), vectors(head_of(SpladePooling()), values)
+    )
 
 
 def test_several_poolings_are_concatenated(values: NDArray[np.float32]) -> None:

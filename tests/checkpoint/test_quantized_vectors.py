@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sentence_transformers.util import quantize_embeddings
 
-from onnxtool.checkpoint.quantized_vectors import VectorType, measure_ranges, read_ranges
+from onnxtool.checkpoint.quantized_vectors import VectorType, measure_ranges, read_ranges, restore_vectors
+from onnxtool.checkpoint.vector_types import BITS, CODES, VECTOR_TYPES
 from onnxtool.errors import InputError
 
 VECTORS = np.random.default_rng(0).standard_normal((40, 16)).astype(np.float32)
@@ -59,6 +61,51 @@ def test_the_nearest_vector_of_a_code_is_the_vector_itself(name: str) -> None:
     np.testing.assert_allclose(stored.nearest(stored.apply(VECTORS), vectors), vectors, rtol=0, atol=1e-6)
     wrong = stored.nearest(stored.apply(VECTORS + np.float32(0.05)), vectors)
     assert 0.02 < np.abs(wrong - vectors).max() <= 0.0500001
+
+
+@pytest.mark.parametrize("name", VECTOR_TYPES)
+def test_restored_vectors_are_in_the_middle_of_what_is_stored_so(name: Any) -> None:
+    """So that they are stored as the same codes again, by sentence-transformers as well, and are off by half a step."""
+    ranges = RANGES if name in CODES else None
+    stored = VectorType.of(name, ranges).apply(VECTORS)
+    restored = restore_vectors(stored, name, ranges=ranges)
+    assert restored.dtype == np.float32
+    assert restored.shape == VECTORS.shape
+    np.testing.assert_array_equal(restore_vectors(stored.tolist(), name, ranges=ranges), restored)
+    np.testing.assert_array_equal(restore_vectors(stored[None], name, ranges=ranges), restored[None])
+    np.testing.assert_array_equal(restored[:, 5], restored[0, 5])
+    if name in CODES:
+        np.testing.assert_array_equal(quantize_embeddings(restored, name, ranges), stored)
+        cut = np.clip(VECTORS, *RANGES)
+        assert (np.abs(restored - cut) <= (RANGES[1] - RANGES[0]) * 0.501 / 255).all()
+        np.testing.assert_array_equal(restored[:, 5], VECTORS[:, 5])  # a range of one value
+    elif name in BITS:
+        np.testing.assert_array_equal(quantize_embeddings(restored, name), stored)
+        np.testing.assert_array_equal(restored, np.where(VECTORS > 0, 1, -1))
+    else:
+        np.testing.assert_allclose(restored, VECTORS, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("stored", "name", "ranges", "reason"),
+    [
+        (np.zeros((2, 16), np.float32), "int8", RANGES, r"float32 \[2, 16\] holds no vectors stored as int8"),
+        (np.full((2, 16), 200), "int8", RANGES, r"int64 \[2, 16\] holds no vectors stored as int8"),
+        (np.zeros((2, 16), np.int8), "float16", None, "holds no vectors stored as float16"),
+        (np.int8(3), "binary", None, r"int8 \[\] holds no vectors"),
+        ([[1, 2], [3]], "int8", RANGES, "different lengths"),
+        (np.zeros((2, 16), "U1"), "uint8", RANGES, "holds no vectors stored as uint8"),
+        (np.zeros((2, 15), np.int8), "int8", RANGES, "the ranges are of 16 numbers, and the vectors have 15"),
+        (np.zeros((2, 16), np.int8), "int8", None, "need the range of each number"),
+        (np.zeros((2, 16), np.int8), "binary", RANGES, "have none"),
+        (np.zeros((2, 16), np.int8), "int4", None, "cannot be stored as 'int4'"),
+        (np.zeros((2, 16), np.int8), "int8", [["a"] * 16] * 2, "holds <U1, and no numbers"),
+    ],
+)
+def test_what_is_not_stored_so_is_not_restored(stored: Any, name: str, ranges: Any, reason: str) -> None:
+    """In one error that says what it is."""
+    with pytest.raises(InputError, match=reason):
+        restore_vectors(stored, name, ranges=ranges)
 
 
 @pytest.mark.parametrize("name", ["binary", "ubinary"])

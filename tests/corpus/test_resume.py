@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.corpus.manifest import read_manifest
 from onnxtool.corpus.output import OutputFolder
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
 from tests.corpus.corpora import contents_of, dense_model, make_texts, sparse_model, write_corpus
@@ -133,6 +136,16 @@ def test_a_manifest_that_is_none_is_an_error(tmp_path: Path, content: str) -> No
     with pytest.raises(InputError, match=r"vectors\.manifest\.json is not a manifest"):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     assert (tmp_path / "vectors.manifest.json").read_text() == content
+
+
+@pytest.mark.parametrize("value", ["1", 1.5, True, -1, None, []])
+def test_a_manifest_whose_counts_are_none_is_an_error(tmp_path: Path, value: Any) -> None:
+    """Before they are added up."""
+    shard = {"files": [], "digest": "", "num_tokens": 1, "num_padding": 0, "num_truncated": 0, "rejects": []}
+    content = {"format": 1, "identity": {}, "shards": [{**shard, "num_texts": value}], "num_rejects": 0}
+    (tmp_path / "m.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="not a manifest of an encoded corpus: its num_texts is"):
+        read_manifest(tmp_path / "m.json")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")

@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
+import onnx.reference
+import onnx_ir as ir
 import pytest
 from safetensors.numpy import save_file
 
-from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modules import Dense, LogitScore, Normalize, Pooling
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.choice import read_head, recognize_head
-from onnxtool.export.heads.head import Head, require_output
+from onnxtool.export.heads.head import Head, append_head, require_output
+from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 from tests.checkpoint.test_pooling_modules import head_of, run_head, vectors
@@ -45,6 +50,28 @@ def test_a_graph_stores_vectors_as_numpy_does(name: str, opset: int, dtype: str)
     assert names == ["vector"]
     assert found.dtype == stored.dtype
     np.testing.assert_array_equal(found, stored.apply(floats))
+
+
+@pytest.mark.parametrize(
+    "behind", ["Identity(product)", "Add(product, bias)", "Mul(bias, product)", "Div(product, bias)", "Tanh(product)"]
+)
+def test_a_score_is_computed_of_one_token_alone(behind: str) -> None:
+    """The linear layer before it, and what a model makes of logits; but not the norm before that."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[b,s,3] states, int64[b,s] attention_mask) => (float[b,s,2] logits)
+        <float[3,2] weight = {{1.5, 2, -3, 4, 5, 0.5}}, float[2] bias = {{3, -2}}, float[3] scale = {{2, 3, 4}}>
+        {{ normal = Mul(states, scale)  product = MatMul(normal, weight)  logits = {behind} }}"""
+    states = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
+    feeds = {"states": states, "attention_mask": np.array([[1, 1, 0, 0], [0, 1, 1, 1]])}
+    (logits,) = onnx.reference.ReferenceEvaluator(onnx.parser.parse_model(text)).run(None, feeds)
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    append_head(model, Head("reranker", "logits", "logits", "text-ranking", (LogitScore(0, 1),)))
+    (found,) = onnx.reference.ReferenceEvaluator(ir.to_proto(model)).run(None, feeds)
+    last = logits[[0, 1], [1, 3]]
+    np.testing.assert_allclose(found, last[:, :1] - last[:, 1:], rtol=1e-6)
+    producers = {node.op_type: [value.producer() for value in node.inputs] for node in model.graph}
+    assert producers["MatMul"][0].op_type == "GatherND"
+    assert producers["GatherND"][0].op_type == "Mul"
 
 
 def test_modules_that_do_not_fit_are_refused() -> None:
@@ -147,7 +174,6 @@ def test_a_reranker_that_pools_makes_scores_of_a_vector(
         ([("LSTM", {})], "names Transformer, LSTM, and onnxtool computes no pooling but"),
         ([("Pooling", {"pooling_mode": "median"})], "pools with median"),
         ([("Pooling", {"weights": [1, 2]})], r"1_Pooling/config.json of .* has the settings weights"),
-        ([("Pooling", {"include_prompt": False})], "leaves the prompt out"),
     ],
 )
 def test_a_checkpoint_that_no_head_computes_is_refused(
@@ -257,7 +283,14 @@ def test_a_projection_that_cannot_be_computed_is_refused(tmp_path: Path, setting
         read_head("embedding", source)
 
 
-def test_a_pooling_without_the_prompt_is_refused(tmp_path: Path) -> None:
-    """A graph does not know where a prompt ends."""
-    with pytest.raises(CheckpointError, match="leaves the prompt out"):
-        read_head("embedding", checkpoint(tmp_path, ("Pooling", {"include_prompt": False})))
+def test_instructors_leave_the_prompt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their ids on the hub, as sentence-transformers does; copies of them say it in their files."""
+    source = checkpoint(tmp_path, ("Pooling", {"pooling_mode": "mean"}))
+    monkeypatch.setattr(Source, "label", "hkunlp/instructor-base")
+    head = read_head("embedding", source)
+    assert head is not None
+    assert head.leaves_prompt_out
+    write_sidecar_files(source, None, tmp_path / "copy", tmp_path / "existing")
+    monkeypatch.undo()
+    copied = Pooling.read(CheckpointFolder(tmp_path / "copy").sentence_modules.modules[1])
+    assert copied == Pooling(("mean",), includes_prompt=False)

@@ -351,6 +351,7 @@ TABLES = {
     "optimize/quantization/float16.py": "what stays in float32",
     "optimize/quantization/linear_layers.py": "which attribute transposes",
     "summary/kinds.py": "kinds of fusions",
+    "summary/releases.py": "how many inputs which release takes, below the table and without onnx",
     "training/graphs/decomposition.py": "what is written in place of what",
 }
 

@@ -231,6 +231,14 @@ def test_what_is_declared_holds_behind_operators_that_nobody_knows() -> None:
     assert model.graph.outputs[0].dtype == ir.DataType.FLOAT  # as the graph says
 
 
+def test_sizes_of_another_dtype_stay_of_it() -> None:
+    """The lengths that operators of onnxruntime take are int32."""
+    text = "s = Shape <start=1, end=2> (x) n = Cast <to=6> (s) m = Sub(n, one) y = Neg(m)"
+    model = build(f"g (float[B, S, 8] x) => (int32[1] y) <int32[1] one = {{1}}> {{ {text} }}")
+    infer_types(model)
+    assert model.graph[-2].outputs[0].dtype == ir.DataType.INT32
+
+
 def test_functions_are_followed_by_their_own_opset() -> None:
     """A function of another opset than the model: its axes are an attribute."""
     function = onnx.parser.parse_function(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +17,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import onnxtool
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.errors import InputError, ProviderError
 from onnxtool.infer import LoadedModel, SparseVectors, load
+from onnxtool.infer.heads.labels import LabelNames
 from onnxtool.runtime.providers import PROVIDERS
 from tests.infer.tiny_models import (
     POOLED,
@@ -26,6 +31,7 @@ from tests.infer.tiny_models import (
     rows_of,
     splade_terms,
     table,
+    write_checkpoint,
     write_model,
 )
 from tests.runtime.stand_in_driver import Driver, nothing_known
@@ -194,6 +200,44 @@ def test_a_prompt_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
     wanted = [np.mean([values[token] for token in ids_of(f"the red {text}")[3:]], axis=0) for text in TEXTS]
     np.testing.assert_allclose(rows_of(model.encode(TEXTS, prompt="query")), wanted, atol=1e-6)
     np.testing.assert_allclose(rows_of(model.encode(TEXTS)), [_mean(text) for text in TEXTS], atol=1e-6)
+
+
+_NUMBERS = (10**400, 1e400, math.nan, True, "7", [10**400])
+_PLACES = (
+    *("config.json:max_position_embeddings", "config.json:pad_token_id", "config.json:model_type"),
+    *("tokenizer_config.json:model_max_length", "tokenizer_config.json:pad_token_type_id"),
+    *("sentence_bert_config.json:query_length", "sentence_bert_config.json:transformer_task"),
+    *("config_sentence_transformers.json:truncate_dim", "1_Pooling/config.json:pooling_mode"),
+)
+
+
+@pytest.mark.parametrize("place", _PLACES)
+def test_a_number_of_a_checkpoint_is_used_or_an_error(tmp_path: Path, place: str) -> None:
+    """Whole numbers of any length, infinities, NaN, truths and texts where a number is expected."""
+    path = _dense(tmp_path, {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}})
+    name, key = place.split(":")
+    file = tmp_path / "model" / name
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    for number in _NUMBERS:
+        file.write_text(json.dumps({"model_type": "roberta", **before, key: number}))
+        with contextlib.suppress(InputError):
+            vectors = rows_of(load(path, provider="cpu").encode(TEXTS, task="query"))
+            assert np.isfinite(vectors).all(), number
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json"])
+def test_json_of_any_depth_is_one_error(tmp_path: Path, name: str) -> None:
+    """It is named; what reads JSON follows lists by recursion."""
+    path = _dense(tmp_path)
+    (tmp_path / "model" / name).write_text("[" * 100_000)
+    with pytest.raises(InputError, match=f"{name}.* is malformed: not JSON"):
+        load(path, provider="cpu")
+
+
+def test_the_index_of_a_label_is_a_short_number(tmp_path: Path) -> None:
+    """Of others, int() makes numbers of any script, or a traceback."""
+    write_checkpoint(tmp_path, config={"id2label": {"0": "no", "9" * 5000: "many", "\u0661": "one", "-1": "x", "2": 3}})
+    assert LabelNames.of(CheckpointFolder(tmp_path)).names == {0: "no", 2: "3"}
 
 
 def test_a_prompt_that_reads_like_a_name_must_be_one(tmp_path: Path) -> None:

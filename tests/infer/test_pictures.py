@@ -224,7 +224,7 @@ def test_an_image_processor_of_another_model_is_refused(clip: Clip, tmp_path: Pa
     """Its pixels are of another size."""
     write_processor(tmp_path, "CLIPImageProcessor", {**SIZES, "crop_size": 30})
     model = load_pictures(clip.images, model_name=str(tmp_path))
-    with pytest.raises(InputError, match=r"makes pixels of \[3, 30, 30\] .* takes \[3, 32, 32\]"):
+    with pytest.raises(InputError, match=r"makes pixel_values of \[3, 30, 30\] .* takes \[3, 32, 32\]"):
         model.encode(clip.pictures)
 
 
@@ -442,14 +442,16 @@ def test_a_retriever_of_pages_with_modules_is_refused(colpali: ColPali, tmp_path
     shutil.copytree(colpali.folder, tmp_path / "colpali")
     modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
     (tmp_path / "colpali" / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(CheckpointError, match="names Transformer, and onnxtool does not follow its settings"):
+    with pytest.raises(
+        CheckpointError, match="names Transformer, and of a retriever of pages onnxtool follows Transformer and Multi"
+    ):
         export_side(tmp_path / "colpali", tmp_path / "m.onnx", TASK_OF_PICTURES)
 
 
-def test_retrievers_whose_pages_have_other_tokens_are_refused_by_name(colpali: ColPali) -> None:
-    """Their tokens depend on the size of the picture."""
-    checkpoint: Any = SimpleNamespace(architecture="ColQwen2ForRetrieval", task=TASK_OF_PICTURES)
-    with pytest.raises(ExportError, match="ColQwen2ForRetrieval reads other tokens beside each picture"):
+def test_retrievers_whose_pages_are_not_prepared_are_refused_by_name(colpali: ColPali) -> None:
+    """With the reason."""
+    checkpoint: Any = SimpleNamespace(architecture="NeoMMEForRetrieval", task=TASK_OF_PICTURES)
+    with pytest.raises(ExportError, match="NeoMMEForRetrieval is a retriever .* by torchvision alone"):
         restrict_to_pages(colpali.model, checkpoint)
 
 
@@ -459,11 +461,11 @@ def test_queries_of_another_processor_are_refused(colpali: ColPali, clip: Clip, 
         shutil.copy(path, tmp_path)
         shutil.copytree(path.with_suffix(""), tmp_path / path.stem)
     file = tmp_path / "queries" / "processor_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "processor_class": "ColQwen2Processor"}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "processor_class": "NeoMMEProcessor"}))
     options = InferOptions(
         tmp_path / "pages.onnx", query="a", text_model=tmp_path / "queries.onnx", images=(str(clip.pictures[0]),)
     )
-    with pytest.raises(InputError, match="names the processor 'ColQwen2Processor'"):
+    with pytest.raises(InputError, match="names the processor 'NeoMMEProcessor'"):
         run_texts(options)
     with pytest.raises(InputError, match="does not describe a late-interaction encoder"):
         load(colpali.queries)

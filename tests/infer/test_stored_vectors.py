@@ -14,7 +14,7 @@ from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.corpus import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
 from onnxtool.export.heads.builder import Builder
-from onnxtool.infer import load
+from onnxtool.infer import load, restore_vectors
 from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
 from onnxtool.model_file.weights import load_model, write_inline
 from tests.infer.tiny_models import POOLED, TEXTS, VOCABULARY, model_for, rows_of, table, write_model
@@ -61,8 +61,7 @@ def test_vectors_are_given_as_they_are_stored(tmp_path: Path, name: str) -> None
     ]
     assert all(isinstance(value, int) for value in report.answers[0].vector) == (name != "float16")
     assert (f"the vectors are {name}" in " ".join(report.notes)) == (name != "float16")
-    codes = np.unpackbits(stored.apply(floats).view(np.uint8) ^ stored._sign_bit, axis=1) * 2.0 - 1.0
-    codes = codes if "binary" in name else rows_of(found).astype(np.float64)
+    codes = restore_vectors(rows_of(found), name) if "binary" in name else rows_of(found).astype(np.float64)
     unit = codes / np.linalg.norm(codes, axis=1, keepdims=True)
     np.testing.assert_allclose(report.similarities, unit @ unit.T, atol=1e-6)
 

@@ -160,8 +160,8 @@ def test_max_error_is_a_promise(exported: Path) -> None:
     assert not exported.with_name("tiny-optimized.onnx").exists()
 
 
-def test_a_pass_that_changes_answers_is_caught(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is not kept, and the error has the figures."""
+def test_passes_that_change_answers_are_caught(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are more of them than may be left out, the file is not kept, and the error has the figures."""
 
     def damage(model: ir.Model, _context: Context) -> Outcome:
         value = next(v for name, v in model.graph.initializers.items() if name.endswith("LayerNorm.weight"))
@@ -169,7 +169,7 @@ def test_a_pass_that_changes_answers_is_caught(exported: Path, monkeypatch: pyte
         value.const_value = ir.tensor(value.const_value.numpy() * 1.01)
         return Outcome(model, 1)
 
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: (Pass("damage", damage),))
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: [Pass(f"damage {n}", damage) for n in range(4)])
     with pytest.raises(VerificationError, match="max_abs_error"):
         optimize_model(OptimizeOptions(exported))
     assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny.onnx"]
@@ -307,3 +307,23 @@ def test_half_precision_of_float_inputs_is_valid_onnx(tmp_path: Path) -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
     onnx.checker.check_model(optimize_model(OptimizeOptions(tmp_path / "m.onnx", precision="fp16")).output)
+
+
+def test_an_attention_that_nobody_reads_is_not_expected(exported: Path) -> None:
+    """It goes with the rest of what is unused, and `--require_fusion` does not ask for it."""
+    model = onnx.load(exported)
+    inner = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
+    whole = optimize_model(OptimizeOptions(exported)).fusions[0]
+    assert whole.expected == whole.found == len(inner)
+    softmax = next(node for node in model.graph.node if node.output[0] == inner[0])
+    weighted = next(node for node in model.graph.node if inner[0] in node.input)
+    for number, node in enumerate((softmax, weighted)):
+        twin = onnx.NodeProto()
+        twin.CopyFrom(node)
+        twin.name = f"unused_{number}"
+        twin.output[0] = f"unused_{number}"
+        twin.input[:] = ["unused_0" if name == inner[0] else name for name in node.input]
+        model.graph.node.append(twin)
+    onnx.save(model, exported)
+    report = optimize_model(OptimizeOptions(exported, require_fusion=True, force=True))
+    assert report.fusions[0] == whole

@@ -1,7 +1,8 @@
-"""Where a result differs from the input file, the faulty pass is named."""
+"""Where a result differs from the input file, the faulty pass is found, left out and named."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxtool.optimize.run
-from onnxtool.errors import VerificationError
+from onnxtool.errors import PassError, VerificationError
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
@@ -36,15 +37,64 @@ def spoil(model: ir.Model, _context: Context) -> Outcome:
     return Outcome(model, 1)
 
 
-@pytest.mark.parametrize("place", [0, 2, 4])
-def test_the_faulty_pass_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    """Wherever it stands among the others, with the case that shows it; no file is left."""
+def _fail(model: ir.Model, _context: Context) -> Outcome:
+    """Fail as a library does, after a change of the graph."""
+    model.graph.remove(model.graph[-1], safe=False)
+    raise ZeroDivisionError("a size of 0")
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_faulty_pass_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    """Wherever it stands among the others, which run; a note names it, and the case that shows it."""
     others = PRESETS["cpu"][:4]  # bisection runs them again and again
     passes = (*others[:place], Pass("spoil", spoil), *others[place:])
     monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    report = optimize_model(OptimizeOptions(exported))
+    (spoiled,) = [result for result in report.passes if result.left_out]
+    assert spoiled.name == "spoil"
+    assert re.fullmatch(r"left out: .* differs by [0-9.]+", spoiled.note)
+    assert [result.name for result in report.passes[: len(others)]] == [step.name for step in others]
+    assert sum(result.num_changes for result in report.passes) > 0
+    assert report.verification is not None
+    assert report.verification.max_abs_error < 1e-5
+    step = ModelFile.open(Path(report.output)).steps[-1]
+    assert step["left_out"] == ["spoil"]
+    assert "spoil" not in str(step["passes"])
+
+
+def test_a_pass_that_fails_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it did to the graph before is not in the file."""
+    passes = (PRESETS["cpu"][0], Pass("fail", _fail))
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    report = optimize_model(OptimizeOptions(exported))
+    assert [result.note for result in report.passes if result.left_out] == [
+        "left out: it failed: ZeroDivisionError: a size of 0"
+    ]
+
+
+@pytest.mark.parametrize("asked", ["require_fusion", "too many"])
+def test_a_faulty_pass_is_an_error(asked: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all fusions are asked for, and where more are faulty than one may leave out; no file is left."""
+    faulty = [Pass(f"fail {number}", _fail) for number in range(1 if asked == "require_fusion" else 4)]
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: faulty)
+    with pytest.raises(PassError, match="fail .* failed: ZeroDivisionError"):
+        optimize_model(OptimizeOptions(exported, require_fusion=asked == "require_fusion"))
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny.onnx"]
+
+
+def _mark(model: ir.Model, _context: Context) -> Outcome:
+    """Spoil in the second round alone, as no single pass does."""
+    rounds = model.metadata_props.get("rounds", "")
+    model.metadata_props["rounds"] = f"{rounds}."
+    return spoil(model, _context) if len(rounds) == 1 else Outcome(model, int(not rounds))
+
+
+def test_what_no_single_pass_does_is_an_error(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to leave out, and nobody to blame."""
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: (Pass("mark", _mark),))
     with pytest.raises(VerificationError, match="differs from tiny.onnx") as failure:
         optimize_model(OptimizeOptions(exported))
-    assert "the pass spoil is the first after which" in failure.value.hint
+    assert "no single pass is faulty" in failure.value.hint
     assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny.onnx"]
 
 

@@ -154,7 +154,23 @@ def test_notes_of_exporters_and_tensors_in_attributes_are_counted(tmp_path: Path
 )
 def test_the_least_release_follows_from_the_versions(ir_version: int, opsets: dict[str, int], release: str) -> None:
     """The first release that knows the IR version and every opset of ONNX; none where the table ends."""
-    assert least_onnxruntime(ir_version, opsets) == release
+    assert least_onnxruntime(ir_version, opsets, {"com.microsoft::Attention": 6}) == release
+
+
+@pytest.mark.parametrize(
+    ("opset", "inputs", "release"),
+    [(17, 9, "1.15"), (17, 11, "1.22"), (17, 12, "1.23"), (24, 12, "1.24")],
+)
+def test_an_operator_with_more_inputs_needs_a_later_release(
+    opset: int, inputs: int, release: str, tmp_path: Path
+) -> None:
+    """GroupQueryAttention has a bias since 1.22 and sinks since 1.23; those left out before the last count."""
+    names = ["x", *[""] * (inputs - 2), "x"]
+    node = helper.make_node("GroupQueryAttention", names, ["y"], domain="com.microsoft")
+    graph = helper.make_graph([node], "graph", [value("x", [1])], [value("y", [1])])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "model.onnx")
+    assert summarize_model(tmp_path / "model.onnx").min_onnxruntime == release
 
 
 def test_the_installed_onnxruntime_loads_what_the_table_says(tmp_path: Path) -> None:

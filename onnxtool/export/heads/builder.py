@@ -69,5 +69,39 @@ class Builder(Writer):
 
     def pick(self, states: ir.Value, scores: ir.Value) -> ir.Value:
         """Take, for each text, the state of the first token of the highest score: [B, S, H] by [B, S] to [B, H]."""
-        places = self.op("ArgMax", scores, axis=1, keepdims=1)
+        return self._pick_at(states, self.op("ArgMax", scores, axis=1, keepdims=1))
+
+    def pick_before(self, values: ir.Value, scores: ir.Value) -> ir.Value:
+        """Do as `pick`, before a linear layer and what is made of each of its numbers: these run on one token alone.
+
+        A product [B, S, H] by [H, N] becomes one of [B, H] by [H, N].
+        """
+        return self._picked_before(values, self.op("ArgMax", scores, axis=1, keepdims=1))
+
+    def _picked_before(self, value: ir.Value, places: ir.Value) -> ir.Value:
+        """Follow bounds, scales, biases and casts, as models have them behind logits, up to the product."""
+        import onnx_ir as ir
+
+        match value.producer():
+            case ir.Node(op_type="MatMul", inputs=[ir.Value() as states, weight]) as node if _is_fixed(weight, 2):
+                inputs = [self._pick_at(states, places), weight]
+            case ir.Node(op_type="Cast" | "Identity" | "Tanh" | "Neg", inputs=[ir.Value() as one]) as node:
+                inputs = [self._picked_before(one, places)]
+            case ir.Node(op_type="Add" | "Mul" | "Div", inputs=[ir.Value() as one, by]) as node if _is_fixed(by, 1):
+                inputs = [self._picked_before(one, places), by]
+            case ir.Node(op_type="Add" | "Mul", inputs=[one, ir.Value() as other]) as node if _is_fixed(one, 1):
+                inputs = [one, self._picked_before(other, places)]
+            case _:
+                return self._pick_at(value, places)
+        return self.node(node.op_type, inputs, node.attributes)
+
+    def _pick_at(self, states: ir.Value, places: ir.Value) -> ir.Value:
         return self.op("GatherND", states, places, batch_dims=1)
+
+
+def _is_fixed(value: ir.Value | None, most_axes: int) -> bool:
+    """Whether a value is a constant of so many axes at most, which then broadcasts to one token as to all."""
+    import onnx_ir as ir
+
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return tensor is not None and len(tensor.shape) <= most_axes

@@ -7,13 +7,14 @@ Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
+from onnxtool.checkpoint.page_processors import require_known_page_modules, require_known_pages, require_known_queries
 from onnxtool.checkpoint.picture_processing import PictureProcessor
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
@@ -148,7 +149,6 @@ def read_head(name: str, source: Source) -> Head | None:
             f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",
             "pass --head none, and pool after the model; a hub model needs the network once for this file",
         )
-    _require_prompts(source, modules)
     return Head(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
 
 
@@ -197,16 +197,7 @@ def _scored_embedding(source: Source) -> Head:
     # For what is computed, scores are one more vector.
     projection = replace(last, settings={**last.settings, "module_output_name": None})
     read = read_pooling_modules(replace(modules, modules=(*before, projection)), Pooling)
-    _require_prompts(source, read)
     return Head("reranker", "last_hidden_state", "logits", "text-classification", read)
-
-
-def _require_prompts(source: Source, modules: Iterable[PoolingModule]) -> None:
-    if any(isinstance(module, Pooling) and not module.includes_prompt for module in modules):
-        raise source.refuse(
-            f"{source.model_name} leaves the prompt out when it pools, and a graph does not know where a prompt ends",
-            "pass --head none: `onnxtool infer` then pools the tokens behind the prompt itself",
-        )
 
 
 def _plain_reranker(checkpoint: Checkpoint) -> Head:
@@ -291,7 +282,7 @@ def choose_side_head(
     if name not in ("auto", "embedding"):
         raise ExportError(f"the head {name} is not for a side of a dual encoder", "pass --head auto, or none")
     if name == "auto" and side.task == TASK_OF_PICTURES:
-        _require_known_processor(source, "--head embedding")
+        _require_known(PictureProcessor.of, source, "--head embedding")
     modules = read_modules_of_sides(source.sentence_modules)
     if pads and source.sentence_modules.modules:
         raise source.refuse(
@@ -308,14 +299,14 @@ def choose_side_head(
     return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
 
 
-def _require_known_processor(source: Source, anyway: str) -> None:
-    """Refuse a checkpoint whose pictures `infer` would not prepare.
+def _require_known(read: Callable[[Source], object], source: Source, anyway: str) -> None:
+    """Refuse a checkpoint whose pictures `infer` would not prepare, as it would `read` how.
 
     Raises:
         CheckpointError: its image processor, or a setting of that, is not computed here.
     """
     try:
-        PictureProcessor.of(source)
+        read(source)
     except CheckpointError as error:
         hint = f"pass {anyway} to export it all the same, and prepare pictures with transformers"
         raise CheckpointError(error.message, hint) from None
@@ -337,14 +328,9 @@ def choose_no_head(name: str, source: Source, *, of_pictures: bool) -> Choice:
         raise ExportError(
             f"the head {name} is not for a retriever of pages, which gives vectors itself", "leave it out"
         )
-    if source.sentence_modules.modules:
-        raise source.refuse(
-            f"modules.json of {source.model_name} names {', '.join(source.sentence_modules.kinds)}, and onnxtool does "
-            "not follow its settings with a retriever of pages",
-            "export the checkpoint of transformers, without modules.json",
-        )
-    if name == "auto" and of_pictures:
-        _require_known_processor(source, "--head none")
+    require_known_page_modules(source)
+    if name == "auto":
+        _require_known(require_known_pages if of_pictures else require_known_queries, source, "--head none")
     return Choice("none", None)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.pooling_module import PoolingModule
-from onnxtool.checkpoint.pooling_modules import truncated
+from onnxtool.checkpoint.pooling_modules import Pooling, truncated
 from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.builder import Builder
@@ -50,16 +51,29 @@ class Head:
         """This head and those beside it."""
         return (self, *self.beside)
 
-    def reference(self, value: Any, mask: Any) -> Any:
+    @property
+    def leaves_prompt_out(self) -> bool:
+        """Whether tokens of a prompt are not pooled over, for which the graph has the input `pooling_mask`."""
+        return any(isinstance(module, Pooling) and not module.includes_prompt for module in self.modules)
+
+    def reference(self, value: Any, mask: Any, pooled: Any = None) -> Any:
         """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W], or to [B, S, W].
 
         Tensors [B, N], of a model that pools itself, take no mask. They are the vectors before they are stored.
+
+        Args:
+            value: the output of the model.
+            mask: 0 for padding.
+            pooled: int64 [B, S], 0 for tokens of a prompt, for a head that leaves it out.
         """
         import torch
 
         with torch.inference_mode():
             for module in self.modules:
-                value = module.reference(torch, value, mask)
+                if isinstance(module, Pooling):
+                    value = module.reference(torch, value, mask, pooled)
+                else:
+                    value = module.reference(torch, value, mask)
         return value
 
     def width(self, before: int) -> int:
@@ -146,6 +160,7 @@ def require_output(head: str, output: str, signature: Signature) -> None:
 
 def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
     """Put `head` on the graph, in place of its outputs; with `keep_raw`, before the output that it reads."""
+    import onnx_ir as ir
     import onnx_ir.passes.common as common
 
     graph = model.graph
@@ -153,19 +168,26 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
     mask = next((value for value in graph.inputs if value.name == "attention_mask"), source)
     if source.dtype is None:
         raise ExportError("the exporter did not type the output that the head reads", "try the other --exporter")
-    outputs = [_build(graph, one, source, mask) for one in head.all]
+    pooled = None
+    if head.leaves_prompt_out:
+        pooled = ir.val(POOLING_MASK, dtype=ir.DataType.INT64, shape=mask.shape)
+        graph.inputs.append(pooled)
+    outputs = [_build(graph, one, source, mask, pooled) for one in head.all]
     graph.outputs[:] = [*outputs, source] if keep_raw else outputs
     common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler
 
 
-def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value) -> ir.Value:
+def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled: ir.Value | None) -> ir.Value:
     import onnx_ir as ir
 
     assert source.dtype is not None  # noqa: S101  checked by the caller
     build = Builder(graph, source.dtype)
     output = source
     for module in head.modules:
-        output = module.build(build, output, mask)
+        if isinstance(module, Pooling):
+            output = module.build(build, output, mask, pooled)
+        else:
+            output = module.build(build, output, mask)
     if output is source:  # which stays under its own name
         output = build.op("Identity", source)
     dtype = source.dtype

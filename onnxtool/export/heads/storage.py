@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
+from onnxtool.checkpoint.pooling_modes import behind_prompts
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges, read_ranges
 from onnxtool.checkpoint.text_files import read_texts
@@ -60,6 +61,7 @@ def _vectors(
     read = sorted((before + (item.lower() if modules.lower_cases else item) for item in texts), key=len)
     size = _BATCH_SIZE if text.tokenizer.pad_token is not None else 1
     longest = modules.max_sequence_length or text.longest or _UNLIMITED
+    num_prompt = _num_prompt(text, before, longest, add_special_tokens=modules.adds_special_tokens)
     for start in range(0, len(read), size):
         together = read[start : start + size]
         feeds = text.tokenize(together, longest=longest, add_special_tokens=modules.adds_special_tokens)
@@ -67,4 +69,14 @@ def _vectors(
         if real.any():
             mask = torch.from_numpy(feeds["attention_mask"]).to(model.device)
             states = run_torch_tensors(model, feeds)[head.source].float()
-            yield head.reference(states, mask).cpu().numpy()[real]
+            pooled = None
+            if head.leaves_prompt_out and before:
+                behind = behind_prompts(feeds["attention_mask"].astype(bool), [num_prompt] * len(together))
+                pooled = torch.from_numpy(behind.astype(np.int64)).to(model.device)
+            yield head.reference(states, mask, pooled).cpu().numpy()[real]
+
+
+def _num_prompt(text: TextInputs, prompt: str, longest: int, *, add_special_tokens: bool) -> int:
+    """Return how many tokens a prompt has, without a special one at its end, as sentence-transformers counts them."""
+    ids = text.tokenize([prompt], longest=longest, add_special_tokens=add_special_tokens)["input_ids"][0]
+    return len(ids) - int(len(ids) > 0 and ids[-1] in text.tokenizer.all_special_ids)

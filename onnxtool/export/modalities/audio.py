@@ -13,6 +13,7 @@ from onnxtool.errors import CheckpointError
 from onnxtool.export.modalities.processing import PROCESSOR_FILE, disagreement, prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, NUM_FRAMES, NUM_SAMPLES, Axis, Feeds, Sizes, usual_sizes
 from onnxtool.runtime.comparison import Case
+from onnxtool.runtime.input_stamp import MASK, NORMAL, InputKind
 
 _SECONDS, _OTHER_SECONDS = 1.0, 1.37
 _SAMPLING_RATE = 16_000
@@ -101,6 +102,11 @@ class AudioInputs:
             if seconds == _SECONDS or self.time is None or self.time.name not in fixed:
                 cases.append(Case(f"a sound of {seconds:g} s", feeds, None))
         return cases
+
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Masks, and numbers as those of normalized sound."""
+        return {name: InputKind(MASK if "mask" in name else NORMAL) for name in self.prepared}
 
     def _fill(self, shares: list[float], sizes: Sizes, seed: int) -> Feeds:
         """Make one row for each of `shares`, the part of it that is sound; the rest is padding, by the mask."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from onnxtool.export.modalities.sizes import DECODER_SEQUENCE, SEQUENCE, Axis, Feeds, Modality, Sizes
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.runtime.comparison import Case
+from onnxtool.runtime.input_stamp import IDS, InputKind
 
 _LONGEST = 64
 
@@ -61,6 +62,12 @@ class WithDecoder:
                 description = f"{case.description}, padding in the decoder"
                 cases.append(replace(case, description=description, feeds=feeds, like=""))
         return cases
+
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Those of the encoder, and the ids of the decoder."""
+        ids = InputKind(IDS, self.vocabulary_size, first=self.start_id, pad=self.pad_id)
+        return {**self.encoder.kinds, "decoder_input_ids": ids}
 
     @property
     def _long(self) -> int:
@@ -117,6 +124,11 @@ class SideBySide:
             )
         return cases
 
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Those of all parts."""
+        return {name: kind for part in self.parts for name, kind in part.kinds.items()}
+
 
 @dataclass(frozen=True)
 class PaddedTexts:
@@ -141,6 +153,11 @@ class PaddedTexts:
     def cases(self, fixed: Sizes) -> list[Case]:
         """The cases of texts, at that length."""
         return self.texts.cases(self._sizes(fixed))
+
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Those of texts."""
+        return self.texts.kinds
 
     def _sizes(self, sizes: Sizes) -> dict[str, int]:
         return {**sizes, SEQUENCE: self.length}

@@ -12,6 +12,7 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.audio import AudioInputs
 from onnxtool.export.modalities.combined import PaddedTexts, SideBySide, WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
+from onnxtool.export.modalities.pages import find_page_inputs, is_of_pages
 from onnxtool.export.modalities.sizes import Modality
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
 
@@ -49,6 +50,8 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     if checkpoint.task == TASK_OF_PICTURES and "pixel_values" not in accepted:
         raise ExportError(f"{type(model).__name__} takes no pictures", "leave --task out, or pass another one")
     modality: Modality
+    if checkpoint.task == TASK_OF_PICTURES and is_of_pages(checkpoint) and "input_ids" in accepted:
+        return find_page_inputs(model, checkpoint, accepted)
     if "pixel_values" in accepted and "input_ids" in accepted:
         modality = _text_and_images(model, checkpoint, accepted, text)
         if isinstance(modality, SideBySide):

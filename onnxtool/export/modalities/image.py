@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnxtool.export.modalities.processing import disagreement, prepare, scaled
 from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes, usual_sizes
 from onnxtool.runtime.comparison import Case
+from onnxtool.runtime.input_stamp import GIVEN, IDS, MASK, NORMAL, InputKind
 
 _PICTURES = ("pixel_values", "input_ids")  # the second one holds the number of a colour for each pixel
 # The axes that may move of the inputs that we know; of others, only the first, which is the batch.
@@ -51,7 +52,7 @@ class ImageInputs:
             CheckpointError: the processor does not run.
             ExportError: they agree on no pixels.
         """
-        offered = _prepare(processor, [_picture(*_PICTURE_SIZES[0])])
+        offered = _prepare(processor, [draw_picture(*_PICTURE_SIZES[0])])
         prepared = {name: array for name, array in offered.items() if name in accepted}
         if not any(name.startswith(_PICTURES) for name in prepared):
             raise disagreement(model, accepted, "image processor", offered)
@@ -106,6 +107,18 @@ class ImageInputs:
             cases += [Case("ragged", ragged, None), Case("ragged, padding attended", attended, None)]
         return cases + self._real(fixed)
 
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Pixels, masks over them, numbers of colours, and sizes as the processor gives them."""
+        return {name: self._kind(name, array) for name, array in self.prepared.items()}
+
+    def _kind(self, name: str, array: NDArray[Any]) -> InputKind:
+        if np.issubdtype(array.dtype, np.floating):
+            return InputKind(NORMAL)
+        if "mask" in name:
+            return InputKind(MASK)
+        return InputKind(IDS, int(array.max()) + 1) if name in _PICTURES else InputKind(GIVEN)
+
     def _real(self, fixed: Sizes) -> list[Case]:
         batch = fixed.get(self.batch_axis, 2)
         shown = {f"a picture of {height} x {width}": [(height, width)] * batch for height, width in _PICTURE_SIZES}
@@ -113,7 +126,7 @@ class ImageInputs:
             shown["pictures of several sizes"] = [_PICTURE_SIZES[row % len(_PICTURE_SIZES)] for row in range(batch)]
         cases = []
         for description, sizes in shown.items():
-            real = _prepare(self.processor, [_picture(*size) for size in sizes])
+            real = _prepare(self.processor, [draw_picture(*size) for size in sizes])
             feeds = {name: real[name] for name in self.prepared}
             if all(self._fits(name, array, fixed) for name, array in feeds.items()):
                 cases.append(Case(description, feeds, None))
@@ -160,7 +173,7 @@ def _prepare(processor: Any, pictures: list[NDArray[np.uint8]]) -> Feeds:
     return prepare(lambda: processor(images=pictures, return_tensors="pt"), "image processor")
 
 
-def _picture(height: int, width: int) -> NDArray[np.uint8]:
+def draw_picture(height: int, width: int) -> NDArray[np.uint8]:
     """Draw a gradient with a bright disc and dark stripes: edges, areas and colours, uint8 [H, W, 3]."""
     rows, columns = np.mgrid[0:height, 0:width] / (height, width)[0]
     disc = ((rows - 0.5) ** 2 + (columns - 0.5) ** 2 < 0.09)[..., None] * 120

@@ -1,11 +1,13 @@
-"""Retrievers of pages as pictures (ColPali): a page, or a query, to a vector for each of its tokens.
+"""Retrievers of pages as pictures (ColPali and its kin): a page, or a query, to a vector for each of its tokens.
 
-Letters of shapes: B batch, S tokens of a query, P tokens of a page, W width of a vector.
+Letters of shapes: B batch, S tokens, P tokens of a page, T tiles of a page, N its patches, K tokens that they become,
+W width of a vector.
 """
 
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,20 @@ from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.modalities.page_inputs import PageInputs
 from onnxtool.export.modalities.processing import PROCESSOR_FILE, run
+from onnxtool.export.signature import run_torch_tensors
 
 # Of the classes of transformers 5.23 that are retrievers of pages, the one whose pages all have the same tokens.
 _SAME_TOKENS = "ColPaliForRetrieval"
 _SUFFIX = "ForRetrieval"
+_REFUSED = {
+    "NeoMMEForRetrieval": "transformers prepares its pages by torchvision alone, whose pixels are not computed here, "
+    "and writes its queries by a chat template"
+}
 _TASKS = (TASK_OF_PICTURES, LATE_INTERACTION)
 _PICTURE = (64, 48, 3)
+_SAME = 1e-4  # above the rounding of float32, and far below what another formula would give
 
 
 def is_of_pages(checkpoint: Checkpoint) -> bool:
@@ -31,32 +40,60 @@ def is_of_pages(checkpoint: Checkpoint) -> bool:
 def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
     """Make the forward of a retriever of pages that of pages or of queries; leave any other model as it is.
 
-    A page is `pixel_values` alone, float [B, 3, H, W] to [B, P, W]: the tokens beside the picture are always the same,
-    and become constants. A query is what the tokenizer gives, [B, S] to [B, S, W], zeros for padding.
+    A page of ColPali is `pixel_values` alone, float [B, 3, H, W] to [B, P, W]: the tokens beside the picture are always
+    the same, and become constants. A page of others is what their processor gives, to [B, S, W], zeros for padding. A
+    query is what the tokenizer gives, [B, S] to [B, S, W], likewise.
 
     Raises:
         CheckpointError: the checkpoint has no processor, or it does not run.
-        ExportError: the model's tokens depend on the picture, or the task is another.
+        ExportError: the model is none that is known, or the task is another.
     """
     if not is_of_pages(checkpoint):
         return model
-    if checkpoint.architecture != _SAME_TOKENS:
+    if checkpoint.architecture not in (_SAME_TOKENS, *_FORWARDS):
         raise ExportError(
-            f"{checkpoint.architecture} reads other tokens beside each picture, by its size, and onnxtool does not "
-            "make these",
-            f"of the retrievers of pages, {_SAME_TOKENS} is exported",
+            f"{checkpoint.architecture} is a retriever of pages that onnxtool does not follow: "
+            f"{_REFUSED.get(checkpoint.architecture, 'it is none that transformers 5.23 has')}",
+            f"of the retrievers of pages, {', '.join((_SAME_TOKENS, *_FORWARDS))} are exported; run this one with "
+            "transformers",
         )
     if checkpoint.task not in _TASKS:
         raise ExportError(
             f"{checkpoint.architecture} encodes pages and queries by themselves",
             f"export each: {' and '.join(f'--task {task}' for task in _TASKS)}",
         )
-    if checkpoint.task == TASK_OF_PICTURES:
+    if checkpoint.task != TASK_OF_PICTURES:
+        forward = _query_forward(model, has_types=checkpoint.architecture == _SAME_TOKENS)
+    elif checkpoint.architecture == _SAME_TOKENS:
         forward = _page_forward(model, _page_tokens(checkpoint))
     else:
-        forward = _query_forward(model)
+        forward = _FORWARDS[checkpoint.architecture](model)
     model.forward = types.MethodType(forward, model)
     return model
+
+
+def find_page_inputs(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...]) -> PageInputs:
+    """Return what a retriever takes that was restricted to pages of any size.
+
+    Raises:
+        CheckpointError: the checkpoint has no processor, or it does not run.
+        ExportError: the processor does not fit the model, or the restricted forward is not the model's own.
+    """
+    image_id = model.config.vlm_config.image_token_id
+    inputs = PageInputs.of(checkpoint.load_processor("processor"), accepted, model, image_id)
+    pages = inputs.pages()
+    found = run_torch_tensors(model, {name: pages[name] for name in accepted})[TOKENS]
+    restricted = vars(model).pop("forward")
+    try:
+        own = run_torch_tensors(model, pages)["embeddings"]
+    finally:
+        model.forward = restricted
+    if found.shape != own.shape or not (found - own).abs().max() <= _SAME:
+        raise ExportError(
+            f"{type(model).__name__} computes other vectors of pages than onnxtool's form of it",
+            "use the version of transformers that onnxtool was tested with (5.23)",
+        )
+    return inputs
 
 
 def _page_tokens(checkpoint: Checkpoint) -> Any:
@@ -86,14 +123,128 @@ def _page_forward(model: Any, tokens: Any) -> Any:
     return forward
 
 
-def _query_forward(model: Any) -> Any:
+def _query_forward(model: Any, *, has_types: bool) -> Any:
     import torch
 
     whole = type(model).forward
 
     def forward(self: Any, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
-        types_of = torch.zeros_like(input_ids)
-        outputs = whole(self, input_ids=input_ids, attention_mask=attention_mask, token_type_ids=types_of)
-        return {TOKENS: outputs.embeddings}
+        types_of = {"token_type_ids": torch.zeros_like(input_ids)} if has_types else {}
+        return {TOKENS: whole(self, input_ids=input_ids, attention_mask=attention_mask, **types_of).embeddings}
 
     return forward
+
+
+def _tiled_forward(model: Any) -> Any:
+    """Make the forward of ColModernVBERT for pages: `pixel_values` float [B, T, 3, E, E].
+
+    The model's own leaves tiles out that are padding, which it knows by their zeros. Here they are computed as well,
+    and no token stands for them.
+    """
+    whole = type(model).forward
+
+    def forward(self: Any, input_ids: Any, attention_mask: Any, pixel_values: Any) -> dict[str, Any]:
+        vlm = self.vlm
+        states = vlm.vision_model(pixel_values=pixel_values.flatten(0, 1)).last_hidden_state
+        embeddings = _with_pictures(self, input_ids, vlm.connector(states))
+        return {TOKENS: whole(self, inputs_embeds=embeddings, attention_mask=attention_mask).embeddings}
+
+    return forward
+
+
+def _patched_forward(model: Any) -> Any:
+    """Make the forward of ColQwen2 for pages: `pixel_values` float [B, N, C], `image_grid_thw` int64 [B, 3].
+
+    The model's own takes the patches of all pages as one row, cut by lists of lengths that a trace would keep. Here a
+    page is a row, and its padding is masked.
+
+    Raises:
+        ExportError: its vision tower is another one.
+    """
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    whole, visual = type(model).forward, model.vlm.visual
+    if type(visual) is not Qwen2VisionTransformerPretrainedModel:
+        raise ExportError(
+            f"the vision tower of this {type(model).__name__} is {type(visual).__name__}, and onnxtool's form of its "
+            f"attention is for {Qwen2VisionTransformerPretrainedModel.__name__}",
+            "pages of Qwen2-VL are exported; the side of queries is as well (--task late-interaction)",
+        )
+    for block in visual.blocks:
+        block.attn.forward = types.MethodType(_attend, block.attn)
+
+    def forward(
+        self: Any, input_ids: Any, attention_mask: Any, pixel_values: Any, image_grid_thw: Any
+    ) -> dict[str, Any]:
+        places, mask = _places_and_mask(pixel_values, image_grid_thw, self.vlm.visual.spatial_merge_size)
+        patches = pixel_values.flatten(0, 1)
+        # The model's own blocks hand on what they call cu_seqlens, lengths of pages, to their attention.
+        features = self.vlm.visual(patches, grid_thw=None, position_ids=places, cu_seqlens=mask).pooler_output
+        embeddings = _with_pictures(self, input_ids, features)
+        return {TOKENS: whole(self, inputs_embeds=embeddings, attention_mask=attention_mask).embeddings}
+
+    return forward
+
+
+def _places_and_mask(pixel_values: Any, grid: Any, merged: int) -> tuple[Any, Any]:
+    """Return rows and columns of patches, int64 [B * N, 2], and float [B, 1, 1, N]: 0, and the least on padding.
+
+    Patches come square by square, each of `merged` x `merged` of them, row by row.
+    """
+    import torch
+
+    number = torch.arange(pixel_values.shape[1], device=pixel_values.device)[None]
+    square, inner = _divided(number, merged**2)
+    # At least one, as a division by zero ends the process of onnxruntime.
+    square_row, square_column = _divided(square, _divided(grid[:, 2:], merged)[0].clamp(min=1))
+    row, column = _divided(inner, merged)
+    places = torch.stack([square_row * merged + row, square_column * merged + column], dim=-1)
+    is_padding = number >= grid[:, 1:2] * grid[:, 2:]
+    least = torch.finfo(pixel_values.dtype).min
+    mask = torch.zeros_like(is_padding, dtype=pixel_values.dtype).masked_fill(is_padding, least)
+    return places.flatten(0, 1), mask[:, None, None]
+
+
+def _divided(numbers: Any, by: Any) -> tuple[Any, Any]:
+    import torch
+
+    return torch.div(numbers, by, rounding_mode="floor"), numbers % by
+
+
+def _attend(self: Any, hidden_states: Any, cu_seqlens: Any, position_embeddings: Any, **others: Any) -> Any:
+    """Attend within pages: `hidden_states` float [B * N, W], where `cu_seqlens` is the mask of `_places_and_mask`."""
+    import torch
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
+
+    if cu_seqlens.ndim == 1:  # lengths, by which the model's own forward calls it
+        return type(self).forward(self, hidden_states, cu_seqlens, position_embeddings, **others)
+    batch, heads = cu_seqlens.shape[0], self.num_heads
+    query, key, value = self.qkv(hidden_states).unflatten(-1, (3, heads, -1)).unbind(1)
+    turned = (*apply_rotary_pos_emb_vision(query, key, *position_embeddings), value)
+    rows = (states.reshape(batch, -1, heads, states.shape[-1]).transpose(1, 2) for states in turned)
+    mixed = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=cu_seqlens, scale=self.scaling)
+    return self.proj(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
+
+
+def _with_pictures(model: Any, input_ids: Any, features: Any) -> Any:
+    """Return the embeddings of tokens, float [B, S, W], with a page's `features` where its tokens stand for them.
+
+    Args:
+        model: a retriever of pages.
+        input_ids: int64 [B, S].
+        features: float [B * K, W] or [B * T, K / T, W], in the order of the tokens of each page.
+    """
+    import torch
+
+    words = model.get_input_embeddings()(input_ids)
+    features = features.reshape(input_ids.shape[0], -1, words.shape[-1]).to(words.dtype)
+    is_picture = input_ids == model.config.vlm_config.image_token_id
+    order = (is_picture.long().cumsum(1) - 1).clamp(min=0).clamp(max=features.shape[1] - 1)
+    placed = features.gather(1, order[..., None].expand(-1, -1, words.shape[-1]))
+    return torch.where(is_picture[..., None], placed, words)
+
+
+_FORWARDS: Mapping[str, Callable[[Any], Any]] = {
+    "ColModernVBertForRetrieval": _tiled_forward,
+    "ColQwen2ForRetrieval": _patched_forward,
+}

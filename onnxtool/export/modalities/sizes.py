@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from onnxtool.runtime.comparison import Case
+from onnxtool.runtime.input_stamp import InputKind
 
 BATCH, SEQUENCE, DECODER_SEQUENCE = "batch_size", "sequence", "decoder_sequence"
 HEIGHT, WIDTH = "height", "width"
@@ -67,6 +68,11 @@ class Modality(Protocol):
 
     def cases(self, fixed: Sizes) -> list[Case]:
         """Return what to verify the file on: several sizes and masks, and real content."""
+        ...
+
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """What each input holds, for whoever makes inputs for the file."""
         ...
 
 

@@ -18,6 +18,7 @@ from onnxtool.export.modalities.processing import TOKENIZER_FILE, disagreement, 
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import FeedShape, verification_shapes
+from onnxtool.runtime.input_stamp import IDS, MASK, InputKind
 
 _MASK = "attention_mask"
 _SAMPLE_TEXTS = ("onnxtool traces a model on two texts of different lengths", "the second is shorter")
@@ -109,6 +110,16 @@ class TextInputs:
         tokens = self.tokenize(_TEXTS[: fixed.get(self.batch_axis, len(_TEXTS))], fixed.get(SEQUENCE))
         mask = tokens.get(_MASK)
         return [*cases, Case("real text", tokens, None if mask is None else mask.astype(bool))]
+
+    @property
+    def kinds(self) -> Mapping[str, InputKind]:
+        """Masks, and ids below their bounds; those of a text end with its end token."""
+        return {
+            name: InputKind(MASK)
+            if "mask" in name
+            else InputKind(IDS, self.bounds.get(name, 2), last=self.end_id if name == "input_ids" else None)
+            for name in self.names
+        }
 
     def tokenize(
         self,

@@ -32,6 +32,7 @@ from onnxtool.export.target import (
     SPARSE,
     TOKENIZER_FILES,
     TOKENS,
+    VERDICTS,
     Target,
     TargetModel,
     Use,
@@ -43,13 +44,15 @@ from onnxtool.version import __version__
 CLASS = "onnxtool.sentence_transformers.Transformer"
 # Modules whose files are config.json and, of some, model.safetensors.
 _WITH_WEIGHTS = frozenset(("Dense", "LayerNorm", "SparseAutoEncoder"))
-_LOADED = _WITH_WEIGHTS | {"Pooling", "Normalize", "Dropout", "SpladePooling", "MultiVectorMask"}
+_SCORE = "LogitScore"
+_LOADED = _WITH_WEIGHTS | {"Pooling", "Normalize", "Dropout", "SpladePooling", "MultiVectorMask", _SCORE}
 _ENCODERS = {
     DENSE: "SentenceTransformer",
     SPARSE: "SparseEncoder",
     INFERENCE_FREE: "SparseEncoder",
     TOKENS: "MultiVectorEncoder",
     SCORES: "CrossEncoder",
+    VERDICTS: "CrossEncoder",
 }
 _TASKS = {
     DENSE: "feature-extraction",
@@ -57,6 +60,7 @@ _TASKS = {
     INFERENCE_FREE: "fill-mask",
     TOKENS: "feature-extraction",
     SCORES: "sequence-classification",
+    VERDICTS: "text-generation",
 }
 _PACKAGE = "sentence_transformers"
 _REASON = "It runs the ONNX file of this model in place of PyTorch."
@@ -73,6 +77,8 @@ class SentenceTransformers(Target):
         Use(INFERENCE_FREE, (LOGITS,), after=None),
         Use(TOKENS, (HIDDEN_STATES,), after=None),
         Use(SCORES, (SCORE_LOGITS,), after=None),
+        # The score of a pair, and not the logits of a vocabulary for each token.
+        Use(VERDICTS, (SCORE_LOGITS,), head="reranker", after=None),
     )
     graph = "onnx/model.onnx"
     files = ("config.json", *TOKENIZER_FILES)
@@ -89,6 +95,11 @@ class SentenceTransformers(Target):
         routed = [str(as_object(entry).get("type")) for entry in _as_list(source.read_json(MODULES_NAME))]
         if modules.query is None and any(name.endswith((".Router", ".Asym")) for name in routed):
             raise _refusal(f"{source.model_name} is a Router of several models, and a folder holds one of them")
+        if use.kind == VERDICTS and not modules.modules:
+            raise _refusal(
+                f"{source.model_name} has no modules, by which {self.title} would know which tokens are scored",
+                f"save it with {_ENCODERS[VERDICTS]} first, and export what that wrote; or pass --target plain",
+            )
         first, *behind = modules.kinds or ("Transformer",)
         if first not in TRANSFORMERS:
             raise _refusal(f"{source.model_name} begins with {first}, which is no transformer to be run by onnxruntime")
@@ -136,6 +147,10 @@ class SentenceTransformers(Target):
             copy = folder / stored.query.file("tokenizer.json")  # the same, which check_checkpoint has seen to
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / "tokenizer.json", copy)
+        if (score := stored.find(_SCORE)) is not None:  # the graph has computed it: the one logit that it gives
+            write_json(
+                folder / score.file("config.json"), {**score.settings, "true_token_id": 0, "false_token_id": None}
+            )
         # As they are in the files: the description of a late-interaction encoder has what PyLate keeps elsewhere.
         name = stored.transformer_file or TRANSFORMER_NAMES[0]
         settings = files.read(name)

@@ -88,11 +88,6 @@ class Embeddings(VectorHead[DenseVectors]):
         place = modules_before(computed, Pooling)
         if pooling is None and not in_graph:
             pooling = Pooling()
-        if pooling is not None and not pooling.includes_prompt and "weightedmean" in pooling.modes:
-            raise InputError(
-                f"the Pooling of {folder.path} leaves prompts out of weightedmean, which is not computed here",
-                "use sentence-transformers for this checkpoint",
-            )
         before, after = computed[:place], computed[place + 1 :]
         return cls(before, pooling, after, in_graph, "Normalize" in modules.kinds, stated is not None, stored)
 
@@ -100,6 +95,11 @@ class Embeddings(VectorHead[DenseVectors]):
     def includes_prompt(self) -> bool:
         """Whether the tokens of a prompt are pooled as well."""
         return self.pooling is None or self.pooling.includes_prompt
+
+    @property
+    def pools_in_graph(self) -> bool:
+        """Whether the graph has done it."""
+        return self.in_graph
 
     @property
     def note(self) -> str:
@@ -114,8 +114,14 @@ class Embeddings(VectorHead[DenseVectors]):
         """Return float32 [B, M * H], or what the graph gives, codes and bits as they are.
 
         Raises:
+            InputError: a text has no token behind its prompt, and the largest value of none is no number.
             SessionError: a value is not a finite number.
         """
+        if "max" in self._modes and not batch.pooled.any(axis=1).all():
+            raise InputError(
+                "a text has no token behind its prompt, and the checkpoint pools the largest values over these",
+                "leave such texts out, or pass a shorter prompt",
+            )
         if self.stored is not None and not self.stored.is_float:
             return batch.output(2, EMBEDDING)
         if self.in_graph or self.pooling is None:
@@ -123,7 +129,7 @@ class Embeddings(VectorHead[DenseVectors]):
         else:
             states: Floats = batch.output(3, "last_hidden_state", "token_embeddings")
             states = apply_all(self.before, states) if self.before else states
-            vectors = np.asarray(self.pooling.apply(states, batch.pooled), np.float32)
+            vectors = np.asarray(self.pooling.apply(states, batch.mask, batch.pooled), np.float32)
         require_finite(vectors, "embedding")
         return vectors
 

@@ -78,6 +78,11 @@ class Head(ABC):
         """Whether the tokens of a prompt are pooled as those of the text are."""
         return True
 
+    @property
+    def pools_in_graph(self) -> bool:
+        """Whether the graph pools over the tokens."""
+        return False
+
     def require_windows(self) -> None:
         """Refuse to split a text into windows where what is read of them cannot be put together.
 

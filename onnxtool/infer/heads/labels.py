@@ -5,6 +5,7 @@ Letters of shapes: B batch, L labels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from onnxtool.infer.heads.head import (
 from onnxtool.infer.report import Scored
 from onnxtool.reports import Json
 
+_INDEX = re.compile("[0-9]{1,9}")
 _SOFTMAX = ("torch.nn.Softmax", "torch.nn.modules.activation.Softmax")  # over the labels, its last axis
 
 
@@ -42,7 +44,8 @@ class LabelNames:
         """Read them from config.json."""
         names = folder.read("config.json").get("id2label")
         pairs = names.items() if isinstance(names, dict) else ()
-        return cls({int(index): str(name) for index, name in pairs if index.isdecimal()})
+        # int() reads digits of any script, and fails on thousands of them.
+        return cls({int(index): str(name) for index, name in pairs if _INDEX.fullmatch(index)})
 
     def __getitem__(self, index: int) -> str:
         """Return the name of a label; transformers' own placeholder where it has none."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxtool.checkpoint.folder import find_checkpoint_folder
-from onnxtool.checkpoint.page_queries import write_page_query
+from onnxtool.checkpoint.page_processors import page_limit, write_page_query
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
@@ -82,7 +82,7 @@ def _encode_tokens(
         raise InputError(f"{path} gives no {TOKENS}", "export it with --task late-interaction from the same checkpoint")
     folder = find_checkpoint_folder(texts)
     tokenizer = TextTokenizer(folder)
-    arrays = tokenizer.pad(tokenizer.encode([write_page_query(query, folder, tokenizer)]))
+    arrays = tokenizer.pad(tokenizer.encode([write_page_query(query, folder, tokenizer)], page_limit(folder)))
     known, largest = index_bounds(texts).get("input_ids"), arrays["input_ids"].max()
     if known is not None and largest >= known:
         raise InputError(

@@ -44,6 +44,7 @@ class Reading:
         self.quantization: dict[str, dict[str, str]] = {}
         self.external: list[ExternalData] = []
         self.ops: Counter[bytes] = Counter()
+        self.most_inputs: dict[bytes, int] = {}
         self.scopes: Counter[str] = Counter()
         self.readers: dict[bytes, str] = {}
         self.num_subgraphs = 0
@@ -158,6 +159,7 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
         model.check(start)
         data.charge(op.__sizeof__(), start)
     model.ops[op] += 1
+    model.most_inputs[op] = max(len(inputs), model.most_inputs.get(op, 0))
     dotted = () if scopes or b"/" in name else [decode(source, start) for source in inputs if b"." in source]
     scope = scope_of_node(decode(name, start), scopes, dotted)
     if scope not in model.scopes and len(model.scopes) >= _MAX_SCOPES:

@@ -67,6 +67,7 @@ class Structure(NamedTuple):
     Attributes:
         inputs: graph inputs that are not initializers.
         initializers: those of the main graph and of every graph inside a node.
+        most_inputs: of a node of each operator, with those that are left out before the last.
         external: every piece of data outside the graph file, those of node attributes and functions included.
         sparse_dims: the dims of each sparse initializer; among the initializers it counts with its values.
         denotations: what the dimensions of an input or output mean, of those that say so.
@@ -85,6 +86,7 @@ class Structure(NamedTuple):
     outputs: tuple[TensorInfo, ...]
     initializers: tuple[Tensor, ...]
     ops: dict[str, int]
+    most_inputs: dict[str, int]
     num_functions: int
     num_subgraphs: int
     external: tuple[ExternalData, ...]
@@ -162,6 +164,7 @@ def _read_model(data: Data) -> Structure:
         outputs=tuple(model.outputs),
         initializers=tuple(model.initializers),
         ops=_by_count(model.ops),
+        most_inputs={decode(op, 0): number for op, number in model.most_inputs.items()},
         num_functions=len(functions),
         num_subgraphs=model.num_subgraphs,
         external=tuple(model.external),

@@ -35,11 +35,13 @@ class MaskKind:
         padding: the graph input [B, L], 1 for keys that may be attended to; None without padding.
         is_causal: whether a query sees no keys after its own position.
         is_bias: whether they are of no known kind, and have to be added as they are.
+        hides_later: whether no query sees a key after its own position, whatever else they mask.
     """
 
     padding: ir.Value | None = None
     is_causal: bool = False
     is_bias: bool = False
+    hides_later: bool = False
 
 
 NO_MASK, BIAS = MaskKind(), MaskKind(is_bias=True)
@@ -53,12 +55,14 @@ def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes) -> MaskKin
     if part is None or any(term.is_merged for term in masking.terms):
         return BIAS
     mask_kind = _at(model, part, masking, shapes.probes[0])
-    if mask_kind is None or mask_kind.is_bias or not shapes.probes[0]:
+    if mask_kind is None or mask_kind == BIAS or not shapes.probes[0]:
         return mask_kind or BIAS
     for sizes in _past_windows(part, shapes):
         beyond = _at(model, part, masking, sizes)
         if beyond is not None:
-            return mask_kind if beyond == mask_kind else BIAS
+            if beyond == mask_kind:
+                return mask_kind
+            return MaskKind(is_bias=True, hides_later=mask_kind.hides_later and beyond.hides_later)
     return BIAS
 
 
@@ -97,16 +101,17 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
     causal = np.tril(np.ones((keys, keys), bool))
     rows: list[tuple[ir.Value | None, NDArray[np.bool_]]] = [(None, np.ones((1, 1, 1, keys), bool))]
     rows += [(value, mask[:, None, None, :]) for value, mask in masks.items() if mask.shape[-1] == keys]
-    # Keys of another text, or of a cache beside their own: no query is padding for this mask, nor does it have a place.
+    # Keys of another text, or of a cache beside their own: no query has a place among them.
     are_own = allowed.shape[-2] in (1, keys)
     for value, row in rows:
-        # A query that is padding itself may see any keys: its output is never read.
-        real = row.swapaxes(-1, -2) if are_own else np.ones((1, 1, 1, 1), bool)
-        if value is not None and _equal(row & real, allowed & real):
+        # Queries that are padding count as well: heads read some of them, as that of the first token does in a row
+        # that is padded left.
+        if value is not None and _equal(row, allowed):
             return MaskKind(value)
-        if are_own and _equal(row & causal & real, allowed & real):
-            return MaskKind(value, is_causal=True)
-    return BIAS
+        if are_own and _equal(row & causal, allowed):
+            return MaskKind(value, is_causal=True, hides_later=True)
+    is_square = allowed.shape[-2] == keys > 1
+    return MaskKind(is_bias=True, hides_later=is_square and not (allowed & ~causal).any())
 
 
 def _fit(arrays: Sequence[NDArray[Any]]) -> bool:

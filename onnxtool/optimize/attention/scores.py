@@ -5,18 +5,20 @@ Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, constant, producer, scalar
+from onnxtool.graph.edit import attribute, constant, only_consumer, producer, scalar
 from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
 _LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
 _CAPPED = "scores that are capped by a Tanh"
+SINKS = "scores with sinks beside them"
+"""The reason of a RefusedError."""
 _SAME_ELEMENTS = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Dropout")
 
 
@@ -44,10 +46,27 @@ class MaskedFill:
     Attributes:
         condition: bool, broadcasts to [B, H, S, L].
         keeps: the value of the condition for which a score stays.
+        is_infinite: whether the number is -inf: the Softmax of a row of these is NaN.
     """
 
     condition: ir.Value
     keeps: bool
+    is_infinite: bool = False
+
+
+@dataclass(frozen=True)
+class ZeroedRows:
+    """Which queries get a row of zeros, because they may attend to nothing; by one of the three forms.
+
+    Attributes:
+        unattended: bool, broadcasts to [B, H, S, 1]: the condition of a Where behind the attention.
+        conditions: those of the masked fills by which probabilities are set to zero as well.
+        if_nan: whether probabilities that are NaN are set to zero.
+    """
+
+    unattended: ir.Value | None = None
+    conditions: tuple[MaskedFill, ...] = ()
+    if_nan: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,9 @@ class MatchedAttention:
         values: [B, H, L, D] or [B * H, L, D].
         scale: the factor of `queries @ keys`.
         is_causal: whether the operator itself masks later keys.
-        result: [B, H, S, D] or [B * H, S, D], with rows of zeros for queries that may attend to nothing.
+        result: [B, H, S, D] or [B * H, S, D].
+        zeroed_rows: the rows of `result` that are zeros; None where there are none.
+        sinks: [1, H, 1, 1], a further score of each head that weights nothing; None where there are none.
     """
 
     queries: ir.Value
@@ -85,6 +106,8 @@ class MatchedAttention:
     masking: Masking
     is_causal: bool
     result: ir.Value
+    zeroed_rows: ZeroedRows | None = None
+    sinks: ir.Value | None = None
 
 
 def match_roots(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -119,15 +142,13 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         raise RefusedError(f"scores of rank {rank}")
     if attribute(softmax, "axis", -1) not in (-1, rank - 1):
         raise RefusedError("a Softmax over another axis than the last")
+    scores, sinks = _without_sinks(scores, shapes)
     above, num_heads, scale, masking = _take_apart(scores, shapes)
-    weighting = _weighting(softmax.outputs[0])
+    weighting = _weighting(_of_keys(softmax.outputs[0]) if sinks is not None else softmax.outputs[0])
     if weighting is None:
         raise RefusedError("probabilities that are read elsewhere as well")
     product, conditions = weighting
-    filled = [masked_fill.condition for masked_fill in masking.masked_fills]
-    for condition in conditions:
-        if not any(condition is one for one in filled) and not _is_nan(condition):
-            raise RefusedError("probabilities that are masked otherwise than the scores")
+    result, zeroed_rows = _zeroed_rows(product.outputs[0], conditions, masking)
     queries, keys = above.inputs[:2]
     values = product.inputs[1]
     if queries is None or keys is None or values is None or num_heads is None:
@@ -141,8 +162,36 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         scale=scale,
         masking=masking,
         is_causal=False,
-        result=_without_zeroed_rows(product.outputs[0]),
+        result=result,
+        zeroed_rows=zeroed_rows,
+        sinks=sinks,
     )
+
+
+def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value | None]:
+    """Return the scores of keys alone, and the sinks beside them; None without sinks."""
+    concat = producer(scores, "Concat")
+    if concat is None or len(concat.inputs) != 2 or attribute(concat, "axis") not in (-1, 3):
+        return scores, None
+    first, sinks = concat.inputs
+    num_heads = shapes.fixed(scores, 1)
+    node = producer(sinks, "Expand")
+    if node is not None and shapes.fixed(sinks, -1) == 1:
+        sinks = node.inputs[0]
+    if first is None or sinks is None or num_heads is None:
+        raise RefusedError(SINKS)
+    if any(shapes.of(sinks, probe) != (1, num_heads, 1, 1) for probe in range(len(shapes.probes))):
+        raise RefusedError(f"{SINKS}, which are not one number a head")
+    return first, sinks
+
+
+def _of_keys(probabilities: ir.Value) -> ir.Value:
+    """Return the probabilities without those of sinks."""
+    node = only_consumer(probabilities, "Slice")
+    bounds = [] if node is None else [scalar(value) for value in node.inputs[1:]]
+    if node is None or bounds[:2] != [0.0, -1.0] or bounds[2:] not in ([3.0], [-1.0], [3.0, 1.0], [-1.0, 1.0]):
+        raise RefusedError(SINKS)
+    return node.outputs[0]
 
 
 def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
@@ -166,6 +215,7 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
         masking = Masking(masked_fills=(MaskedFill(mask, keeps=True),))
     elif mask is not None:
         masking = Masking(terms=(Term(mask, 1.0, is_merged=False),))
+    result, zeroed_rows = _zeroed_rows(node.outputs[0], (), masking)
     return MatchedAttention(
         queries=queries,
         keys=keys,
@@ -175,7 +225,8 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
         scale=attribute(node, "scale", head_size**-0.5),
         masking=masking,
         is_causal=bool(attribute(node, "is_causal", 0)),
-        result=_without_zeroed_rows(node.outputs[0]),
+        result=result,
+        zeroed_rows=zeroed_rows,
     )
 
 
@@ -232,12 +283,12 @@ def _step(
             raise RefusedError("a mask over heads and batch in one")
         for kept, blocked, keeps in ((no, yes, False), (yes, no, True)):
             if condition is not None and kept is not None and _is_lowest(blocked):
-                masked_fills.append(MaskedFill(condition, keeps))
+                masked_fills.append(MaskedFill(condition, keeps, is_infinite=_is_infinite(blocked)))
                 return kept, 1.0
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
     if node.op_type == "Concat":
-        raise RefusedError("scores with sinks beside them")
+        raise RefusedError(SINKS)
     raise RefusedError(f"scores that are changed by {node.op_type}")
 
 
@@ -311,18 +362,32 @@ def _is_nan(condition: ir.Value) -> bool:
     return producer(condition, "IsNaN") is not None
 
 
-def _without_zeroed_rows(result: ir.Value) -> ir.Value:
-    """Skip the Where that sets rows of queries to zero that may attend to nothing.
+def _zeroed_rows(
+    result: ir.Value, conditions: Sequence[ir.Value], masking: Masking
+) -> tuple[ir.Value, ZeroedRows | None]:
+    """Return the result behind the operators that set rows of zeros, and which rows these are.
 
-    Such a row is padding, and nothing reads it.
+    Args:
+        result: the weighted values.
+        conditions: those by which probabilities are set to zero.
+        masking: of the scores.
     """
+    fills = []
+    for condition in conditions:
+        fill = next((one for one in masking.masked_fills if one.condition is condition), None)
+        if fill is not None:
+            fills.append(fill)
+        elif not _is_nan(condition):
+            raise RefusedError("probabilities that are masked otherwise than the scores")
+    unattended = None
     uses = list(result.uses())
     if len(uses) == 1 and not result.is_graph_output():
         node, index = uses[0]
         if node.op_type == "Where" and index == 2 and scalar(node.inputs[1]) == 0.0 and _counts_keys(node.inputs[0]):
-            zeroed: ir.Value = node.outputs[0]
-            return zeroed
-    return result
+            result, unattended = node.outputs[0], node.inputs[0]
+    if unattended is None and not conditions:
+        return result, None
+    return result, ZeroedRows(unattended, tuple(fills), len(fills) < len(conditions))
 
 
 def _counts_keys(condition: ir.Value | None) -> bool:
@@ -338,3 +403,8 @@ def _is_lowest(value: ir.Value | None) -> bool:
     if array is None or array.dtype.kind != "f" or not array.size:
         return False
     return bool(np.all(array <= _LOWEST))
+
+
+def _is_infinite(value: ir.Value | None) -> bool:
+    array = constant(value)
+    return array is not None and bool(np.isneginf(array).all())

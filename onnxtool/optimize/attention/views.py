@@ -8,7 +8,7 @@ Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -24,6 +24,8 @@ Indices = NDArray[np.int64]
 
 _LONGEST_CHAIN = 10
 _RESHAPES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
+VIEWS = ("Transpose", "Expand", "Cast", "Mul", "Div", *_RESHAPES)
+"""The operators of a scaled view."""
 
 
 class Layout(Enum):
@@ -32,6 +34,7 @@ class Layout(Enum):
     FLAT = "B, S, H * D"
     HEADS_INSIDE = "B, S, H, D"
     HEADS_OUTSIDE = "B, H, S, D"
+    COLUMNS = "B, H, D, S"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Heads:
 
     Attributes:
         source: the tensor, in one of the layouts.
+        num_heads: of the tensor.
         scale: the factor between the tensor and the operand.
+        repeats: how many heads of the operand, one after the other, each head of the tensor is.
     """
 
     source: ir.Value
@@ -48,9 +53,18 @@ class Heads:
     num_heads: int
     head_size: int
     scale: float
+    repeats: int = 1
 
 
-def find_heads(value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: bool = False) -> Heads | None:
+def find_heads(
+    value: ir.Value,
+    shapes: Shapes,
+    num_heads: int,
+    *,
+    transposed: bool = False,
+    repeated: bool = False,
+    in_columns: bool = False,
+) -> Heads | None:
     """Find the first tensor of which `value`, [B, H, S, D] or [B * H, S, D], is a view of the heads.
 
     Args:
@@ -58,6 +72,8 @@ def find_heads(value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: b
         shapes: the shapes of the graph.
         num_heads: H.
         transposed: whether the last two axes of `value` are exchanged, as those of the keys are.
+        repeated: whether the tensor may have fewer heads than `value`, which repeats each of them as often.
+        in_columns: whether COLUMNS is a layout as well, where there is no other; SqueezeBERT's convolutions give it.
     """
     shape = shapes.of(value)
     if shape is None or len(shape) not in (3, 4):
@@ -67,10 +83,14 @@ def find_heads(value: ir.Value, shapes: Shapes, num_heads: int, *, transposed: b
         return None
     found = None
     for source, scale, chain in _chains_above(value, shapes):
-        layout = _layout_of(value, source, chain, shapes, (num_heads, head_size), transposed=transposed)
+        shown = _layout_of(value, source, chain, shapes, (num_heads, head_size), transposed=transposed)
+        if shown is None or (shown[1] > 1 and not repeated):
+            continue
+        layout, repeats = shown
+        if layout is Layout.COLUMNS and (found is not None or not in_columns):
+            continue
+        found = Heads(source, layout, num_heads // repeats, head_size, scale, repeats)
         # Linear layers give the flat layout; there is nothing to find above it.
-        if layout is not None:
-            found = Heads(source, layout, num_heads, head_size, scale)
         if layout is Layout.FLAT:
             break
     return found
@@ -117,7 +137,7 @@ def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, f
     scale, here = 1.0, value
     yield here, scale, chain
     while len(chain) < _LONGEST_CHAIN:
-        node = producer(here, "Transpose", "Expand", "Cast", "Mul", "Div", *_RESHAPES)
+        node = producer(here, *VIEWS)
         step = None if node is None else _step_above(node)
         if node is None or step is None:
             return
@@ -154,9 +174,9 @@ def _layout_of(
     heads: tuple[int, int],
     *,
     transposed: bool,
-) -> Layout | None:
-    """Return the layout of the heads of `value` in `source`, which is the same for all sizes; None for no layout."""
-    layouts: set[Layout | None] = set()
+) -> tuple[Layout, int] | None:
+    """Return the layout of the heads of `value` in `source` and how often each is repeated, the same for all sizes."""
+    found: set[tuple[Layout, int] | None] = set()
     for probe in shapes.small:
         shape = shapes.of(source, probe)
         if shape is None:
@@ -166,25 +186,30 @@ def _layout_of(
             return None
         if transposed:
             moved = moved.swapaxes(-1, -2)
-        layouts.add(_name_layout(_sizes(shape), moved, *heads))
-    return layouts.pop() if len(layouts) == 1 else None
+        found.add(_name_layout(_sizes(shape), moved, *heads))
+    return found.pop() if len(found) == 1 else None
 
 
-def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_size: int) -> Layout | None:
-    """Name the layout of a tensor of `shape` whose heads are `moved`."""
+def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_size: int) -> tuple[Layout, int] | None:
+    """Name the layout of a tensor of `shape` whose heads are `moved`, and how often each head is repeated."""
     indices = _number(shape)
     batch = moved.size // (num_heads * head_size * moved.shape[-2])
-    outside = (batch, num_heads, moved.shape[-2], head_size)
-    inside = (batch, moved.shape[-2], num_heads, head_size)
-    if moved.size != np.prod(outside):
+    if moved.size != batch * num_heads * moved.shape[-2] * head_size or not indices.size:
         return None
-    moved = moved.reshape(outside)
-    if shape == outside:
-        return Layout.HEADS_OUTSIDE if np.array_equal(moved, indices) else None
-    if shape == inside:
-        return Layout.HEADS_INSIDE if np.array_equal(moved, indices.transpose(0, 2, 1, 3)) else None
-    if shape == (batch, moved.shape[-2], num_heads * head_size):
-        return Layout.FLAT if np.array_equal(moved, indices.reshape(inside).transpose(0, 2, 1, 3)) else None
+    repeats = max(1, moved.size // indices.size)
+    moved = moved.reshape(batch, num_heads, moved.shape[-2], head_size)
+    outside = (batch, num_heads // repeats, moved.shape[-2], head_size)
+    inside = (batch, moved.shape[-2], num_heads // repeats, head_size)
+    columns = (*outside[:2], head_size, moved.shape[-2])
+    stored: tuple[tuple[Layout, tuple[int, ...], Callable[[], Indices]], ...] = (
+        (Layout.HEADS_OUTSIDE, outside, lambda: indices),
+        (Layout.HEADS_INSIDE, inside, lambda: indices.transpose(0, 2, 1, 3)),
+        (Layout.FLAT, (*inside[:2], inside[2] * head_size), lambda: indices.reshape(inside).transpose(0, 2, 1, 3)),
+        (Layout.COLUMNS, columns, lambda: indices.swapaxes(2, 3)),
+    )
+    for layout, sizes, heads in stored:
+        if shape == sizes and np.array_equal(np.repeat(heads(), repeats, axis=1), moved):
+            return layout, repeats
     return None
 
 

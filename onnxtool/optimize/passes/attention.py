@@ -5,8 +5,10 @@ Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import numpy as np
@@ -19,20 +21,28 @@ from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.linear import Linear, find_linear
 from onnxtool.optimize.attention.masks import MaskKind, find_mask_kind
 from onnxtool.optimize.attention.scores import (
+    SINKS,
     Masking,
     MatchedAttention,
     RefusedError,
     Term,
+    ZeroedRows,
     find_attention,
     match_roots,
 )
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
+_BLOCK = 8  # GroupQueryAttention takes heads of a multiple of it
+
 
 @dataclass(frozen=True)
 class _Parts:
     """An attention as the fused operator needs it.
+
+    Where several heads of queries share one of keys and values, the operator has the heads of the keys, and a sequence
+    for each of the heads that share one: keys and values need not be repeated then. With a cache, that is most of the
+    time of a step.
 
     Attributes:
         joined: the value [B, S, H * D] that the operator replaces; None where the heads are not joined.
@@ -46,6 +56,11 @@ class _Parts:
     joined: ir.Value | None
 
     @property
+    def repeats(self) -> int:
+        """How many heads of queries share one of keys and values."""
+        return self.keys.repeats
+
+    @property
     def scale(self) -> float:
         """The factor of `queries @ keys`."""
         return self.found.scale * self.queries.scale * self.keys.scale
@@ -57,16 +72,20 @@ class _Shared:
 
     model: ir.Model
     shapes: Shapes
+    provider: str
     mask_kinds: dict[Masking, MaskKind] = field(default_factory=dict)
-    values: dict[ir.Value | Masking, ir.Value] = field(default_factory=dict)
+    values: dict[Hashable, ir.Value] = field(default_factory=dict)
 
 
-def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`."""
+def _apply(model: ir.Model, context: Context) -> Outcome:
+    """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`.
+
+    With sinks beside the scores it becomes `GroupQueryAttention(q, k, v, …, sinks)`.
+    """
     nodes = list(match_roots(model.graph))
     if not nodes:
         return Outcome(model, 0)
-    shared = _Shared(model, find_shapes(model))
+    shared = _Shared(model, find_shapes(model), context.provider)
     reasons: list[str] = []
     for node in nodes:
         try:
@@ -80,27 +99,94 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     """Match an attention and check its preconditions, before anything is written."""
     shapes = shared.shapes
     found = find_attention(root, shapes)
-    heads = []
-    for name, value, is_transposed in (
-        ("queries", found.queries, False),
-        ("keys", found.keys, found.is_transposed),
-        ("values", found.values, False),
-    ):
-        part = find_heads(value, shapes, found.num_heads, transposed=is_transposed)
-        if part is None:
-            raise RefusedError(f"{name} whose heads cannot be told apart")
-        heads.append(part)
-    queries, keys, values = heads
-    if queries.head_size != keys.head_size or values.scale != 1.0:
-        raise RefusedError("queries and keys of different sizes, or scaled values")
+    queries = find_heads(found.queries, shapes, found.num_heads)
+    if queries is None:
+        raise RefusedError("queries whose heads cannot be told apart")
     if shapes.dtype(queries.source) not in (np.float32, np.float16):
         raise RefusedError(f"queries of dtype {shapes.dtype(queries.source)}")
     joined = find_joined(found.result, shapes, found.num_heads)
     if joined is None and shapes.rank(found.result) != 4:
         raise RefusedError("heads that are merged with the batch to the end")
+    if found.zeroed_rows is not None and shapes.rank(found.zeroed_rows.unattended) not in (None, 4):
+        raise RefusedError("rows of zeros for heads that are merged with the batch")
     if found.masking not in shared.mask_kinds:
         shared.mask_kinds[found.masking] = find_mask_kind(shared.model, found.masking, shapes)
-    return _Parts(found, queries, keys, values, shared.mask_kinds[found.masking], joined)
+    mask_kind = shared.mask_kinds[found.masking]
+    # The operator counts the places of the queries, so these have to be one sequence where it masks what is later.
+    is_one_sequence = (
+        mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
+    )
+    keys, values = _keys_and_values(found, shapes, are_shared=found.sinks is not None or not is_one_sequence)
+    if queries.head_size != keys.head_size or values.scale != 1.0:
+        raise RefusedError("queries and keys of different sizes, or scaled values")
+    parts = _Parts(found, queries, keys, values, mask_kind, joined)
+    if found.sinks is not None:
+        _check_sinks(parts, shared)
+    return parts
+
+
+def _check_sinks(parts: _Parts, shared: _Shared) -> None:
+    """Check that GroupQueryAttention computes an attention with sinks, and that this takes less time than the nodes.
+
+    With a cache, on the CPU, one step takes 1.3 to 2.3 times as long as the nodes that `repeated_heads` leaves, and
+    several tokens of several rows are an error. On CUDA it has kernels for float16 and bfloat16 alone.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    if shared.provider != "cpu" or shared.shapes.dtype(parts.queries.source) != np.float32:
+        raise RefusedError(f"{SINKS}, for which there is an operator for float32 on the CPU alone")
+    if not _is_own(parts, shared.shapes):
+        raise RefusedError(f"{SINKS}, and a cache, with which the nodes take less time than the operator")
+    if not parts.mask_kind.hides_later:
+        raise RefusedError(f"{SINKS}, and queries that see later keys, which the operator masks")
+    if parts.keys.head_size % _BLOCK or parts.values.head_size != parts.keys.head_size:
+        sizes = f"{parts.keys.head_size} and {parts.values.head_size}"
+        raise RefusedError(f"{SINKS}, and heads of {sizes}: the operator takes a multiple of {_BLOCK} for both")
+
+
+def _is_own(parts: _Parts, shapes: Shapes) -> bool:
+    """Whether there are as many keys as queries, whatever the inputs are."""
+    sources = [(heads.source, _axis_of_length(heads)) for heads in (parts.queries, parts.keys)]
+    for probe in range(len(shapes.probes)):
+        queries, keys = ((shapes.of(value, probe) or ())[axis : axis + 1] for value, axis in sources)
+        if not queries or queries != keys:
+            return False
+    return True
+
+
+def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: bool) -> tuple[Heads, Heads]:
+    """Find the heads of keys and values; with `are_shared`, those that stand for several where there are such."""
+    if are_shared:
+        keys, values = (_heads(found, shapes, is_keys=is_keys, are_shared=True) for is_keys in (True, False))
+        if keys is not None and values is not None and keys.repeats == values.repeats and values.scale == 1.0:
+            return keys, values
+    keys, values = (_heads(found, shapes, is_keys=is_keys, are_shared=False) for is_keys in (True, False))
+    if keys is None or values is None:
+        raise RefusedError(f"{'keys' if keys is None else 'values'} whose heads cannot be told apart")
+    return keys, values
+
+
+def _heads(found: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
+    """Find the heads of keys or values; shared ones are repeated, or one head that the MatMul broadcasts (Falcon)."""
+    value, is_transposed = (found.keys, found.is_transposed) if is_keys else (found.values, False)
+    is_broadcast = are_shared and shapes.rank(value) == 4 and shapes.fixed(value, 1) == 1 < found.num_heads
+    num_heads = 1 if is_broadcast else found.num_heads
+    heads = find_heads(value, shapes, num_heads, transposed=is_transposed, repeated=are_shared, in_columns=is_keys)
+    return replace_fields(heads, repeats=found.num_heads) if heads is not None and is_broadcast else heads
+
+
+def _heads_of_bias(found: MatchedAttention, shapes: Shapes) -> int | None:
+    """Return the size of the axis of heads of all masks together, 1 or the number of heads; None where it moves."""
+    sizes = {1}
+    for number, value in enumerate(found.masking.values):
+        is_merged = number < len(found.masking.terms) and found.masking.terms[number].is_merged
+        rank = shapes.rank(value)
+        if rank is None:
+            return None
+        size = shapes.fixed(value, -3) if rank > 2 else 1
+        sizes.add(found.num_heads if is_merged and size != 1 else size or 0)
+    return max(sizes) if sizes <= {1, found.num_heads} else None
 
 
 def _fuse(parts: _Parts, shared: _Shared) -> None:
@@ -109,15 +195,13 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     if last is None:
         raise RefusedError("a result that nothing makes")
     writer = Writer(last)
-    attributes = _attributes(parts)
-    mask, bias = _mask(parts, shared, writer), _bias(parts, shared, writer)
-    packed = _packed(parts, shared.shapes)
-    if packed is not None:
-        inputs = [packed[0].x, *_joined_weights(packed, writer), mask, None, bias]
-        fused = writer.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    if parts.found.sinks is not None:
+        fused = _group_query_attention(parts, parts.found.sinks, shared, writer)
     else:
-        inputs = [_flat(parts.queries, writer), *_keys_and_values(parts, writer), None, mask, bias]
-        fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+        fused = _attention(parts, shared, writer)
+    # Where a mask is of a known kind, only texts without a token, and padding before a text, may attend to nothing.
+    if parts.found.zeroed_rows is not None and parts.mask_kind.is_bias:
+        fused = _with_zeroed_rows(fused, parts.found.zeroed_rows, parts, shared, writer)
     if parts.joined is not None:
         replace(parts.joined, fused)
     else:
@@ -125,13 +209,42 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     remove_unused(shared.model.graph, [last])
 
 
-def _attributes(parts: _Parts) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"num_heads": parts.queries.num_heads}
-    if not np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6):
-        attributes["scale"] = float(parts.scale)
+def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+    """Write `Attention` or `MultiHeadAttention`; return its result, [B, S, H * D]."""
+    attributes = {"num_heads": parts.keys.num_heads, **_scale(parts)}
     if parts.mask_kind.is_causal or parts.found.is_causal:
         attributes["unidirectional"] = 1
-    return attributes
+    mask, bias = _mask(parts, shared, writer), _bias(parts, shared, writer)
+    packed = _packed(parts, shared.shapes)
+    if packed is not None:
+        inputs = [packed[0].x, *_joined_weights(packed, writer), mask, None, bias]
+        return writer.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    inputs = [_queries(parts, writer), *_written_keys_and_values(parts, writer), None, mask, bias]
+    fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    return _in_one_sequence(fused, parts, writer)
+
+
+def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writer: Writer) -> ir.Value:
+    """Write `GroupQueryAttention` without a cache, which masks later keys itself; return its result, [B, S, H * D]."""
+    attributes = {"num_heads": parts.queries.num_heads, "kv_num_heads": parts.keys.num_heads, **_scale(parts)}
+    is_causal_alone = parts.mask_kind.is_causal and parts.mask_kind.padding is None
+    bias = None if is_causal_alone else _shared_bias(parts, shared, writer)
+    # All rows are as long as the longest: what is padding is in the bias.
+    length = writer.node("Cast", [_length(parts.queries, writer)], {"to": ir.DataType.INT32.value})
+    before_last = writer.node("Sub", [length, writer.constant(np.array([1], np.int32), "onnxtool.one_int32")])
+    batch = writer.node("Shape", [parts.queries.source], {"start": 0, "end": 1})
+    lengths = [writer.node("Expand", [before_last, batch]), length]
+    flat = [_flat(heads, writer) for heads in (parts.queries, parts.keys, parts.values)]
+    inputs = [*flat, None, None, *lengths, None, None, None, bias]
+    inputs.append(writer.node("Reshape", [sinks, _shape([parts.queries.num_heads], writer)]))
+    # onnxruntime 1.24 needs the outputs for a cache as well.
+    node = ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, num_outputs=3)
+    return writer.add(node)[0]
+
+
+def _scale(parts: _Parts) -> dict[str, Any]:
+    is_usual = np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6)
+    return {} if is_usual else {"scale": float(parts.scale)}
 
 
 def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
@@ -142,6 +255,8 @@ def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
 
 def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:
     """Return the three linear layers where q, k and v are all of one tensor; None where they are not."""
+    if parts.repeats > 1:
+        return None
     linears = []
     for heads in (parts.queries, parts.keys, parts.values):
         linear = find_linear(heads.source, shapes) if heads.layout is Layout.FLAT else None
@@ -194,16 +309,47 @@ def _flat(heads: Heads, writer: Writer) -> ir.Value:
     value = heads.source
     if heads.layout is Layout.FLAT:
         return value
-    if heads.layout is Layout.HEADS_OUTSIDE:
-        value = writer.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
-    width = heads.num_heads * heads.head_size
-    return writer.node("Reshape", [value, writer.constant(np.array([0, 0, width], np.int64), f"join_{width}")])
+    if heads.layout in (Layout.HEADS_OUTSIDE, Layout.COLUMNS):
+        perm = [0, 2, 1, 3] if heads.layout is Layout.HEADS_OUTSIDE else [0, 3, 1, 2]
+        value = writer.node("Transpose", [value], {"perm": perm})
+    return writer.node("Reshape", [value, _shape([0, 0, heads.num_heads * heads.head_size], writer)])
 
 
-def _keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
-    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they already have that layout."""
+def _queries(parts: _Parts, writer: Writer) -> ir.Value:
+    """Return the queries as [B, S, H * D]; where R heads share one of keys, as R sequences: [B, R * S, H / R * D]."""
+    if parts.repeats == 1:
+        return _flat(parts.queries, writer)
+    num_heads, repeats, size = parts.keys.num_heads, parts.repeats, parts.queries.head_size
+    shape, perm = [0, 0, num_heads, repeats, size], [0, 3, 1, 2, 4]
+    if parts.queries.layout is Layout.HEADS_OUTSIDE:
+        shape, perm = [0, num_heads, repeats, -1, size], [0, 2, 3, 1, 4]
+    split = writer.node("Reshape", [parts.queries.source, _shape(shape, writer)])
+    sequences = writer.node("Transpose", [split], {"perm": perm})
+    return writer.node("Reshape", [sequences, _shape([0, -1, num_heads * size], writer)])
+
+
+def _in_one_sequence(fused: ir.Value, parts: _Parts, writer: Writer) -> ir.Value:
+    """Return the result for queries that may be in R sequences, [B, R * S, H / R * D], as [B, S, H * D]."""
+    if parts.repeats == 1:
+        return fused
+    num_heads, repeats, size = parts.keys.num_heads, parts.repeats, parts.values.head_size
+    split = writer.node("Reshape", [fused, _shape([0, repeats, -1, num_heads, size], writer)])
+    heads = writer.node("Transpose", [split], {"perm": [0, 2, 3, 1, 4]})
+    return writer.node("Reshape", [heads, _shape([0, 0, num_heads * repeats * size], writer)])
+
+
+def _shape(sizes: Sequence[int], writer: Writer) -> ir.Value:
+    name = "_".join("any" if size < 0 else str(size) for size in sizes)
+    return writer.constant(np.array(sizes, np.int64), f"onnxtool.shape_{name}")
+
+
+def _written_keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
+    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they already have that layout.
+
+    The operator takes values of another size than keys, as MiniCPM3's, in the first layout only.
+    """
     both = (parts.keys, parts.values)
-    if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both):
+    if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both) and parts.keys.head_size == parts.values.head_size:
         return [heads.source for heads in both]
     return [_flat(heads, writer) for heads in both]
 
@@ -221,9 +367,28 @@ def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
 
 
 def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
-    """Return masks of no known kind as float [1 or B, 1 or H, S, L], to be added."""
+    """Return masks of no known kind as float [1 or B, 1 or H, S, L], to be added.
+
+    Where R heads of queries share one of keys, it is [1 or B, 1 or H / R, R * S, L].
+    """
     if not parts.mask_kind.is_bias:
         return None
+    masking, repeats = parts.found.masking, parts.repeats
+    bias = _shared_bias(parts, shared, writer)
+    if repeats == 1:
+        return bias
+    if (masking, repeats) not in shared.values:
+        if _heads_of_bias(parts.found, shared.shapes) == 1:
+            times = writer.constant(np.array([1, 1, repeats, 1], np.int64), f"onnxtool.{repeats}_times")
+            shared.values[masking, repeats] = writer.node("Tile", [bias, times])
+        else:
+            shape = _shape([0, parts.keys.num_heads, -1, 0], writer)
+            shared.values[masking, repeats] = writer.node("Reshape", [bias, shape])
+    return shared.values[masking, repeats]
+
+
+def _shared_bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+    """Return all masks together as float [1 or B, 1 or H, S, L], to be added."""
     masking = parts.found.masking
     if masking not in shared.values:
         shared.values[masking] = _write_bias(parts, shared.shapes, writer)
@@ -232,9 +397,22 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
 
 def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
     """Add the terms and masked fills of the scores, broadcast to the number of queries and keys."""
-    masking = parts.found.masking
     dtype = shapes.dtype(parts.queries.source) or np.dtype(np.float32)
-    lowest = writer.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
+    total = _sum_of_masks(parts, dtype, shapes, writer)
+    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, and NaN propagates.
+    total = writer.node("Max", [total, _lowest(dtype, writer)])
+    if any(_is_full(value, parts, shapes) for value in parts.found.masking.values):
+        return total
+    # The operator broadcasts batch and heads, but not queries and keys.
+    sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
+    ones = writer.constant(np.array([1, 1], np.int64), "ones")
+    return writer.node("Expand", [total, writer.node("Concat", [ones, *sizes], {"axis": 0})])
+
+
+def _sum_of_masks(parts: _Parts, dtype: np.dtype[Any], shapes: Shapes, writer: Writer) -> ir.Value:
+    """Add the terms and masked fills of the scores; infinite where they are."""
+    masking = parts.found.masking
+    infinity = writer.constant(np.array(-np.inf, dtype), "infinity")
     total: ir.Value = writer.constant(np.array(0.0, dtype), "zero")
     for number, term in enumerate(masking.terms):
         value = _by_heads(term, parts.queries.num_heads, shapes, writer)
@@ -242,16 +420,14 @@ def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
             value = writer.node("Mul", [value, writer.constant(np.array(term.scale, dtype), "bias_scale")])
         total = writer.node("Add", [total, value]) if number else value
     for masked_fill in masking.masked_fills:
-        branches = [total, lowest] if masked_fill.keeps else [lowest, total]
+        filled = infinity if masked_fill.is_infinite else _lowest(dtype, writer)
+        branches = [total, filled] if masked_fill.keeps else [filled, total]
         total = writer.node("Where", [masked_fill.condition, *branches])
-    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, and NaN propagates.
-    total = writer.node("Max", [total, lowest])
-    if any(_is_full(value, parts, shapes) for value in masking.values):
-        return total
-    # The operator broadcasts batch and heads, but not queries and keys.
-    sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
-    ones = writer.constant(np.array([1, 1], np.int64), "ones")
-    return writer.node("Expand", [total, writer.node("Concat", [ones, *sizes], {"axis": 0})])
+    return total
+
+
+def _lowest(dtype: np.dtype[Any], writer: Writer) -> ir.Value:
+    return writer.constant(np.array(np.finfo(dtype).min, dtype), "lowest")
 
 
 def _by_heads(term: Term, num_heads: int, shapes: Shapes, writer: Writer) -> ir.Value:
@@ -283,14 +459,48 @@ def _length(heads: Heads, writer: Writer) -> ir.Value:
 
 
 def _axis_of_length(heads: Heads) -> int:
-    return 2 if heads.layout is Layout.HEADS_OUTSIDE else 1
+    return {Layout.HEADS_OUTSIDE: 2, Layout.COLUMNS: 3}.get(heads.layout, 1)
+
+
+def _with_zeroed_rows(
+    fused: ir.Value, zeroed_rows: ZeroedRows, parts: _Parts, shared: _Shared, writer: Writer
+) -> ir.Value:
+    """Set the rows of `fused`, [B, S, H * D], to zero that the model sets to zero."""
+    dtype = shared.shapes.dtype(parts.queries.source) or np.dtype(np.float32)
+    if zeroed_rows not in shared.values:
+        rows = _unattended(zeroed_rows, dtype, parts, shared.shapes, writer)
+        shared.values[zeroed_rows] = writer.node("Transpose", [rows], {"perm": [0, 2, 1, 3]})
+    num_heads, head_size = parts.queries.num_heads, parts.values.head_size
+    zero = writer.constant(np.array(0.0, dtype), "zero")
+    by_heads = writer.node("Reshape", [fused, _shape([0, 0, num_heads, head_size], writer)])
+    heads = writer.node("Where", [shared.values[zeroed_rows], zero, by_heads])
+    return writer.node("Reshape", [heads, _shape([0, 0, num_heads * head_size], writer)])
+
+
+def _unattended(
+    zeroed_rows: ZeroedRows, dtype: np.dtype[Any], parts: _Parts, shapes: Shapes, writer: Writer
+) -> ir.Value:
+    """Return which queries have a row of zeros, bool [1 or B, 1 or H, 1 or S, 1]."""
+    if zeroed_rows.unattended is not None:
+        return zeroed_rows.unattended
+    attended = []  # bool [1 or B, 1 or H, 1 or S, L]: a query without any of these keys has a row of zeros
+    if zeroed_rows.conditions:
+        kept = [one.condition if one.keeps else writer.node("Not", [one.condition]) for one in zeroed_rows.conditions]
+        attended.append(functools.reduce(lambda first, second: writer.node("And", [first, second]), kept))
+    if zeroed_rows.if_nan:
+        total = _sum_of_masks(parts, dtype, shapes, writer)
+        attended.append(writer.node("GreaterOrEqual", [total, _lowest(dtype, writer)]))
+    last, one = writer.constant(np.array([-1]), "onnxtool.last"), writer.constant(np.array(1.0, dtype), "one")
+    floats = [writer.node("Cast", [value], {"to": ir.DataType.from_numpy(dtype).value}) for value in attended]
+    counts = [writer.node("ReduceSum", [value, last], {"keepdims": 1}) for value in floats]
+    none = [writer.node("Less", [count, one]) for count in counts]
+    return functools.reduce(lambda first, second: writer.node("Or", [first, second]), none)
 
 
 def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, writer: Writer) -> None:
     """Restore the layout of the result, [B, H, S, D]."""
-    num_heads, head_size = parts.values.num_heads, parts.values.head_size
-    target = writer.constant(np.array([0, 0, num_heads, head_size], np.int64), f"split_{num_heads}_{head_size}")
-    heads = writer.node("Reshape", [fused, target])
+    shape = _shape([0, 0, parts.queries.num_heads, parts.values.head_size], writer)
+    heads = writer.node("Reshape", [fused, shape])
     replace(result, writer.node("Transpose", [heads], {"perm": [0, 2, 1, 3]}))
 
 

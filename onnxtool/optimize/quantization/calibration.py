@@ -12,15 +12,17 @@ from pathlib import Path
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import Limit, fixed_shape, text_limit
+from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.checkpoint.truncation import PLAIN, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY, TASK_KEY
+from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
-from onnxtool.runtime.feeds import has_past, index_bounds, is_mask, past_shapes, random_feeds, verification_shapes
+from onnxtool.runtime.feeds import index_bounds, is_mask
+from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.text_feeds import text_feeds
 
 _BATCH_SIZE = 8
@@ -71,7 +73,7 @@ def make_calibration(path: Path, texts_path: Path | None = None) -> Calibration:
 
 
 def _require_text_inputs(model: ModelFile) -> None:
-    given = {"input_ids", "attention_mask", "token_type_ids"}
+    given = {"input_ids", "attention_mask", "token_type_ids", POOLING_MASK}
     others = [info.name for info in model.structure.inputs if info.name not in given]
     if others or not any(info.name == "input_ids" for info in model.structure.inputs):
         inputs = ", ".join(info.name for info in model.structure.inputs)
@@ -79,13 +81,7 @@ def _require_text_inputs(model: ModelFile) -> None:
 
 
 def _random_calibration(model: ModelFile, reason: str) -> Calibration:
-    longest = min(model.metadata_number(MAX_LENGTH_KEY) or _LONGEST_RANDOM, _LONGEST_RANDOM)
-    bounds = index_bounds(model)
-    past = past_shapes(longest) if has_past(model.structure.inputs) else ()
-    feeds = tuple(
-        random_feeds(model.structure.inputs, shape, bounds, seed=seed)
-        for seed, shape in enumerate((*verification_shapes(longest), *past))
-    )
+    feeds = tuple(case.feeds for case in input_cases(model, longest=_LONGEST_RANDOM))
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 
 

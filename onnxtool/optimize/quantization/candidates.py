@@ -21,7 +21,8 @@ from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.conversion import Conversion, Converted
 from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.report import Candidate
-from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
+from onnxtool.runtime.feeds import FeedShape
+from onnxtool.runtime.input_cases import sized_feeds
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.timing import summarize_latencies
@@ -163,12 +164,10 @@ def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]
         return dict(named)
     limit = source.metadata_number(MAX_LENGTH_KEY)
     fixed_batch, fixed_length = fixed_shape(source)
-    bounds = index_bounds(source)
     feeds: dict[str, Feeds] = {}
     for batch_size, length in _SHAPES:
         batch_size, length = fixed_batch or batch_size, fixed_length or min(length, limit or length)
-        shape = FeedShape.full(batch_size, length)
-        feeds[f"{batch_size}x{length}"] = random_feeds(inputs, shape, bounds)
+        feeds[f"{batch_size}x{length}"] = sized_feeds(source, FeedShape.full(batch_size, length))
     return feeds
 
 

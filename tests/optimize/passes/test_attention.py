@@ -5,6 +5,7 @@ Letters of shapes: B batch, S sequence, H = 2 heads, D = 4 the size of a head.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,18 @@ import pytest
 from onnxtool.optimize.attention.masks import NO_MASK
 from onnxtool.optimize.passes import attention as module
 from onnxtool.optimize.passes.attention import attention
-from tests.optimize.attention.graphs import MASKINGS, SCORES, WEIGHTING, attention_graph, ragged_feeds
+from onnxtool.optimize.pipeline import Context
+from tests.optimize.attention.graphs import (
+    CONSTANTS,
+    MASKINGS,
+    PADDING,
+    PLACES,
+    RESULT,
+    SCORES,
+    WEIGHTING,
+    attention_graph,
+    ragged_feeds,
+)
 from tests.optimize.passes.builders import (
     Arrays,
     apply,
@@ -91,6 +103,55 @@ def test_a_mask_that_is_lost_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPa
         assert_same_on_real_tokens(attention_graph(MASKINGS["padding"]), ragged_feeds())
 
 
+WINDOW = MASKINGS["window"].removesuffix("masked = Where(both, scaled, lowest)")
+# How a model gives rows of zeros to queries that may attend to nothing: the masking, then what follows the Softmax.
+ZEROED_ROWS = {
+    "behind it": (
+        "f = Cast <to=1> (both) o = Sub(one, f) a = Mul(o, lowest) masked = Add(scaled, a)",
+        "c0 = MatMul(p0, v) n = ReduceSum (f, minus_one) none = Less(n, one) c = Where(none, zero, c0)",
+    ),
+    "where it is not a number": (
+        "masked = Where(both, scaled, infinity)",
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) c = MatMul(p, v)",
+    ),
+    "where the scores are masked": (
+        "masked = Where(both, scaled, lowest)",
+        "p = Where(both, p0, zero) c = MatMul(p, v)",
+    ),
+    "where the scores are masked, inverted": (
+        "other = Not(both) masked = Where(other, lowest, scaled)",
+        "p = Where(other, zero, p0) c = MatMul(p, v)",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ZEROED_ROWS)
+def test_a_query_that_may_attend_to_nothing_keeps_its_row_of_zeros(form: str) -> None:
+    """A head may read such a row: that of a decoder's classifier looks for the last token by its id."""
+    masking, weighting = ZEROED_ROWS[form]
+    numbers = {"zero": 0.0, "infinity": -np.inf}
+    constants: dict[str, Any] = {name: np.array(number, np.float32) for name, number in numbers.items()}
+    model = attention_graph(
+        f"{WINDOW} {masking}",
+        weighting=f"p0 = Softmax <axis=-1> (masked) {weighting}",
+        constants={**constants, "minus_one": np.array([-1])},
+    )
+    mask = np.ones((3, 9), np.int64)
+    mask[0, 3:] = mask[1, :5] = 0  # more padding than the window of three tokens is wide
+    feeds: dict[str, Any] = {"x": normal(3, 9, 8, seed=9), "attention_mask": mask}
+    (expected,) = run(model, feeds)
+    assert (expected[0, -1] == 0.0).all()
+    assert_same_numbers(attention, model, feeds)
+
+
+def test_the_kind_of_a_mask_is_that_of_all_queries() -> None:
+    """Queries that are padding attend to nothing here, which a mask of keys does not say; a head may read them."""
+    masking = f"{PADDING} columns = Transpose <perm=[0, 1, 3, 2]> (allowed) both = And(allowed, columns)"
+    model = attention_graph(f"{masking} masked = Where(both, scaled, lowest)")
+    assert_same_numbers(attention, model, ragged_feeds())
+    assert has_input(fused_node(model), BIAS_INPUT)
+
+
 def test_layers_share_the_mask_that_they_read() -> None:
     """It is cast once for all of them."""
     again = SCORES.replace("scores", "scores2").replace("scaled", "scaled2")
@@ -164,6 +225,198 @@ def test_heads_that_are_merged_with_the_batch_are_found() -> None:
     assert fused_node(model).op_type == "Attention"
 
 
+def test_values_of_another_size_than_keys_are_joined() -> None:
+    """The operator reads heads that stand outside only where keys and values have one shape."""
+    text = """g (float[B, 2, S, 4] q, float[B, 2, S, 4] k, float[B, 2, S, 6] v) => (float[B, S, 12] y) {
+        t = Transpose <perm=[0, 1, 3, 2]> (k) scores = MatMul(q, t) p = Softmax <axis=-1> (scores) c = MatMul(p, v)
+        outside = Transpose <perm=[0, 2, 1, 3]> (c) y = Reshape(outside, joined)
+    }"""
+    model = build(text, {"joined": np.array([0, 0, 12])})
+    feeds = {name: normal(3, 2, 5, size, seed=size) for name, size in (("q", 4), ("v", 6))}
+    assert_same_numbers(attention, model, {**feeds, "k": normal(3, 2, 5, 4, seed=9)})
+    assert fused_node(model).op_type == "MultiHeadAttention"
+
+
+@pytest.mark.parametrize("size", [4, 5], ids=["as many keys as numbers in a head", "others"])
+def test_keys_that_a_convolution_gives_are_turned(size: int) -> None:
+    """[B, H, D, L], with which the queries are multiplied as they are."""
+    text = """g (float[B, 2, S, 4] q, float[B, 8, L] k, float[B, 2, L, 4] v) => (float[B, S, 8] y) {
+        columns = Reshape(k, split) scores = MatMul(q, columns) p = Softmax <axis=-1> (scores) c = MatMul(p, v)
+        outside = Transpose <perm=[0, 2, 1, 3]> (c) y = Reshape(outside, joined)
+    }"""
+    model = build(text, {"split": np.array([0, 2, 4, -1]), "joined": np.array([0, 0, 8])})
+    feeds = {"q": normal(3, 2, 6, 4, seed=1), "k": normal(3, 8, size, seed=2), "v": normal(3, 2, size, 4, seed=3)}
+    assert_same_numbers(attention, model, feeds)
+    assert fused_node(model).op_type == "MultiHeadAttention"
+
+
+# Four heads of queries, of which two share a head of the keys and values, by the layout of the queries.
+QUERIES_OF_FOUR = {
+    "flat": "q0 = MatMul(x, wq) q2 = Reshape(q0, fours) q = Transpose <perm=[0, 2, 1, 3]> (q2)",
+    "heads outside": "q0 = MatMul(x, wq) q2 = Reshape(q0, fours) q3 = Transpose <perm=[0, 2, 1, 3]> (q2) q = Neg(q3)",
+}
+REPEATED = """
+    ku = Unsqueeze(keys, inner) ke = Expand(ku, twice) k4 = Reshape(ke, repeated)
+    k = Transpose <perm=[0, 1, 3, 2]> (k4) scores = MatMul(q, k) scaled = Mul(scores, half)
+    vu = Unsqueeze(values, inner) ve = Expand(vu, twice) v = Reshape(ve, repeated)
+"""
+CAUSAL = f"{PLACES} before = LessOrEqual(column, row) masked = Where(before, scaled, lowest)"
+CACHE = "float[B, 2, L, 8] keys, float[B, 2, L, 8] values"
+MASKS_OF_FOUR = {
+    "nothing": ("", "masked = Identity(scaled)"),
+    "padding": ("int64[B, L] attention_mask", f"{PADDING} masked = Where(allowed, scaled, lowest)"),
+    "a bias": ("float[B, 1, S, L] bias", "masked = Add(scaled, bias)"),
+    "a bias of each head": ("float[B, 4, S, L] bias", "masked = Add(scaled, bias)"),
+    "a bias of heads alone": ("", "masked = Add(scaled, slopes)"),
+    "a bias of batch and heads in one axis": (
+        "float[M, S, L] bias",
+        "m = Reshape(scaled, merged) n = Add(m, bias) masked = Reshape(n, unmerged)",
+    ),
+}
+
+
+SIZES = {"B": 3, "S": 5, "L": 7, "M": 12}
+
+
+def grouped_graph(
+    queries: str,
+    masking: str,
+    inputs: str = "",
+    cache: str = CACHE,
+    weighting: str = "p = Softmax <axis=-1> (masked) c = MatMul(p, v)",
+) -> ir.Model:
+    """Return a model of one attention of four heads of queries, and two of keys and values that are handed to it."""
+    numbers = {
+        **CONSTANTS,
+        "inner": np.array([2]),
+        "twice": np.array([1, 1, 2, 1, 1]),
+        "repeated": np.array([0, 4, -1, 8]),
+        "fours": np.array([0, 0, 4, 8]),
+        "wq": normal(8, 32),
+        "joined": np.array([0, 0, 32]),
+        "slopes": normal(1, 4, 1, 1),
+        "sinks": normal(1, 4, 1, 1, seed=4),
+        "minus_one": np.array([-1]),
+        "three": np.array([3]),
+        "four": np.array([4]),
+        "merged": np.array([12, 5, 7]),
+        "unmerged": np.array([3, 4, 5, 7]),
+    }
+    body = f"{queries} {REPEATED} {masking} {weighting} {RESULT}"
+    given = ", ".join(part for part in ("float[B, S, 8] x", cache, inputs) if part)
+    if "M" in inputs:  # no axis is B * H for all sizes
+        given = re.sub("[BSLM](?=[],])", lambda letter: str(SIZES[letter[0]]), given)
+    used = {name: array for name, array in numbers.items() if re.search(rf"\b{name}\b", body)}
+    return build(f"g ({given}) => (float[B, S, 32] y) {{ {body} }}", used)
+
+
+def grouped_feeds(inputs: str = "", length: int = SIZES["L"]) -> dict[str, Any]:
+    """Return five queries for `length` keys in three rows."""
+    cache = {name: normal(3, 2, length, 8, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
+    feeds: dict[str, Any] = {"x": normal(3, 5, 8), **cache}
+    if "attention_mask" in inputs:
+        feeds["attention_mask"] = (np.arange(length) % 3 != np.arange(3)[:, None]).astype(np.int64)
+    elif inputs:
+        axes = inputs[inputs.find("[") + 1 : inputs.find("]")].split(", ")
+        feeds["bias"] = normal(*(SIZES.get(axis) or int(axis) for axis in axes), seed=3)
+    return feeds
+
+
+@pytest.mark.parametrize("masking", MASKS_OF_FOUR)
+@pytest.mark.parametrize("layout", QUERIES_OF_FOUR)
+def test_keys_that_heads_share_are_not_repeated(layout: str, masking: str) -> None:
+    """The heads that share one are sequences of one head: keys and values are read as they are cached."""
+    inputs, masked = MASKS_OF_FOUR[masking]
+    model = grouped_graph(QUERIES_OF_FOUR[layout], masked, inputs)
+    assert_same_numbers(attention, model, grouped_feeds(inputs))
+    node = fused_node(model)
+    assert node.attributes["num_heads"].as_int() == 2
+    assert [value and value.name for value in node.inputs[1:3]] == ["keys", "values"]
+
+
+def test_a_head_of_keys_that_the_product_broadcasts_is_shared_by_all() -> None:
+    """As Falcon has it: one head, which nothing repeats."""
+    body = "k = Transpose <perm=[0, 1, 3, 2]> (keys) scaled = MatMul(q, k) masked = Add(scaled, bias)"
+    model = build(
+        "g (float[B, 4, S, 8] q, float[B, 1, L, 8] keys, float[B, 1, L, 8] values, float[B, 1, S, L] bias) => "
+        f"(float[B, 4, S, 8] y) {{ {body} p = Softmax <axis=-1> (masked) y = MatMul(p, values) }}"
+    )
+    cache = {name: normal(3, 1, 7, 8, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
+    assert_same_numbers(attention, model, {"q": normal(3, 4, 5, 8), "bias": normal(3, 1, 5, 7, seed=3), **cache})
+    assert fused_node(model).attributes["num_heads"].as_int() == 1
+
+
+def test_keys_that_heads_share_are_repeated_where_the_operator_masks_what_is_later() -> None:
+    """It counts the places of the queries, which have to be one sequence then."""
+    model = grouped_graph(QUERIES_OF_FOUR["flat"], CAUSAL, cache=CACHE.replace("L", "S"))
+    assert_same_numbers(attention, model, grouped_feeds(length=SIZES["S"]))
+    node = fused_node(model)
+    assert (node.attributes["num_heads"].as_int(), "unidirectional" in node.attributes) == (4, True)
+
+
+SINKS = (
+    "b = Shape <start=0, end=1> (x) l = Shape <start=1, end=2> (x) rows = Concat <axis=0> (b, four, l, last) "
+    "sink = Expand(sinks, rows) beside = Concat <axis=-1> (masked, sink) p0 = Softmax <axis=-1> (beside) "
+    "p = Slice(p0, first, minus_one, three)"
+)
+OF_FOUR = "int64[B, S] attention_mask"
+SEEN = f"seen = And(before, near) {PADDING} both = And(allowed, seen) masked = Where(both, scaled, lowest)"
+WITH_SINKS = {
+    "causal": (CAUSAL, ""),
+    "both": (MASKINGS["both"], OF_FOUR),
+    "a window": (
+        f"{PLACES} apart = Sub(row, column) near = Less(apart, window) before = LessOrEqual(column, row) {SEEN}",
+        OF_FOUR,
+    ),
+}
+
+
+def sinks_graph(masking: str, inputs: str = "", cache: str = CACHE.replace("L", "S")) -> ir.Model:
+    """Return a model of an attention of grouped heads with a sink for each, as gpt-oss has it."""
+    return grouped_graph(QUERIES_OF_FOUR["heads outside"], masking, inputs, cache, f"{SINKS} c = MatMul(p, v)")
+
+
+@pytest.mark.parametrize("masking", WITH_SINKS)
+def test_sinks_are_an_input_of_the_operator(masking: str) -> None:
+    """On rows that are padded on either side, where padding may attend to nothing but the sink."""
+    masked, inputs = WITH_SINKS[masking]
+    model = sinks_graph(masked, inputs)
+    feeds = grouped_feeds(length=SIZES["S"])
+    if inputs:
+        feeds["attention_mask"] = np.array([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    assert_same_numbers(attention, model, feeds)
+    node = fused_node(model)
+    assert node.op_type == "GroupQueryAttention"
+    assert [node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads")] == [4, 2]
+    assert has_input(node, 10) == bool(inputs)
+
+
+@pytest.mark.parametrize(
+    ("masking", "inputs", "cache", "provider", "note"),
+    [
+        (CAUSAL, "", CACHE.replace("L", "S"), "cuda", "for float32 on the CPU alone"),
+        ("masked = Add(scaled, bias)", "float[B, 1, S, L] bias", CACHE, "cpu", "and a cache"),
+        ("masked = Identity(scaled)", "", CACHE.replace("L", "S"), "cpu", "that see later keys"),
+        ("masked = Add(scaled, slopes)", "", CACHE.replace("L", "S"), "cpu", "that see later keys"),
+    ],
+    ids=["CUDA", "with a cache", "not causal", "each head otherwise"],
+)
+def test_sinks_that_the_operator_has_no_way_for_are_left_alone(
+    masking: str, inputs: str, cache: str, provider: str, note: str
+) -> None:
+    """With the reason."""
+    model = sinks_graph(masking, inputs, cache)
+    outcome = attention.apply(model, Context(provider=provider))
+    assert (outcome.num_changes, count(model, "Softmax")) == (0, 1)
+    assert note in outcome.note
+
+
+def test_sinks_with_heads_of_a_size_that_the_operator_refuses_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes multiples of 8; here 16 stands for it, and the heads have 8."""
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    assert_left_alone(attention, sinks_graph(CAUSAL), "heads of 8 and 8: the operator takes a multiple of 16 for both")
+
+
 def of_operator(attributes: str = "", mask: str = "", inputs: str = HEADS) -> ir.Model:
     """Return a model of one `Attention` of ai.onnx, opset 23, of heads that are graph inputs."""
     body = f"y = Attention {attributes} (q, k, v{', mask' if mask else ''})"
@@ -234,7 +487,7 @@ REFUSALS = {
         "nothing",
         SCORES,
         "w = Concat <axis=-1> (masked, sink) p0 = Softmax (w) p = Slice(p0, zeros, ends, three) c = MatMul(p, v)",
-        "scores with sinks beside them",
+        "scores with sinks beside them, which are not one number a head",
     ),
     "dropped": (
         "nothing",

@@ -1,0 +1,464 @@
+"""What inputs a file takes, as export stamps it: what each of them holds, and shapes that the file was verified on.
+
+A graph says names, dtypes and axes. It does not say that a text must end with an end token, that a picture is no
+smaller than a patch, or how many ids a decoder knows. Whatever makes inputs up for a file (verification, calibration,
+timing) reads it here. The stamp is metadata, and so untrusted: everything in it is checked against the graph, and
+bounded.
+
+Letters of shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.errors import InputError, ModelFileError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import INPUTS_KEY
+from onnxtool.reports import Json, TensorInfo
+from onnxtool.runtime.comparison import Case
+
+IDS, MASK, NORMAL, GIVEN = "ids", "mask", "normal", "given"
+_INTEGERS, _FLOATS = ("int64", "int32"), ("float32", "float16", "float64")
+# The dtypes that inputs of each kind may have.
+_DTYPES = {IDS: _INTEGERS, MASK: (*_INTEGERS, "bool", *_FLOATS), NORMAL: _FLOATS, GIVEN: _INTEGERS}
+
+_MOST_CHARACTERS = 1 << 18
+_MOST_CASES = 64
+_MOST_NAMES = 64  # of special ids, and of inputs of a case that are given as they are
+_LARGEST_AXIS = 1 << 22  # samples of four minutes of sound
+_MOST_GIVEN = 1 << 14  # tokens of a few pages
+_MOST_ELEMENTS = 1 << 28  # of all cases together: a dozen batches of large pictures
+_LARGEST_ID = 1 << 31
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class InputKind:
+    """What an input holds.
+
+    Attributes:
+        kind: `ids` below a number; `mask`, ones where there is content; `normal`, numbers of a standard normal
+            distribution, as normalized pictures and sounds are; `given`, integers that belong to a shape, such as the
+            sizes of pictures.
+        below: of ids, how many there are.
+        never: ids that do not occur, such as those that stand for a picture.
+        first: what every row begins with.
+        last: what the content of every row ends with, and which is nowhere else.
+        pad: what stands behind the content of a row, and nowhere else.
+    """
+
+    kind: str
+    below: int = 0
+    never: tuple[int, ...] = ()
+    first: int | None = None
+    last: int | None = None
+    pad: int | None = None
+
+    @property
+    def json(self) -> dict[str, Json]:
+        """What is stamped: the kind, and what is set."""
+        found: dict[str, Json] = {"kind": self.kind}
+        if self.kind == IDS:
+            found["below"] = self.below
+            found |= {"never": list(self.never)} if self.never else {}
+            special = {"first": self.first, "last": self.last, "pad": self.pad}
+            found |= {name: value for name, value in special.items() if value is not None}
+        return found
+
+    def draw(
+        self, dims: Sequence[int], content: NDArray[np.bool_] | None, generator: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Draw ids of shape `dims`, of which `content`, bool [B, S], is no padding; None for all."""
+        ids = generator.integers(0, self.below, dims)
+        excluded = {*self.never, *(token for token in (self.last, self.pad) if token is not None)}
+        for _ in excluded:  # each round moves an id past one that must not be there
+            ids = np.where(np.isin(ids, list(excluded)), (ids + 1) % self.below, ids)
+        if len(dims) < 2:
+            return ids
+        if self.first is not None:
+            ids[:, 0] = self.first
+        everywhere = np.ones(tuple(dims[:2]), dtype=bool)
+        content = everywhere if content is None or content.shape != everywhere.shape else content
+        if self.last is not None:
+            last = content.shape[1] - 1 - content[:, ::-1].argmax(axis=1)
+            ids[np.arange(len(ids)), last] = self.last
+        if self.pad is not None:
+            ids[~content] = self.pad
+        return ids
+
+
+@dataclass(frozen=True)
+class StampedCase:
+    """Shapes that a file runs on.
+
+    Attributes:
+        description: what this case is about, for reports.
+        shapes: input name to its sizes.
+        content: input name to the part of each row that is content, one number for each axis behind the batch; without
+            those that are content everywhere.
+        padded_left: whether content is at the end of a row, and padding before it.
+        compares_content: whether outputs mean something where there is content alone.
+        given: the integers of inputs of that kind, input name to nested lists.
+    """
+
+    description: str
+    shapes: Mapping[str, tuple[int, ...]]
+    content: Mapping[str, tuple[tuple[int, ...], ...]]
+    padded_left: bool
+    compares_content: bool
+    given: Mapping[str, Json]
+
+    @classmethod
+    def of(cls, case: Case, kinds: Mapping[str, InputKind]) -> StampedCase | None:
+        """Describe a case; None where its padding lies among its content."""
+        real = {name: _real(array, kinds[name]) for name, array in case.feeds.items()}
+        padded = {name: where for name, where in real.items() if not where.all()}
+        content = {name: tuple(_extent(row) for row in where) for name, where in padded.items()}
+        shapes = {name: tuple(array.shape) for name, array in case.feeds.items()}
+        given = {name: array.tolist() for name, array in case.feeds.items() if kinds[name].kind == GIVEN}
+        for left in (False, True):
+            if all(np.array_equal(_block(shapes[name], content[name], left=left), padded[name]) for name in padded):
+                return cls(case.description, shapes, content, left, case.valid is not None, given)
+        return None
+
+    @property
+    def json(self) -> dict[str, Json]:
+        """What is stamped."""
+        found: dict[str, Json] = {
+            "case": self.description,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+        }
+        if self.content:
+            found["content"] = {name: [list(row) for row in rows] for name, rows in self.content.items()}
+            found["padding"] = "left" if self.padded_left else "right"
+        if self.compares_content:
+            found["compare"] = "content"
+        return found | ({"given": dict(self.given)} if self.given else {})
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers all inputs have together."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether a reader would refuse it."""
+        given = any(math.prod(self.shapes[name]) > _MOST_GIVEN for name in self.given)
+        return given or any(size > _LARGEST_AXIS for shape in self.shapes.values() for size in shape)
+
+    def content_of(self, name: str) -> NDArray[np.bool_] | None:
+        """Return where an input has content; None for everywhere."""
+        if name not in self.content:
+            return None
+        return _block(self.shapes[name], self.content[name], left=self.padded_left)
+
+
+@dataclass(frozen=True)
+class InputStamp:
+    """What inputs a file takes.
+
+    Attributes:
+        kinds: input name to what it holds; not all inputs may be there.
+        cases: shapes of all inputs that the file runs on; empty where no inputs of fixed shapes say it all.
+    """
+
+    kinds: Mapping[str, InputKind]
+    cases: tuple[StampedCase, ...]
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorInfo], kinds: Mapping[str, InputKind], cases: Iterable[Case]) -> InputStamp:
+        """Describe the inputs of a file by the cases that it was verified on.
+
+        Cases that do not fit the graph, because a target has other inputs, are left out; so are those that differ from
+        another in their content only, and those beyond what a reader takes.
+        """
+        names = {info.name for info in inputs}
+        dtypes = {info.name: info.dtype for info in inputs}
+        kinds = {name: kind for name, kind in kinds.items() if dtypes.get(name) in _DTYPES[kind.kind]}
+        described: list[StampedCase] = []
+        seen: set[str] = set()
+        elements, characters = _MOST_ELEMENTS, _MOST_CHARACTERS // 2  # and the rest for the kinds
+        for case in cases:
+            if not names <= case.feeds.keys() or not names <= kinds.keys():
+                continue
+            feeds = {name: case.feeds[name] for name in case.feeds if name in names}
+            stamped = StampedCase.of(Case(case.description, feeds, case.valid), kinds)
+            if stamped is None or _misfit(stamped, inputs) or stamped.is_too_large:
+                continue
+            alike = json.dumps({**stamped.json, "case": ""}, sort_keys=True)
+            fits = stamped.num_elements <= elements and len(alike) + _LONGEST_NAME <= characters
+            if fits and alike not in seen and len(described) < _MOST_CASES:
+                seen.add(alike)
+                described.append(stamped)
+                elements -= stamped.num_elements
+                characters -= len(alike) + _LONGEST_NAME
+        return cls(kinds, tuple(described))
+
+    @classmethod
+    def read(cls, model: ModelFile) -> InputStamp | None:
+        """Read the stamp of a file; None where it has none.
+
+        Raises:
+            ModelFileError: it is no stamp, it does not fit the graph, or what it asks for is too large.
+        """
+        text = model.metadata.get(INPUTS_KEY)
+        return None if text is None else _Reader(model).read(text)
+
+    @property
+    def json(self) -> str:
+        """The value of the metadata."""
+        stamp: dict[str, Json] = {
+            "inputs": {name: kind.json for name, kind in self.kinds.items()},
+            "cases": [case.json for case in self.cases],
+        }
+        return json.dumps(stamp, separators=(",", ":"))
+
+    def make_cases(self, inputs: Sequence[TensorInfo]) -> list[Case]:
+        """Make random inputs for every case, in the dtypes of the graph."""
+        return [self._make(case, inputs, seed) for seed, case in enumerate(self.cases)]
+
+    def fixed_length(self, inputs: Sequence[TensorInfo]) -> int | None:
+        """Return the only length that the file takes: of its ids, or 1 without any; None where texts may be longer."""
+        if not self.cases or self._text_axes(inputs):
+            return None
+        return max((shape[1] for shape in self._of_ids(self.cases[0])), default=1)
+
+    def make_sized(
+        self, inputs: Sequence[TensorInfo], batch_size: int, sequence_length: int, *, seed: int
+    ) -> dict[str, NDArray[Any]]:
+        """Make random inputs without padding: texts of one length, all else as in the first case.
+
+        Raises:
+            InputError: the graph is fixed to other sizes.
+        """
+        usual, named = self.cases[0], self._text_axes(inputs)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for info in inputs:
+            rest = zip(usual.shapes[info.name][1:], info.shape[1:], strict=True)
+            shapes[info.name] = (batch_size, *(sequence_length if name in named else size for size, name in rest))
+        rows = [row % usual.shapes[inputs[0].name][0] for row in range(batch_size)]
+        case = StampedCase(
+            usual.description,
+            shapes,
+            # A mask over patches goes with the sizes that are given; one over tokens is of ones.
+            {
+                name: tuple(content[row] for row in rows)
+                for name, content in usual.content.items()
+                if shapes[name][1:] == usual.shapes[name][1:]
+            },
+            usual.padded_left,
+            usual.compares_content,
+            {name: [value[row] for row in rows] for name, value in usual.given.items() if isinstance(value, list)},
+        )
+        if misfit := _misfit(case, inputs):
+            raise InputError(f"{misfit} for batches of {batch_size}", "ask for the sizes that the file is fixed to")
+        return dict(self._make(case, inputs, seed).feeds)
+
+    def _text_axes(self, inputs: Sequence[TensorInfo]) -> set[str]:
+        """Return the names of the axes along which texts may be longer."""
+        ids = (info for info in inputs if info.name in self.kinds and self.kinds[info.name].kind == IDS)
+        return {axis for info in ids for axis in info.shape[1:] if isinstance(axis, str)}
+
+    def _of_ids(self, case: StampedCase) -> list[tuple[int, ...]]:
+        return [
+            case.shapes[name] for name, kind in self.kinds.items() if kind.kind == IDS and len(case.shapes[name]) > 1
+        ]
+
+    def _make(self, case: StampedCase, inputs: Sequence[TensorInfo], seed: int) -> Case:
+        generator = np.random.default_rng(seed)
+        feeds = {info.name: self._array(info, case, generator).astype(info.dtype) for info in inputs}
+        masks = [info.name for info in inputs if self.kinds[info.name].kind == MASK and len(info.shape) == 2]
+        valid = feeds[masks[0]] != 0 if masks and case.compares_content else None
+        return Case(case.description, feeds, valid)
+
+    def _array(self, info: TensorInfo, case: StampedCase, generator: np.random.Generator) -> NDArray[Any]:
+        kind, shape = self.kinds[info.name], case.shapes[info.name]
+        if kind.kind == NORMAL:
+            return generator.standard_normal(shape)
+        if kind.kind == GIVEN:
+            return np.array(case.given[info.name], dtype=np.int64)
+        if kind.kind == IDS:
+            return kind.draw(shape, self._content(info.name, case), generator)
+        content = case.content_of(info.name)
+        return np.ones(shape) if content is None else content
+
+    def _content(self, name: str, case: StampedCase) -> NDArray[np.bool_] | None:
+        """Return where an input has content by itself, or by the mask of its shape."""
+        if name in case.content:
+            return case.content_of(name)
+        shape = case.shapes[name][:2]
+        masks = (mask for mask, kind in self.kinds.items() if kind.kind == MASK and case.shapes.get(mask) == shape)
+        return next((case.content_of(mask) for mask in masks), None)
+
+
+class _Reader:
+    """Reads the stamp of a file that may be hostile."""
+
+    def __init__(self, model: ModelFile) -> None:
+        self._model = model
+        self._inputs = {info.name: info for info in model.structure.inputs}
+
+    def read(self, text: str) -> InputStamp:
+        if len(text) > _MOST_CHARACTERS:
+            self._refuse(f"has {len(text)} characters")
+        try:
+            stamp = json.loads(text)
+        except (ValueError, RecursionError):
+            self._refuse("is no JSON")
+        stamp = self._object(stamp, "the stamp")
+        given = self._object(stamp.get("inputs"), "inputs")
+        kinds = {name: self._kind(name, value) for name, value in given.items()}
+        rows = stamp.get("cases")
+        if not isinstance(rows, list) or len(rows) > _MOST_CASES:
+            self._refuse(f"has no list of at most {_MOST_CASES} cases")
+        cases = tuple(self._case(row, kinds) for row in rows)
+        if sum(case.num_elements for case in cases) > _MOST_ELEMENTS:
+            self._refuse(f"asks for inputs of more than {_MOST_ELEMENTS} numbers")
+        return InputStamp(kinds, cases)
+
+    def _kind(self, name: str, value: Json) -> InputKind:
+        if name not in self._inputs:
+            self._refuse(f"names the input {name[:60]!r}, which the graph does not have")
+        entry = self._object(value, name)
+        kind, dtype = entry.get("kind"), self._inputs[name].dtype
+        if not isinstance(kind, str) or dtype not in _DTYPES.get(kind, ()):
+            self._refuse(f"says that the input {name} of {dtype} holds {str(kind)[:60]!r}")
+        if kind != IDS:
+            return InputKind(kind)
+        below = self._number(entry.get("below"), 1, _LARGEST_ID, f"below of {name}")
+        never = entry.get("never", [])
+        if not isinstance(never, list) or len(never) > _MOST_NAMES:
+            self._refuse(f"has more than {_MOST_NAMES} ids that never occur in {name}, or no list of them")
+        ids = tuple(self._number(token, 0, below - 1, f"never of {name}") for token in never)
+        first, last, pad = (
+            None if entry.get(key) is None else self._number(entry[key], 0, below - 1, f"{key} of {name}")
+            for key in ("first", "last", "pad")
+        )
+        if len({*ids, last, pad} - {None}) >= below:
+            self._refuse(f"leaves no ids for {name}")
+        return InputKind(IDS, below, ids, first, last, pad)
+
+    def _case(self, value: Json, kinds: Mapping[str, InputKind]) -> StampedCase:
+        entry = self._object(value, "a case")
+        description = entry.get("case")
+        if not isinstance(description, str) or len(description) > _LONGEST_NAME or not description.isprintable():
+            self._refuse("has a case without a readable name")
+        sizes = self._object(entry.get("shapes"), f"the shapes of {description}")
+        if sizes.keys() != self._inputs.keys() or not sizes.keys() <= kinds.keys():
+            self._refuse(f"names other inputs than the graph in {description}")
+        shapes = {
+            name: tuple(
+                self._number(size, 1, _LARGEST_AXIS, f"a size of {name}")
+                for size in self._list(row, f"shape of {name}")
+            )
+            for name, row in sizes.items()
+        }
+        content = {
+            name: self._extents(name, rows, shapes, description)
+            for name, rows in self._object(entry.get("content", {}), f"the content of {description}").items()
+        }
+        padding, compare = entry.get("padding", "right"), entry.get("compare", "all")
+        if padding not in ("left", "right") or compare not in ("content", "all"):
+            self._refuse(f"has other padding than left or right in {description}, or compares something else")
+        given = self._object(entry.get("given", {}), f"what is given in {description}")
+        case = StampedCase(description, shapes, content, padding == "left", compare == "content", given)
+        if misfit := _misfit(case, self._model.structure.inputs):
+            self._refuse(f"does not fit the graph in {description}: {misfit}")
+        for name, kind in kinds.items():
+            if kind.kind == GIVEN and not _is_given(given.get(name), shapes[name]):
+                self._refuse(f"gives no integers [{', '.join(map(str, shapes[name]))}] for {name} in {description}")
+        return case
+
+    def _extents(
+        self, name: str, rows: Json, shapes: Mapping[str, tuple[int, ...]], description: str
+    ) -> tuple[tuple[int, ...], ...]:
+        if name not in shapes:
+            self._refuse(f"names the content of {name[:60]!r} in {description}, which is no input")
+        batch, *sizes = shapes[name]
+        found = self._list(rows, f"the content of {name}")
+        if len(found) != batch or not all(isinstance(row, list) and len(row) == len(sizes) for row in found):
+            self._refuse(f"says of another number of rows or axes where {name} has content in {description}")
+        return tuple(
+            tuple(
+                self._number(part, 0, size, f"the content of {name}")
+                for part, size in zip(self._list(row, f"the content of {name}"), sizes, strict=True)
+            )
+            for row in found
+        )
+
+    def _number(self, value: Json, least: int, most: int, what: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self._refuse(f"has {str(value)[:60]!r} as {what}, not a number from {least} to {most}")
+        return value
+
+    def _object(self, value: Json, what: str) -> dict[str, Json]:
+        if not isinstance(value, dict) or len(value) > max(_MOST_NAMES, len(self._inputs)):
+            self._refuse(f"has no object for {what}, or one of too many names")
+        return value
+
+    def _list(self, value: Json, what: str) -> list[Json]:
+        if not isinstance(value, list):
+            self._refuse(f"has no list for {what}")
+        return value
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ModelFileError(
+            f"the metadata {INPUTS_KEY} of {self._model.path} {what}",
+            "it was edited, or the graph has other inputs now; export the model again",
+        )
+
+
+def _real(array: NDArray[Any], kind: InputKind) -> NDArray[np.bool_]:
+    """Return where an input has content, by itself."""
+    if kind.kind != MASK and kind.pad is None:
+        return np.ones(array.shape, dtype=bool)
+    real: NDArray[np.bool_] = array != (0 if kind.kind == MASK else kind.pad)
+    if kind.first is not None:  # T5 begins with the token that it pads with
+        real[:, 0] = True
+    return real
+
+
+def _extent(row: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Return along each axis how many places have content."""
+    axes = range(row.ndim)
+    return tuple(int(row.any(axis=tuple(other for other in axes if other != axis)).sum()) for axis in axes)
+
+
+def _block(shape: Sequence[int], sizes: Sequence[tuple[int, ...]], *, left: bool) -> NDArray[np.bool_]:
+    """Return a block of content in each row: at its beginning, or, padded on the left, at its end."""
+    content = np.zeros(tuple(shape), dtype=bool)
+    for row, extents in zip(content, sizes, strict=True):
+        if left:
+            row[tuple(slice(size - part, None) for size, part in zip(row.shape, extents, strict=True))] = True
+        else:
+            row[tuple(slice(0, part) for part in extents)] = True
+    return content
+
+
+def _misfit(case: StampedCase, inputs: Sequence[TensorInfo]) -> str:
+    """Return why a case does not fit the inputs of a graph; empty where it does."""
+    for info in inputs:
+        shape = case.shapes[info.name]
+        if len(shape) != len(info.shape):
+            return f"{info.name} has {len(info.shape)} axes"
+        for size, dimension in zip(shape, info.shape, strict=True):
+            if isinstance(dimension, int) and dimension != size:
+                return f"{info.name} is fixed to {dimension} where the case has {size}"
+    return ""
+
+
+def _is_given(value: Json, shape: Sequence[int]) -> bool:
+    """Whether nested lists hold integers of a shape, and no more than belong to a shape."""
+    if math.prod(shape) > _MOST_GIVEN:
+        return False
+    if not shape:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST_ID
+    return isinstance(value, list) and len(value) == shape[0] and all(_is_given(part, shape[1:]) for part in value)
