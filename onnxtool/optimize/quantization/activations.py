@@ -119,8 +119,9 @@ def _fitted(valid: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
     """
     if valid is None or len(valid) < 2:
         return valid
-    every_other = np.arange(len(valid))[:, None] % 2 == 0
-    return valid & every_other
+    fitted = valid.copy()
+    fitted[1::2] = False
+    return fitted
 
 
 def open_written(model: ir.Model, folder: Path) -> Session:
