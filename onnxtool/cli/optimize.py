@@ -11,7 +11,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization, Ranking
 
 
 @click.command(
@@ -58,7 +58,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),
         *_elsewhere(report),
         *_candidates(report.candidates),
-        *_quantized(report.quantization),
+        *_quantized(report.quantization, report.ranking),
         *verification_blocks(report.verification),
     ]
     return blocks
@@ -88,7 +88,7 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
     ]
 
 
-def _quantized(quantization: Quantization | None) -> list[Block]:
+def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> list[Block]:
     """Describe what is in fewer bits, how far it is off, and which layers could not afford it."""
     if quantization is None:
         return []
@@ -103,13 +103,23 @@ def _quantized(quantization: Quantization | None) -> list[Block]:
     error = f"1 - cosine {quantization.error:.2g} at most, {quantization.mean_error:.2g} on average, {texts}"
     blocks: list[Block] = [
         Heading("Quantization"),
-        Facts([(f"In {precision}", f"{layers}, {embeddings}"), ("Error", error)]),
+        Facts([(f"In {precision}", f"{layers}, {embeddings}"), ("Error", error), *_ranking(ranking)]),
     ]
     if kept:
         columns = ("layer", "is kept in", f"its error in {precision}")
         rows = [(layer.name, layer.precision, f"{layer.error:.2g}") for layer in kept]
         blocks.append(Table(columns, rows, frozenset(columns[2:])))
     return [*blocks, Note(quantization.note)] if quantization.note else blocks
+
+
+def _ranking(ranking: Ranking | None) -> list[tuple[str, str]]:
+    if ranking is None:
+        return []
+    figures = (
+        f"1 - cosine {ranking.error:.2g} at most, {ranking.overlap:.1%} of the 10 nearest are the same, "
+        f"Kendall's tau {ranking.kendall_tau:.3f}"
+    )
+    return [(f"On {ranking.num_texts} other texts", figures)]
 
 
 def _elsewhere(report: OptimizeReport) -> list[Note]:

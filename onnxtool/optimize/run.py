@@ -21,7 +21,8 @@ from onnxtool.optimize.pipeline import Context, FailedPassError, Pass, run_passe
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization
+from onnxtool.optimize.quantization.ranking import measure_ranking
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
 from onnxtool.reports import Json
@@ -93,6 +94,7 @@ def optimize_model(
         passes=written.results,
         fusions=written.fusions,
         quantization=written.quantization,
+        ranking=written.ranking,
         candidates=written.candidates,
         verification=written.verification,
         duration_ms=stopwatch.laps_ms,
@@ -108,6 +110,7 @@ class _Written:
     results: tuple[PassResult, ...]
     fusions: tuple[FusionCount, ...]
     quantization: Quantization | None
+    ranking: Ranking | None
     candidates: tuple[Candidate, ...]
     verification: Verification | None
 
@@ -194,7 +197,13 @@ class _Run:
             verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored)
             verification = verifier.verify(path)
             self.stopwatch.lap("verify")
-        return _Written(path, precision, results, fusions, quantization, candidates, verification)
+        ranking = None
+        # Vectors that are stored in another form have other neighbours for that reason as well.
+        if options.verify and quantization is not None and self.reference == self.source.path:
+            self.on_progress("comparing neighbours")
+            ranking = measure_ranking(self.reference, path, self.source)
+            self.stopwatch.lap("ranking")
+        return _Written(path, precision, results, fusions, quantization, ranking, candidates, verification)
 
 
 def _check_precision(options: OptimizeOptions) -> None:

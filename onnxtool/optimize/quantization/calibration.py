@@ -72,6 +72,16 @@ def make_calibration(path: Path, texts_path: Path | None = None) -> Calibration:
     return Calibration(tuple(_text_feeds(model, folder, used)), len(used), note)
 
 
+def text_feeds_of(model: ModelFile, texts: Sequence[str]) -> tuple[Feeds, ...]:
+    """Return inputs that hold `texts`, in batches of similar lengths.
+
+    Raises:
+        InputError: the model takes others than texts, or has no tokenizer beside it.
+    """
+    _require_text_inputs(model)
+    return tuple(_text_feeds(model, find_checkpoint_folder(model), texts))
+
+
 def _require_text_inputs(model: ModelFile) -> None:
     given = {"input_ids", "attention_mask", "token_type_ids", POOLING_MASK}
     others = [info.name for info in model.structure.inputs if info.name not in given]

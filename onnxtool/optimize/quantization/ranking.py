@@ -1,0 +1,104 @@
+"""Whether a quantized model finds the same neighbours, on texts that it was not calibrated on.
+
+Letters of shapes: T texts, D width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import TASK_KEY
+from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.calibration import text_feeds_of
+from onnxtool.optimize.quantization.error import row_errors
+from onnxtool.optimize.report import Ranking
+from onnxtool.runtime.session import open_session
+
+_OF_VECTORS = ("sentence-similarity", "sparse-encoding")  # tasks of which a text is a vector
+_NUM_TEXTS = 200
+_NEIGHBOURS = 10
+_LENGTHS = range(40, 600)
+# Python's documentation of its own language: texts that every machine has.
+_TEXTS = "pydoc_data"
+
+
+def measure_ranking(reference: Path, found: Path, source: ModelFile) -> Ranking | None:
+    """Compare the neighbours of texts, by the dot products of their vectors, in two files of one model.
+
+    Args:
+        reference: the file in float32.
+        found: the quantized file.
+        source: the file with the tokenizer beside it.
+
+    Returns:
+        ranking: None for a model whose texts are no vectors, or without a tokenizer.
+    """
+    output = _vectors_of(source)
+    if output is None or find_spec(_TEXTS) is None:
+        return None
+    try:
+        feeds = text_feeds_of(source, held_out_texts(_NUM_TEXTS))
+    except InputError:
+        return None
+    wanted, got = (_encode(path, output, feeds) for path in (reference, found))
+    return Ranking(
+        num_texts=len(wanted),
+        output=output,
+        error=float(row_errors(got, wanted, None).max(initial=0.0)),
+        overlap=_overlap(wanted, got),
+        kendall_tau=_kendall_tau(wanted, got),
+    )
+
+
+def held_out_texts(count: int) -> list[str]:
+    """Return `count` paragraphs of Python's documentation, evenly picked."""
+    from pydoc_data.topics import topics
+
+    paragraphs = (" ".join(part.split()) for topic in sorted(topics) for part in topics[topic].split("\n\n"))
+    texts = [text for text in dict.fromkeys(paragraphs) if len(text) in _LENGTHS]
+    return [texts[place * len(texts) // count] for place in range(min(count, len(texts)))]
+
+
+def _vectors_of(source: ModelFile) -> str | None:
+    """Return the name of the output that is a vector for each text; None where there is none."""
+    if source.metadata.get(TASK_KEY) not in _OF_VECTORS:
+        return None
+    outputs = source.structure.outputs
+    return next((one.name for one in outputs if one.dtype.startswith("float") and len(one.shape or ()) == 2), None)
+
+
+def _encode(path: Path, output: str, feeds: Sequence[Feeds]) -> NDArray[np.float32]:
+    """Return the vectors of all texts, float32 [T, D]."""
+    session = open_session(path, provider="cpu", frugal=True)
+    return np.concatenate([session.run(given)[output] for given in feeds]).astype(np.float32)
+
+
+def _similarities(vectors: NDArray[np.float32]) -> NDArray[Any]:
+    """Return the similarity of each text to all others, float32 [T, T - 1]."""
+    products = vectors @ vectors.T
+    others: NDArray[Any] = products[~np.eye(len(products), dtype=bool)].reshape(len(products), -1)
+    return others
+
+
+def _overlap(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """Return which part of the nearest texts of each text is the same in both, on average."""
+    nearest = [np.argsort(-_similarities(one), axis=1, kind="stable")[:, :_NEIGHBOURS] for one in (wanted, found)]
+    return float(np.mean([len(np.intersect1d(*pair)) / len(pair[0]) for pair in zip(*nearest, strict=True)]))
+
+
+def _kendall_tau(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """Return Kendall's tau-a of the order in which a text has all others, on average over the texts."""
+    taus = []
+    for one, other in zip(_similarities(wanted), _similarities(found), strict=True):
+        orders = [np.sign(row[:, None] - row[None, :]) for row in (one, other)]
+        num_pairs = len(one) * (len(one) - 1)
+        taus.append(float((orders[0] * orders[1]).sum()) / num_pairs)
+    return float(np.mean(taus))
