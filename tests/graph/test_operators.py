@@ -349,6 +349,7 @@ TABLES = {
     "autodiff/rules/contrib.py": "gradients",
     "optimize/passes/bias_gelu.py": "what is written in place of what",
     "optimize/quantization/float16.py": "what stays in float32",
+    "optimize/quantization/int8_linear_layers.py": "what no element of a result is below",
     "optimize/quantization/linear_layers.py": "which attribute transposes",
     "summary/kinds.py": "kinds of fusions",
     "summary/releases.py": "how many inputs which release takes, below the table and without onnx",
