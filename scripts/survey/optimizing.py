@@ -80,7 +80,7 @@ def _record_written(_facts: Facts, model: Any, _folder: Path, sessions: Mapping[
         arrays = _named(_FEEDS, prompt) | {"tokens": tokens, "start": np.array(start)}
         try:
             logits = _write(sessions, arrays)
-        except Exception:  # noqa: BLE001, S112
+        except Exception:  # noqa: BLE001, S112  as in `_record_calls`
             continue
         yield name, arrays | _named(_OUTPUT, {"logits": logits})
 
@@ -170,7 +170,7 @@ def judge_optimized(files: Mapping[str, str], cases: str, precision: str) -> dic
                 found: Feeds = {"logits": _write(sessions, arrays)}
             else:
                 found = run_session(sessions["model"], _part(_FEEDS, arrays))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  as above
             return verdict(f"{name}: onnxruntime raises: {first_line(error)}")
         asked += 1
         for output, reference in expected.items():

@@ -51,15 +51,15 @@ class ActivationGrid:
 class RowGrid:
     """The values of uint8 activations with a scale per row: `(code - zero) * scale`, the zero that of all rows.
 
-    What a row becomes does not depend on the other rows, and so not on what else is in the batch.
+    What a row becomes does not depend on the other rows, and so not on what else is in the batch. The zero is between
+    the ends, 1 to 254, so that every row fits its grid, whatever signs the rows of the calibration had.
     """
 
     zero: int
 
     def scales(self, lowest: Floats, highest: Floats) -> Floats:
         """Return the scale of each row from its extremes, both of one shape."""
-        above = highest / np.float32(NUM_STEPS - self.zero) if self.zero < NUM_STEPS else np.zeros_like(highest)
-        below = lowest / np.float32(-self.zero) if self.zero else np.zeros_like(lowest)
+        above, below = highest / np.float32(NUM_STEPS - self.zero), lowest / np.float32(-self.zero)
         scales: Floats = np.maximum(np.maximum(above, below), SMALLEST).astype(np.float32)
         return scales
 
@@ -80,7 +80,7 @@ class RowGrid:
         """Return the grids that suit rows such as `values`, float32 [T, K]; the last has zero in the middle."""
         low, high = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
         parts = -low / np.maximum(high - low, SMALLEST)
-        zeros = [int(np.rint(NUM_STEPS * np.quantile(parts, one))) for one in (0.5, 0.9, 1.0)]
+        zeros = [int(np.clip(np.rint(NUM_STEPS * np.quantile(parts, one)), 1, NUM_STEPS - 1)) for one in (0.5, 0.9, 1)]
         return tuple(cls(zero) for zero in dict.fromkeys((*zeros, cls.middle().zero)))
 
 

@@ -243,13 +243,14 @@ def _row_scales(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> i
             extreme = writer.op(operator, value, axes, keepdims=1)
         return writer.op("Mul", extreme, writer.constant(np.array(1 / steps, np.float32), f"onnxtool.per_{steps}"))
 
-    bounds = [reduced("ReduceMax", NUM_STEPS - grid.zero)] if grid.zero < NUM_STEPS else []
+    bounds = [reduced("ReduceMax", NUM_STEPS - grid.zero)]
     made_by = value.producer()
-    lowest = None if made_by is None else _LOWEST.get(made_by.op_type)
-    if grid.zero and lowest is None:
+    # Not those of other domains, such as a function of the model under the same name.
+    lowest = _LOWEST.get(made_by.op_type) if made_by is not None and made_by.domain in ("", MICROSOFT) else None
+    if lowest is None:
         bounds.append(reduced("ReduceMin", -grid.zero))
     # Never zero: activations are divided by it.
-    least = max(SMALLEST, np.float32(0 if lowest is None or not grid.zero else -lowest / grid.zero))
+    least = max(SMALLEST, np.float32(-(lowest or 0.0) / grid.zero))
     return writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_scale_{grid.zero}"))
 
 

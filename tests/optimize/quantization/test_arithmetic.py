@@ -63,7 +63,7 @@ def test_no_activations_can_saturate_a_product(rows: int, sign: int) -> None:
 def test_a_row_is_rounded_as_if_it_were_alone() -> None:
     """With a scale of its own: small rows keep their steps beside large ones."""
     values = normal(4, 9) * np.array([[1], [100], [1e-4], [0]], np.float32)
-    for grid in (*RowGrid.candidates(values), RowGrid(0), RowGrid(255)):
+    for grid in (*RowGrid.candidates(values), RowGrid(1), RowGrid(254)):
         alone = np.concatenate([grid.round(row[None]) for row in values])
         assert np.array_equal(grid.round(values), alone)
     found = RowGrid.middle().round(values)
@@ -75,3 +75,14 @@ def test_a_column_of_zeros_stays_zero() -> None:
     rounded, scale = quantize_weight(np.zeros((4, 2), np.float32))
     assert not rounded.any()
     assert (scale > 0).all()
+
+
+def test_rows_of_a_sign_that_the_calibration_had_not_fit_their_grid() -> None:
+    """Coarsely, and without being cut off."""
+    for sign in (1, -1):
+        for grid in RowGrid.candidates(sign * np.abs(normal(20, 9))):
+            assert 1 <= grid.zero <= 254
+            values = -sign * np.abs(normal(3, 9, seed=1))
+            found = grid.round(values)
+            largest = np.abs(values).max(axis=1)
+            np.testing.assert_allclose(np.abs(found).max(axis=1), largest, rtol=1e-5)
