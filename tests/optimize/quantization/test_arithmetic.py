@@ -12,6 +12,7 @@ from onnxtool.optimize.quantization.arithmetic import (
     nearest_codes,
     quantize_weight,
     round_activations,
+    round_channel,
     weight_scale,
 )
 from tests.optimize.passes.builders import normal
@@ -86,3 +87,12 @@ def test_rows_of_a_sign_that_the_calibration_had_not_fit_their_grid() -> None:
             found = grid.round(values)
             largest = np.abs(values).max(axis=1)
             np.testing.assert_allclose(np.abs(found).max(axis=1), largest, rtol=1e-5)
+
+
+def test_a_code_leaves_room_for_its_neighbour() -> None:
+    """Where what earlier channels left over would take both beyond 16 bits; another sign needs no room."""
+    scale, before = np.ones(4, np.float32), np.array([100, -100, -100, 100], np.int8)
+    values = np.array([120, -120, 120, 20], np.float32)
+    assert round_channel(values, scale, before).tolist() == [28, -28, 120, 20]
+    for free in (round_channel(values, scale, None), round_channel(values, scale, before, exact=True)):
+        assert free.tolist() == [120, -120, 120, 20]
