@@ -51,7 +51,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     before = inventory(model)
     try:
         result = _fuse(model, model_type, context)
-    except Exception as error:  # its patterns raise any error
+    except Exception as error:  # noqa: BLE001  its patterns raise any error
         failed = f"onnxruntime's patterns for {model_type} fail on this graph ({_named(error)})"
         if model_type == _FALLBACK:
             return Outcome(model, 0, failed)
