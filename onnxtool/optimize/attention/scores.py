@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, constant, only_consumer, producer, scalar
+from onnxtool.graph.edit import attribute, constant, is_weight, only_consumer, producer, scalar, tensor_of
 from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
@@ -268,6 +270,9 @@ def _step(
             factor, other = scalar(first), node.inputs[1] or first
         if factor:
             return other, factor if node.op_type == "Mul" else 1.0 / factor
+        for kept, scores in ((node.inputs[1], first), (first, node.inputs[1])):
+            if scores is not None and any(_is_low_where_zero(term, kept) for term in terms):
+                return scores, 1.0
     if node.op_type == "Max" and len(node.inputs) == 2:  # keeps the sum of two lowest numbers finite
         floor = scalar(node.inputs[1])
         if floor is not None and floor <= _LOWEST:
@@ -292,6 +297,32 @@ def _step(
     raise RefusedError(f"scores that are changed by {node.op_type}")
 
 
+def _is_low_where_zero(term: Term, kept: ir.Value | None) -> bool:
+    """Whether a term is `(1 - kept) * lowest`: what is multiplied by `kept`, zeros and ones, is dropped where it is 0.
+
+    As OpenAI's first GPT has it, `scores * kept + -1e4 * (1 - kept)`.
+    """
+    product = producer(term.value, "Mul")
+    sides = [] if product is None else [(product.inputs[0], product.inputs[1]), (product.inputs[1], product.inputs[0])]
+    for inverted, factor in sides:
+        sub, lowest = producer(inverted, "Sub"), scalar(factor)
+        if sub is None or lowest is None or scalar(sub.inputs[0]) != 1.0 or sub.inputs[1] is not kept:
+            continue
+        table = _table_of(kept)
+        return table is not None and bool(np.isin(table, (0, 1)).all()) and lowest * term.scale <= _LOWEST
+    return False
+
+
+def _table_of(value: ir.Value | None) -> NDArray[Any] | None:
+    """Return the initializer of which a value is a part; None where it is of none."""
+    for _ in range(_LONGEST_CHAIN):
+        node = producer(value, "Slice", "Cast", *_SAME_ELEMENTS)
+        if node is None:
+            break
+        value = node.inputs[0]
+    return tensor_of(value).numpy() if value is not None and is_weight(value) else None
+
+
 def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
     """Return the input of an Add that leads to the scores, and the other."""
     first, second = node.inputs[0], node.inputs[1]
@@ -301,7 +332,7 @@ def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
     for scores, added in candidates:
         if shapes.same(scores, node.outputs[0]) and _leads_to_matmul(scores):
             return scores, added
-    if any(_leads_to_matmul(side, "Tanh") for side in (first, second)):
+    if any(_leads_to_matmul(side, "Tanh") and not _leads_to_matmul(side) for side in (first, second)):
         raise RefusedError(_CAPPED)
     raise RefusedError("a sum of which no side comes from queries and keys")
 
