@@ -129,10 +129,10 @@ def _part(whole: ir.Value, read: Callable[[], NDArray[Any]], part: slice, column
     Each product has a zero point of its own, without which onnxruntime does not load an exact session.
     """
     tensor, name = tensor_of(whole), f"{whole.name}_{part.start}"
-    shape = list(tensor.shape)
-    if not shape or shape[-1] != columns:
+    before = tensor.shape.numpy()
+    if not before or before[-1] != columns:
         return writer.constant(read(), name)
-    sizes = ir.Shape([*shape[:-1], part.stop - part.start])
+    sizes = ir.Shape([*before[:-1], part.stop - part.start])
     cut = ir.LazyTensor(lambda: ir.tensor(np.ascontiguousarray(read()[..., part])), tensor.dtype, sizes)
     return writer.initializer(cut, name)
 

@@ -6,17 +6,19 @@ Letters of shapes: B batch, S sequence, 4 hidden, 9000 numbers of the vocabulary
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from numpy.typing import NDArray
 
 from onnxtool.optimize.passes.blocked_maximum import blocked_maximum
 from tests.optimize.passes.builders import assert_left_alone, assert_same_numbers, build, count, normal
 from tests.optimize.passes.properties import Row
 
 V = 9000
-WEIGHTS = {
+WEIGHTS: dict[str, NDArray[Any]] = {
     "w": normal(4, V),
     "bias": normal(V, seed=1),
     "codes": np.random.default_rng(0).integers(-64, 65, (4, V)).astype(np.int8),
