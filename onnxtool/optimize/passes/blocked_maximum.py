@@ -32,7 +32,6 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 # Columns of a block. Scores of 8 texts of 128 tokens are then 16 MB, which stay in the cache of a CPU until they are
 # reduced, and a large batch needs an eighth of the memory. Narrower blocks cost a query more than they give.
 _WIDTH = 4096
-_DOMAINS = {"MatMul": "", "MatMulIntegerToFloat": MICROSOFT}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def _match(reduce: ir.Node) -> _Match | None:
         bias, scores = added[0], _only(added[1])
     if scores is not None and scores.op_type == "Mul" and not scores.domain:
         scaled, scores = scores, _only(scores.inputs[0])
-    if scores is None or _DOMAINS.get(scores.op_type) != scores.domain:
+    if scores is None or (scores.domain, scores.op_type) not in (("", "MatMul"), (MICROSOFT, "MatMulIntegerToFloat")):
         return None
     weight = scores.inputs[1]
     if weight is None or not is_weight(weight, 2) or len(weight.uses()) > 1 or _columns(weight) < 2 * _WIDTH:
