@@ -547,6 +547,24 @@ REFUSALS = {
         WEIGHTING,
         "scores that are changed by Mul",
     ),
+    "side by side": (
+        "nothing",
+        f"{SCORES.replace('scaled', 'plain')} scaled = Concat <axis=-1> (plain, scores)",
+        "p0 = Softmax <axis=-1> (masked) p = Slice(p0, zeros, fives, three) c = MatMul(p, v)",
+        "scores of several products side by side, which are block-sparse",
+    ),
+    "of rank 5": (
+        "nothing",
+        "q5 = Unsqueeze(q, zeros) k5 = Unsqueeze(k, zeros) " + SCORES.replace("(q, k)", "(q5, k5)"),
+        "p = Softmax <axis=-1> (masked) c5 = MatMul(p, v) c = Squeeze(c5, zeros)",
+        "scores of rank 5, for which the nodes take less time",
+    ),
+    "by an Einsum": (
+        "nothing",
+        SCORES,
+        'p = Softmax <axis=-1> (masked) c0 = Einsum <equation="bhij,bhjd->bhid"> (p, v) c = Neg(c0)',
+        "probabilities that are read by an Einsum that is no product of two matrices",
+    ),
     "squared": ("nothing", SCORES, "p0 = Softmax <axis=-1> (masked) p = Mul(p0, p0) c = MatMul(p, v)", ""),
 }
 
@@ -563,6 +581,7 @@ def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
         "near": np.linspace(0, 1, 25, dtype=np.float32).reshape(1, 1, 5, 5),
         "zeros": np.array([0]),
         "ends": np.array([-1]),
+        "fives": np.array([5]),
         "three": np.array([3]),
     }
     inputs = "float[2, 5, 8] x, int64[2, 5] attention_mask"
