@@ -121,6 +121,15 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     return list(found.value) if isinstance(found.value, tuple) else found.value
 
 
+def reduced_axes(node: ir.Node) -> list[int] | None:
+    """Return the axes of a reduction, an input in newer opsets; None where they are not given or not fixed."""
+    if len(node.inputs) < 2:
+        listed: list[int] | None = attribute(node, "axes")
+        return listed
+    axes = constant(node.inputs[1])
+    return None if axes is None else [int(axis) for axis in axes.reshape(-1)]
+
+
 def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
     """Whether only `nodes` read the outputs of `nodes` other than `result`, and none of these is a graph output."""
     inside = set(nodes)

@@ -25,6 +25,7 @@ from onnxtool.graph.protos import to_light_proto
 
 Shape = tuple[int | None, ...]  # None for a size that is not known
 
+_SUM = " + "  # between the names of axes whose sizes add up, as in `past_sequence + sequence`
 _KEPT = "onnxtool.shapes"  # where a model keeps them
 _RANK_OF_STATES = 3
 # Sizes that no hidden size or number of heads is by accident; the first of each is that of the batch.
@@ -119,7 +120,7 @@ def _find_shapes(model: ir.Model) -> Shapes:
     def probe(primes: Sequence[int]) -> tuple[Mapping[str, int], Scope]:
         # Where there are more axes than primes, odd numbers go on: no two axes may have the same size in all probes.
         further = range(primes[-1] + 2, primes[-1] + 2 * len(names) + 2, 2)
-        sizes = dict(zip(names, (*primes, *further), strict=False))
+        sizes = with_sums(dict(zip(names, (*primes, *further), strict=False)))
         return sizes, _probe(proto, sizes)
 
     done = [probe(primes) for primes in _SMALL]
@@ -227,6 +228,15 @@ def named_axes(value: ir.Value) -> list[tuple[int, str]]:
         for axis, size in enumerate(value.shape or ())
         if isinstance(size, ir.SymbolicDim)
     ]
+
+
+def with_sums(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return `sizes` in which an axis that is named as the sum of others is as long as they are together."""
+    parts = {name: name.split(_SUM) for name in sizes}
+    return {
+        name: sum(sizes[part] for part in parts[name]) if all(part in sizes for part in parts[name]) else size
+        for name, size in sizes.items()
+    }
 
 
 def axis_name(name: str, axis: int) -> str:

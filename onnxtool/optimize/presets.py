@@ -6,8 +6,10 @@ from onnxtool.errors import PassError
 from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS, PROVIDER_NAMES
 from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.bias_gelu import bias_gelu
+from onnxtool.optimize.passes.blocked_maximum import blocked_maximum
 from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
 from onnxtool.optimize.passes.deduplicate_initializers import deduplicate_initializers
+from onnxtool.optimize.passes.einsum_products import einsum_products
 from onnxtool.optimize.passes.embed_layer_normalization import embed_layer_normalization
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.gelu import gelu
@@ -23,6 +25,7 @@ from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
 from onnxtool.optimize.passes.softmax_maximum import softmax_maximum
 from onnxtool.optimize.passes.tied_transposes import tied_transposes
+from onnxtool.optimize.passes.token_maximum import token_maximum
 from onnxtool.optimize.passes.transposed_weights import transposed_weights
 from onnxtool.optimize.pipeline import Pass
 
@@ -30,8 +33,9 @@ from onnxtool.optimize.pipeline import Pass
 _SETTLE = (fold_constants, input_sizes, common_subexpressions)
 # Attention looks for the MatMuls with weights that transposed_weights rewrites, so it runs before.
 _FUSE = (
-    *(layer_normalization, rms_normalization, gelu, rotary_embedding, softmax_maximum, attention, onnxruntime_fusions),
-    *(tied_transposes, transposed_weights, matmul_add, embed_layer_normalization, bias_gelu),
+    *(layer_normalization, rms_normalization, gelu, rotary_embedding),
+    *(softmax_maximum, einsum_products, attention, onnxruntime_fusions),
+    *(tied_transposes, transposed_weights, token_maximum, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # Nodes and initializers that the others leave behind.
 _CLEAN = (onnxoptimizer_cleanup, deduplicate_initializers)
@@ -44,7 +48,7 @@ PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
 """The passes of each provider. They keep float32; onnxtool/optimize/quantization/ converts the result."""
 
 FINISHING: dict[str, tuple[Pass, ...]] = {
-    "cpu": (repeated_heads, residual_sums),
+    "cpu": (repeated_heads, residual_sums, blocked_maximum),
     "cuda": (repeated_heads,),
 }
 """The passes that run last, after the conversion to a precision: no other pass matches what they write."""

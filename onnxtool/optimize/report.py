@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from onnxtool.summary.figures import Stats
 from onnxtool.verification import Verification
@@ -66,6 +67,9 @@ class Quantization:
         num_texts: the number of calibration texts; 0 for random ids.
         error: the largest 1 - cosine of an output, or of a row of one, over all texts; real tokens alone count.
         mean_error: the average instead of the largest.
+        arithmetic: `error` under each arithmetic of int8 that CPUs have, whatever this one has: `exact`; `saturating`,
+            sums of two products cut off at 16 bits, null for a file that is not for such CPUs; and `per_row`,
+            activations that the kernel rounds row by row. `error` is the largest of them. Empty for int4.
         note: a remark on the calibration; may be empty.
     """
 
@@ -80,6 +84,12 @@ class Quantization:
     error: float
     mean_error: float
     note: str
+    arithmetic: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def has_small_pairs(self) -> bool:
+        """Whether no product of the file saturates on any CPU."""
+        return self.arithmetic.get("saturating") is not None
 
 
 @dataclass(frozen=True)

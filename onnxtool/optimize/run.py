@@ -21,6 +21,7 @@ from onnxtool.optimize.pipeline import Context, FailedPassError, Pass, run_passe
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
+from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
 from onnxtool.optimize.stored_vectors import Storage, storage_of
@@ -84,6 +85,7 @@ def optimize_model(
             versions=_versions(),
             passes={result.name: result.num_changes for result in written.results if not result.left_out},
             **({"left_out": list[Json](left_out)} if left_out else {}),
+            **_error_figures(written.quantization),
         )
     return OptimizeReport(
         output=str(output),
@@ -181,6 +183,8 @@ class _Run:
             storage.put_back(converted.model)
         path = save_model(converted.model, self.staging)
         precision, quantization = converted.precision, converted.quantization
+        if quantization is not None and quantization.has_small_pairs:
+            require_small_pairs(path)
         del model, converted
         gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
         self.stopwatch.lap("write")
@@ -204,6 +208,13 @@ class _Run:
             ranking = measure_ranking(self.reference, path, self.source)
             self.stopwatch.lap("ranking")
         return _Written(path, precision, results, fusions, quantization, ranking, candidates, verification)
+
+
+def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
+    """Return what the record of a quantized file says of its error, as the report does."""
+    if quantization is None:
+        return {}
+    return {"error": quantization.error, "arithmetic": dict(quantization.arithmetic)}
 
 
 def _check_precision(options: OptimizeOptions) -> None:

@@ -67,7 +67,7 @@ def summarize_file(model: ModelFile) -> Stats:
         num_attentions=sum(count for op, count in structure.ops.items() if is_attention(op)),
         num_quantized_values=len(structure.quantization),
         num_trainings=len(structure.trainings),
-        min_onnxruntime=least_onnxruntime(structure.ir_version, structure.opsets, structure.most_inputs),
+        min_onnxruntime=_least_onnxruntime(structure),
         largest=_largest(structure),
         duplicates=duplicates[:_MAX_DUPLICATES],
         layers=_layers(structure),
@@ -77,6 +77,11 @@ def summarize_file(model: ModelFile) -> Stats:
         ),
         steps=parse_steps(structure.metadata.get(STEPS_KEY, "[]")) or (),
     )
+
+
+def _least_onnxruntime(structure: Structure) -> str:
+    operators = {operator: 0 for function in structure.functions for operator in function.ops} | structure.most_inputs
+    return least_onnxruntime(structure.ir_version, structure.opsets, operators, structure.attributes)
 
 
 def _largest_first(amounts: Counter[str]) -> dict[str, int]:

@@ -1,54 +1,214 @@
-"""The first release of onnxruntime that loads a model, by its IR version, its opsets and the inputs of its operators.
+"""The first release of onnxruntime that runs a model on the CPU, by its versions and its operators.
 
-Each release is built with one release of ONNX and refuses what is newer. Which of ONNX goes with which of onnxruntime
-is in its documentation (https://onnxruntime.ai/docs/reference/compatibility.html) up to 1.18, and from there on in the
-pull requests that updated it (#24945 for ONNX 1.18 in 1.23, #26202 for 1.19 in 1.24, #27601 for 1.21 in 1.25); the IR
-version and opsets of each release of ONNX are in its own table (onnx.helper.VERSION_TABLE).
+Each release is built with one release of ONNX and refuses what is newer; com.microsoft is at version 1 in all of them,
+and its operators get inputs and attributes. The tables are what `scripts/check_releases.py` found by opening models in
+the releases from 1.6 to 1.32 and by reading the operators and kernels that those from 1.16 on list. The types of
+values are not looked at: a file that needs a kernel for another type than other files may need a later release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 
-# Release, the highest IR version, and the highest opsets of ai.onnx and of ai.onnx.ml.
+# Release, the highest IR version, and the highest opsets of ai.onnx and of ai.onnx.ml. What a release reads without
+# having kernels for it, such as opset 19 in 1.15, counts for the next.
 _RELEASES = (
     ("1.0", 6, 11, 2),
     ("1.3", 7, 12, 2),
     ("1.6", 7, 13, 2),
     ("1.8", 7, 14, 2),
-    ("1.10", 8, 15, 2),
+    ("1.9", 8, 15, 2),
     ("1.11", 8, 16, 2),
     ("1.12", 8, 17, 3),
     ("1.14", 8, 18, 3),
-    ("1.15", 9, 19, 3),
+    ("1.15", 9, 18, 3),
+    ("1.16", 9, 19, 3),
     ("1.17", 9, 20, 4),
     ("1.18", 10, 21, 5),
     ("1.21", 10, 22, 5),
     ("1.23", 11, 23, 5),
-    ("1.24", 12, 24, 5),
+    ("1.24", 13, 25, 5),
     ("1.25", 13, 26, 5),
+    ("1.32", 14, 28, 5),
 )
-# com.microsoft is at version 1 in every release, and its operators get further inputs: operator, inputs that it had
-# before, and the release in which it has more. From the schemas of 1.20 to 1.24 and of 1.31, of the operators that
-# onnxtool writes; the others of these have the same inputs in all of them.
-_MORE_INPUTS = (
-    ("com.microsoft::GroupQueryAttention", 9, "1.22"),
-    ("com.microsoft::GroupQueryAttention", 11, "1.23"),
-    ("com.microsoft::GroupQueryAttention", 12, "1.31"),
-    ("com.microsoft::MultiHeadAttention", 8, "1.22"),
+# What came later: an operator, `Operator/9` with so many inputs, `Operator.attribute`, `Operator.attribute=8` with so
+# large a number, and, of ai.onnx, `Operator@22` from that opset on.
+_LATER_MICROSOFT = (
+    ("1.9", "Attention.qkv_hidden_sizes Attention/6"),
+    ("1.10", "EmbedLayerNormalization/8"),
+    ("1.11", "FusedMatMul.transBatchA FusedMatMul.transBatchB"),
+    # EmbedLayerNormalization took positions before, and not one row of them for all texts.
+    ("1.14", "Attention.mask_filter_value Attention.scale Attention/7 EmbedLayerNormalization/9 QuickGelu"),
+    ("1.15", "Attention.do_rotary EmbedLayerNormalization.mask_index_type"),
+    # In 1.15 MultiHeadAttention loads, and without a bias its results are wrong.
+    ("1.16", "MultiHeadAttention"),
+    ("1.16.2", "MatMulBnb4 MatMulNBits RotaryEmbedding SkipGroupNorm SkipSimplifiedLayerNormalization"),
+    (
+        "1.17",
+        (
+            "Attention.rotary_embedding_dim EPContext GemmFloat8 MatMulBnb4.training_mode MatMulBnb4.transB "
+            "MatMulNBits.accuracy_level MultiHeadAttention.unidirectional RotaryEmbedding.num_heads "
+            "RotaryEmbedding.rotary_embedding_dim WhisperBeamSearch"
+        ),
+    ),
+    (
+        "1.17.3",
+        (
+            "WhisperBeamSearch.beginning_timestamp_token_id WhisperBeamSearch.no_speech_token_id "
+            "WhisperBeamSearch.no_timestamps_token_id WhisperBeamSearch.start_of_lm_token_id "
+            "WhisperBeamSearch.transcribe_token_id WhisperBeamSearch.translate_token_id"
+        ),
+    ),
+    ("1.18", "GemmaRotaryEmbedding GroupQueryAttention MatMulNBits/5 WhisperBeamSearch/15"),
+    ("1.18.1", "EPContext.onnx_model_filename"),
+    ("1.19", "MatMulNBits/6 RotaryEmbedding.is_packed_batching SparseAttention"),
+    ("1.19.2", "GroupQueryAttention.smooth_softmax"),
+    (
+        "1.20",
+        (
+            "DecoderMaskedMultiHeadAttention DynamicTimeWarping GatherBlockQuantized GroupQueryAttention.softcap "
+            "UnfoldTensor"
+        ),
+    ),
+    ("1.21", "EPContext.max_size"),
+    ("1.22", "GroupQueryAttention/10 MatMulNBits.bits=8 MultiHeadAttention/9"),
+    (
+        "1.23",
+        "GatherBlockQuantized.bits GroupQueryAttention.qk_output GroupQueryAttention/12 PagedAttention QMoE",
+    ),
+    ("1.23.2", "MoE QMoE.block_size"),
+    ("1.24", "QMoE/12"),
+    (
+        "1.25",
+        (
+            "GroupQueryAttention.k_quant_type GroupQueryAttention.kv_cache_bit_width GroupQueryAttention.v_quant_type "
+            "GroupQueryAttention/13 QMoE/15"
+        ),
+    ),
+    ("1.25.1", "CausalConvWithState LinearAttention"),
+    ("1.27", "MatMulNBitsMlp MatMulNBitsQkv QMoE.quant_type QMoE/16"),
+    (
+        "1.28",
+        (
+            "GroupQueryAttention.qk_norm_epsilon GroupQueryAttention/15 MatMulNBits.weight_prepacked "
+            "QMoE.weights_prepacked"
+        ),
+    ),
+    (
+        "1.29",
+        (
+            "CausalConvWithState.state_window GroupQueryAttention.sliding_window_cache LinearAttention.state_window "
+            "MRotaryEmbedding MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight PagedAttention.k_cache_dtype "
+            "PagedAttention.k_quant_type PagedAttention.kv_cache_layout PagedAttention.qk_norm_epsilon "
+            "PagedAttention.rotary_offset PagedAttention.v_cache_dtype PagedAttention.v_head_size "
+            "PagedAttention.v_quant_type PagedAttention/11"
+        ),
+    ),
+    (
+        "1.30",
+        (
+            "CausalConvWithState.channels_last CausalConvWithState.dilation EngramGate GatedAdd GatedRMSNorm "
+            "GroupQueryAttention.causal LinearAttentionGate NGramHashMapping PagedAttention.is_causal"
+        ),
+    ),
+    (
+        "1.31",
+        (
+            "BranchwiseRMSNorm DynamicSparseAttention EngramGate/6 GatedRMSNorm.activation HyperConnectionPostMix "
+            "HyperConnectionPreMix NGramHashMapping.reset_on_eos NGramHashMapping/5 PackedSparseAttentionIndexer "
+            "QMoE.accuracy_level QMoE.fc1_expert_weight_bits QMoE.fc2_expert_weight_bits QMoE.fc3_expert_weight_bits "
+            "ScaledSiLU SparseAttentionIndexer SparsePagedAttention VarlenNGramHashMapping"
+        ),
+    ),
+    (
+        "1.32",
+        (
+            "CausalConvWithState.input_channel_offset CausalConvWithState.input_channels "
+            "CausalConvWithState.state_channels_last CausalConvWithState.state_length "
+            "CausalConvWithState.state_update_capacity ConvStateReplay DynamicSparseAttention.output_bf16 "
+            "DynamicSparseAttention/18 GatedAdd/4 GatedDeltaNet GatedDeltaNetStateReplay GatherPacked "
+            "GroupQueryAttention.k_norm_epsilon GroupQueryAttention.q_norm_epsilon GroupQueryAttention/17 "
+            "HyperConnectionLowRankMix Mamba2Verify MatMulNBitsQLoRA MatMulPacked MoE.swiglu_limit_after_activation "
+            "MoEGroupRouter MoEPacked PackedSparseAttentionIndexer.indexshare_state_policy "
+            "PackedSparseAttentionIndexer.max_output_entries PackedSparseAttentionIndexer/19 "
+            "PackedSparseAttentionIndexerMerge QMoE.swiglu_limit_after_activation RMSNormRotary RouterGateUpProj "
+            "SpeculativePrefixCommit SwiGLU VarlenCausalConvWithState"
+        ),
+    ),
+)
+_LATER_ONNX = (
+    ("1.19", "QuantizeLinear.block_size"),
+    ("1.20", "QLinearMatMul@21"),
+    ("1.25", "DeformConv LpNormalization@22 TensorScatter"),
+    # Of these no release has kernels.
+    (
+        "",
+        (
+            "GlobalLpPool@22 MaxRoiPool@22 Multinomial@22 RandomNormal@22 RandomNormalLike@22 RandomUniform@22 "
+            "RandomUniformLike@22 RoiAlign@22"
+        ),
+    ),
 )
 
 
-def least_onnxruntime(ir_version: int, opsets: Mapping[str, int], most_inputs: Mapping[str, int]) -> str:
-    """Return the first release that loads these versions and inputs; empty where the table knows of none.
+def least_onnxruntime(
+    ir_version: int,
+    opsets: Mapping[str, int],
+    most_inputs: Mapping[str, int],
+    attributes: Mapping[str, Mapping[str, int]],
+) -> str:
+    """Return the first release that runs a model with these versions and operators; empty where none is known.
 
     Args:
         ir_version: of the model.
         opsets: version by domain.
         most_inputs: how many inputs a node of each operator has at most.
+        attributes: of each operator, by name the largest number that a node has there; 0 for what is no number.
     """
-    needed = [release for operator, inputs, release in _MORE_INPUTS if most_inputs.get(operator, 0) > inputs]
-    for release, max_ir, max_opset, max_ml in _RELEASES:
-        if ir_version <= max_ir and opsets.get("ai.onnx", 1) <= max_opset and opsets.get("ai.onnx.ml", 1) <= max_ml:
-            return max((release, *needed), key=lambda name: [int(part) for part in name.split(".")])
-    return ""
+    opset = opsets.get("ai.onnx", 1)
+    needed = [
+        release
+        for operator, inputs in most_inputs.items()
+        for feature, release in _later().get(operator, ())
+        if _uses(feature, inputs, attributes.get(operator, {}), opset)
+    ]
+    versions = (
+        release
+        for release, max_ir, max_opset, max_ml in _RELEASES
+        if ir_version <= max_ir and opset <= max_opset and opsets.get("ai.onnx.ml", 1) <= max_ml
+    )
+    first = next(versions, "")
+    return max((first, *needed), key=_order) if first and "" not in needed else ""
+
+
+def _order(release: str) -> list[int]:
+    return [int(part) for part in release.split(".")]
+
+
+@cache
+def _later() -> dict[str, list[tuple[str, str]]]:
+    """Return by operator, named as in `Stats.ops`, what of it came later, and the release; all of it is written so."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for operator, feature, release in _read_tables():
+        found.setdefault(operator, []).append((feature, release))
+    return found
+
+
+def _read_tables() -> Iterator[tuple[str, str, str]]:
+    for domain, table in (("com.microsoft::", _LATER_MICROSOFT), ("", _LATER_ONNX)):
+        for release, items in table:
+            for item in items.split():
+                name = next((item[: item.index(sign)] for sign in "/.@" if sign in item), item)
+                yield domain + name, item[len(name) :], release
+
+
+def _uses(feature: str, inputs: int, attributes: Mapping[str, int], opset: int) -> bool:
+    """Whether a node with so many inputs and such attributes, of such an opset, uses a feature of its operator."""
+    kind, rest = feature[:1], feature[1:]
+    if kind == "/":
+        return inputs >= int(rest)
+    if kind == "@":
+        return opset >= int(rest)
+    name, _, number = rest.partition("=")
+    return not kind or (name in attributes and attributes[name] >= int(number or attributes[name]))

@@ -348,6 +348,7 @@ TABLES = {
     "autodiff/rules/attention.py": "gradients",
     "autodiff/rules/contrib.py": "gradients",
     "optimize/passes/bias_gelu.py": "what is written in place of what",
+    "optimize/quantization/cpu_arithmetic.py": "which input of a product is a weight of int8",
     "optimize/quantization/float16.py": "what stays in float32",
     "optimize/quantization/int8_linear_layers.py": "what no element of a result is below",
     "optimize/quantization/linear_layers.py": "which attribute transposes",

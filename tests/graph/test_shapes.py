@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxtool.graph.shapes import dynamic_axes, find_shapes, infer_shapes, infer_types
+from onnxtool.graph.shapes import dynamic_axes, find_shapes, infer_shapes, infer_types, with_sums
 from tests.optimize.passes.builders import Arrays, build, normal
 
 WEIGHTS = {
@@ -97,6 +97,16 @@ def test_axes_without_a_name_are_called_by_their_place() -> None:
     assert dynamic_axes(model) == ("B", "S")
     model.graph.inputs[0].shape = ir.Shape([None, "S", 8])
     assert dynamic_axes(model) == ("x[0]", "S", "B")
+
+
+def test_an_axis_that_is_named_as_a_sum_is_as_long_as_its_parts() -> None:
+    """The mask of a decoder with a cache; what is no name of an axis is no part of a sum."""
+    model = build("g (float[B, N] mask, float[B, P] past, float[B, S] own) => (float y) { y = Neg(mask) }")
+    model.graph.inputs[0].shape = ir.Shape(["B", "P + S"])
+    for probe in find_shapes(model).probes:
+        assert probe["P + S"] == probe["P"] + probe["S"]
+    sizes = {"P": 3, "S": 4, "P + S": 100, "P + other": 5, "P +  S": 6}
+    assert with_sums(sizes) == {**sizes, "P + S": 7}
 
 
 def test_a_model_of_fixed_sizes_has_numbers_alone() -> None:

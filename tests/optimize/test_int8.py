@@ -42,7 +42,13 @@ def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -
     products = sum(report.after.ops.get(f"com.microsoft::{name}", 0) for name in INT8_PRODUCTS)
     assert products == found.num_layers - len(found.kept)
     assert report.after.size_bytes < 0.4 * report.before.size_bytes
-    assert ModelFile.open(Path(report.output)).metadata["onnxtool.dtype"] == "int8"
+    assert dict(found.arithmetic) == {"exact": found.error, "saturating": found.error, "per_row": found.error}
+    written = ModelFile.open(Path(report.output))
+    assert written.metadata["onnxtool.dtype"] == "int8"
+    assert {key: written.steps[-1][key] for key in ("error", "arithmetic")} == {
+        "error": found.error,
+        "arithmetic": found.arithmetic,
+    }
     assert report.verification is not None
     assert report.verification.passed
 

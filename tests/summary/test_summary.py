@@ -143,6 +143,8 @@ def test_notes_of_exporters_and_tensors_in_attributes_are_counted(tmp_path: Path
     [
         (8, {"ai.onnx": 17}, "1.12"),
         (9, {"ai.onnx": 17}, "1.15"),
+        (8, {"ai.onnx": 15}, "1.9"),
+        (8, {"ai.onnx": 19}, "1.16"),
         (9, {"ai.onnx": 20, "com.microsoft": 1}, "1.17"),
         (10, {"ai.onnx": 14}, "1.18"),
         (8, {"ai.onnx": 14, "ai.onnx.ml": 4}, "1.17"),
@@ -154,23 +156,51 @@ def test_notes_of_exporters_and_tensors_in_attributes_are_counted(tmp_path: Path
 )
 def test_the_least_release_follows_from_the_versions(ir_version: int, opsets: dict[str, int], release: str) -> None:
     """The first release that knows the IR version and every opset of ONNX; none where the table ends."""
-    assert least_onnxruntime(ir_version, opsets, {"com.microsoft::Attention": 6}) == release
+    assert least_onnxruntime(ir_version, opsets, {"com.microsoft::Attention": 5}, {}) == release
 
 
 @pytest.mark.parametrize(
-    ("opset", "inputs", "release"),
-    [(17, 9, "1.15"), (17, 11, "1.22"), (17, 12, "1.23"), (24, 12, "1.24")],
+    ("operator", "opset", "inputs", "attributes", "release"),
+    [
+        ("com.microsoft::GroupQueryAttention", 17, 9, {}, "1.18"),
+        ("com.microsoft::GroupQueryAttention", 17, 11, {}, "1.22"),
+        ("com.microsoft::GroupQueryAttention", 17, 12, {}, "1.23"),
+        ("com.microsoft::GroupQueryAttention", 24, 12, {}, "1.24"),
+        ("com.microsoft::GroupQueryAttention", 17, 9, {"softcap": 0}, "1.20"),
+        ("com.microsoft::MultiHeadAttention", 17, 3, {"num_heads": 4}, "1.16"),
+        ("com.microsoft::MatMulNBits", 17, 4, {"bits": 4, "block_size": 32}, "1.16.2"),
+        ("com.microsoft::MatMulNBits", 17, 4, {"bits": 8}, "1.22"),
+        ("com.microsoft::BiasGelu", 14, 2, {}, "1.15"),
+        ("QuantizeLinear", 21, 3, {"block_size": 384, "axis": -1}, "1.19"),
+        ("QuantizeLinear", 21, 3, {"axis": -1}, "1.18"),
+        ("LpNormalization", 21, 1, {}, "1.18"),
+        ("LpNormalization", 22, 1, {}, "1.25"),
+        ("RoiAlign", 22, 3, {}, ""),
+    ],
 )
-def test_an_operator_with_more_inputs_needs_a_later_release(
-    opset: int, inputs: int, release: str, tmp_path: Path
+def test_what_an_operator_got_later_needs_a_later_release(
+    operator: str, opset: int, inputs: int, attributes: dict[str, int], release: str, tmp_path: Path
 ) -> None:
-    """GroupQueryAttention has a bias since 1.22 and sinks since 1.23; those left out before the last count."""
-    names = ["x", *[""] * (inputs - 2), "x"]
-    node = helper.make_node("GroupQueryAttention", names, ["y"], domain="com.microsoft")
+    """Operators, their inputs, attributes and sizes, in the main graph; inputs left out before the last count."""
+    domain, _, name = operator.rpartition("::")
+    node = helper.make_node(name, ["x", *[""] * (inputs - 2), "x"][:inputs], ["y"], domain=domain, **attributes)
     graph = helper.make_graph([node], "graph", [value("x", [1])], [value("y", [1])])
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "model.onnx")
     assert summarize_model(tmp_path / "model.onnx").min_onnxruntime == release
+
+
+def test_operators_of_functions_count(tmp_path: Path) -> None:
+    """A model whose MatMulNBits stands in a function alone needs a release that has it."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    inner = helper.make_node("MatMulNBits", ["a", "b", "c"], ["y"], domain="com.microsoft")
+    function = helper.make_function("own", "Product", ["a", "b", "c"], ["y"], [inner], opsets)
+    node = helper.make_node("Product", ["x", "x", "x"], ["y"], domain="own")
+    graph = helper.make_graph([node], "graph", [value("x", [1])], [value("y", [1])])
+    opsets = [*opsets, helper.make_opsetid("own", 1)]
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
+    onnx.save(model, tmp_path / "model.onnx")
+    assert summarize_model(tmp_path / "model.onnx").min_onnxruntime == "1.16.2"
 
 
 def test_the_installed_onnxruntime_loads_what_the_table_says(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _MAX_NESTING = 64
 _MAX_KEPT = 100_000  # of tensors, values and operators each; the largest models have a fifth of that
 _MAX_SCOPES = 10_000
 _MAX_SCOPES_BYTES = 1 << 16  # of a node; they take a few hundred
-_MAX_INPUTS = 1000  # of a node, of which one may tell its part
+_MAX_INPUTS = 1000  # of a node, of which one may tell its part; and attributes
 _MAX_MADE_UP = 100  # bytes of a name that an exporter makes up
 
 
@@ -45,6 +45,7 @@ class Reading:
         self.external: list[ExternalData] = []
         self.ops: Counter[bytes] = Counter()
         self.most_inputs: dict[bytes, int] = {}
+        self.attributes: dict[bytes, dict[bytes, int]] = {}
         self.scopes: Counter[str] = Counter()
         self.readers: dict[bytes, str] = {}
         self.num_subgraphs = 0
@@ -136,6 +137,7 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
     op_type = domain = name = b""
     scopes = ""
     inputs: list[bytes] = []
+    attributes: list[tuple[bytes, int]] = []
     for number, kind, first, last in fields(data, start, end):
         if kind != BYTES:
             continue
@@ -147,7 +149,9 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
         elif number == 4:
             op_type = read_name(data, first, last)
         elif number == 5:
-            read_attribute(data, first, last, model, depth)
+            attribute = read_attribute(data, first, last, model, depth)
+            if len(attributes) < _MAX_INPUTS:
+                attributes.append(attribute)
         elif number == 7:
             domain = read_name(data, first, last)
         elif number == 9:
@@ -160,6 +164,11 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
         data.charge(op.__sizeof__(), start)
     model.ops[op] += 1
     model.most_inputs[op] = max(len(inputs), model.most_inputs.get(op, 0))
+    largest = model.attributes.setdefault(op, {})
+    for key, value in attributes:
+        if key not in largest:
+            data.charge(key.__sizeof__(), start)
+        largest[key] = max(value, largest.get(key, value))
     dotted = () if scopes or b"/" in name else [decode(source, start) for source in inputs if b"." in source]
     scope = scope_of_node(decode(name, start), scopes, dotted)
     if scope not in model.scopes and len(model.scopes) >= _MAX_SCOPES:
@@ -176,12 +185,17 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
                 model.readers[source] = scope
 
 
-def read_attribute(data: Data, start: int, end: int, model: Reading, depth: int) -> None:
-    """Read the graphs and tensors in an AttributeProto."""
+def read_attribute(data: Data, start: int, end: int, model: Reading, depth: int) -> tuple[bytes, int]:
+    """Read the graphs and tensors in an AttributeProto, and return its name and its integer, 0 without one."""
+    name, value = b"", 0
     for number, kind, first, last in fields(data, start, end):
+        if kind == VARINT and number == 3:
+            value = signed(first)
         if kind != BYTES:
             continue
-        if number in (6, 11):
+        if number == 1:
+            name = read_name(data, first, last)
+        elif number in (6, 11):
             model.num_subgraphs += 1
             read_graph(data, first, last, model, depth + 1)
         elif number in (5, 10):
@@ -191,6 +205,7 @@ def read_attribute(data: Data, start: int, end: int, model: Reading, depth: int)
             values, _ = read_sparse_tensor(data, first, last, model.external)
             model.attribute_bytes += 0 if values is None else values.size_bytes
             model.check(first)
+    return name, value
 
 
 def read_node(data: Data, start: int, end: int) -> tuple[str, str, str, tuple[str, ...], tuple[str, ...]]:

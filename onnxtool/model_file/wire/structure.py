@@ -68,6 +68,7 @@ class Structure(NamedTuple):
         inputs: graph inputs that are not initializers.
         initializers: those of the main graph and of every graph inside a node.
         most_inputs: of a node of each operator, with those that are left out before the last.
+        attributes: of each operator, by name the largest integer that a node has there; 0 for another type.
         external: every piece of data outside the graph file, those of node attributes and functions included.
         sparse_dims: the dims of each sparse initializer; among the initializers it counts with its values.
         denotations: what the dimensions of an input or output mean, of those that say so.
@@ -87,6 +88,7 @@ class Structure(NamedTuple):
     initializers: tuple[Tensor, ...]
     ops: dict[str, int]
     most_inputs: dict[str, int]
+    attributes: dict[str, dict[str, int]]
     num_functions: int
     num_subgraphs: int
     external: tuple[ExternalData, ...]
@@ -165,6 +167,10 @@ def _read_model(data: Data) -> Structure:
         initializers=tuple(model.initializers),
         ops=_by_count(model.ops),
         most_inputs={decode(op, 0): number for op, number in model.most_inputs.items()},
+        attributes={
+            decode(op, 0): {decode(name, 0): value for name, value in largest.items()}
+            for op, largest in model.attributes.items()
+        },
         num_functions=len(functions),
         num_subgraphs=model.num_subgraphs,
         external=tuple(model.external),

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.shapes import Shapes, axis_name
+from onnxtool.graph.shapes import Shapes, axis_name, with_sums
 from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above, table_lengths
 from onnxtool.optimize.attention.scores import Masking
 
@@ -79,8 +79,8 @@ def _past_windows(part: Slice, shapes: Shapes) -> Iterator[Mapping[str, int]]:
     lengths = {number + more for number in (window, *table_lengths(part)) for more in (8, 1, 0)}
     for length in sorted(lengths, reverse=True):
         if max(sizes.values()) < length <= _LONGEST:
-            yield {**dict.fromkeys(sizes, length), batch: sizes[batch]}
-    yield {**past, batch: sizes[batch]}
+            yield with_sums({**dict.fromkeys(sizes, length), batch: sizes[batch]})
+    yield with_sums({**past, batch: sizes[batch]})
 
 
 def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> MaskKind | None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, constant, only_consumer, producer, scalar
+from onnxtool.graph.edit import attribute, constant, is_weight, only_consumer, producer, scalar, tensor_of
 from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
@@ -138,15 +140,20 @@ def find_attention(root: ir.Node, shapes: Shapes) -> MatchedAttention:
 def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
     scores = softmax.inputs[0]
     rank = shapes.rank(scores)
-    if scores is None or rank not in (3, 4):
+    if scores is None or rank is None or rank < 3:
         raise RefusedError(f"scores of rank {rank}")
+    _check_one_product(scores)
+    if rank > 4:
+        raise RefusedError(f"scores of rank {rank}, for which the nodes take less time than an operator of rank 4")
     if attribute(softmax, "axis", -1) not in (-1, rank - 1):
         raise RefusedError("a Softmax over another axis than the last")
     scores, sinks = _without_sinks(scores, shapes)
     above, num_heads, scale, masking = _take_apart(scores, shapes)
     weighting = _weighting(_of_keys(softmax.outputs[0]) if sinks is not None else softmax.outputs[0])
     if weighting is None:
-        raise RefusedError("probabilities that are read elsewhere as well")
+        is_einsum = any(node.op_type == "Einsum" for node, _ in softmax.outputs[0].uses())
+        how = "by an Einsum that is no product of two matrices" if is_einsum else "elsewhere as well"
+        raise RefusedError(f"probabilities that are read {how}")
     product, conditions = weighting
     result, zeroed_rows = _zeroed_rows(product.outputs[0], conditions, masking)
     queries, keys = above.inputs[:2]
@@ -183,6 +190,13 @@ def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value
     if any(shapes.of(sinks, probe) != (1, num_heads, 1, 1) for probe in range(len(shapes.probes))):
         raise RefusedError(f"{SINKS}, which are not one number a head")
     return first, sinks
+
+
+def _check_one_product(scores: ir.Value) -> None:
+    """Refuse scores that are joined from those of several products, as in BigBird."""
+    concat = producer(scores, "Concat")
+    if concat is not None and sum(side is not None and _leads_to_matmul(side) for side in concat.inputs) > 1:
+        raise RefusedError("scores of several products side by side, which are block-sparse")
 
 
 def _of_keys(probabilities: ir.Value) -> ir.Value:
@@ -268,6 +282,9 @@ def _step(
             factor, other = scalar(first), node.inputs[1] or first
         if factor:
             return other, factor if node.op_type == "Mul" else 1.0 / factor
+        for kept, scores in ((node.inputs[1], first), (first, node.inputs[1])):
+            if scores is not None and any(_is_low_where_zero(term, kept) for term in terms):
+                return scores, 1.0
     if node.op_type == "Max" and len(node.inputs) == 2:  # keeps the sum of two lowest numbers finite
         floor = scalar(node.inputs[1])
         if floor is not None and floor <= _LOWEST:
@@ -288,8 +305,35 @@ def _step(
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
     if node.op_type == "Concat":
+        _check_one_product(node.outputs[0])
         raise RefusedError(SINKS)
     raise RefusedError(f"scores that are changed by {node.op_type}")
+
+
+def _is_low_where_zero(term: Term, kept: ir.Value | None) -> bool:
+    """Whether a term is `(1 - kept) * lowest`: what is multiplied by `kept`, zeros and ones, is dropped where it is 0.
+
+    As OpenAI's first GPT has it, `scores * kept + -1e4 * (1 - kept)`.
+    """
+    product = producer(term.value, "Mul")
+    sides = [] if product is None else [(product.inputs[0], product.inputs[1]), (product.inputs[1], product.inputs[0])]
+    for inverted, factor in sides:
+        sub, lowest = producer(inverted, "Sub"), scalar(factor)
+        if sub is None or lowest is None or scalar(sub.inputs[0]) != 1.0 or sub.inputs[1] is not kept:
+            continue
+        table = _table_of(kept)
+        return table is not None and bool(np.isin(table, (0, 1)).all()) and lowest * term.scale <= _LOWEST
+    return False
+
+
+def _table_of(value: ir.Value | None) -> NDArray[Any] | None:
+    """Return the initializer of which a value is a part; None where it is of none."""
+    for _ in range(_LONGEST_CHAIN):
+        node = producer(value, "Slice", "Cast", *_SAME_ELEMENTS)
+        if node is None:
+            break
+        value = node.inputs[0]
+    return tensor_of(value).numpy() if value is not None and is_weight(value) else None
 
 
 def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
@@ -301,7 +345,7 @@ def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
     for scores, added in candidates:
         if shapes.same(scores, node.outputs[0]) and _leads_to_matmul(scores):
             return scores, added
-    if any(_leads_to_matmul(side, "Tanh") for side in (first, second)):
+    if any(_leads_to_matmul(side, "Tanh") and not _leads_to_matmul(side) for side in (first, second)):
         raise RefusedError(_CAPPED)
     raise RefusedError("a sum of which no side comes from queries and keys")
 
@@ -330,7 +374,7 @@ def _weights_something(probabilities: ir.Value) -> bool:
         if not waiting:
             break
         for node, index in waiting.pop().uses():
-            if node.op_type == "MatMul" and index == 0:
+            if node.op_type in ("MatMul", "Einsum") and index == 0:
                 return True
             if node.op_type in (*_SAME_ELEMENTS, "Cast", "Slice", "Where"):
                 waiting.append(node.outputs[0])

@@ -35,6 +35,7 @@ class Layout(Enum):
     HEADS_INSIDE = "B, S, H, D"
     HEADS_OUTSIDE = "B, H, S, D"
     COLUMNS = "B, H, D, S"
+    TIME_FIRST = "S, B, H * D"
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,11 @@ def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_si
         (Layout.HEADS_INSIDE, inside, lambda: indices.transpose(0, 2, 1, 3)),
         (Layout.FLAT, (*inside[:2], inside[2] * head_size), lambda: indices.reshape(inside).transpose(0, 2, 1, 3)),
         (Layout.COLUMNS, columns, lambda: indices.swapaxes(2, 3)),
+        (
+            Layout.TIME_FIRST,
+            (inside[1], batch, inside[2] * head_size),
+            lambda: indices.reshape(inside[1], batch, *inside[2:]).transpose(1, 2, 0, 3),
+        ),
     )
     for layout, sizes, heads in stored:
         if shape == sizes and np.array_equal(np.repeat(heads(), repeats, axis=1), moved):

@@ -105,8 +105,6 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     if shapes.dtype(queries.source) not in (np.float32, np.float16):
         raise RefusedError(f"queries of dtype {shapes.dtype(queries.source)}")
     joined = find_joined(found.result, shapes, found.num_heads)
-    if joined is None and shapes.rank(found.result) != 4:
-        raise RefusedError("heads that are merged with the batch to the end")
     if found.zeroed_rows is not None and shapes.rank(found.zeroed_rows.unattended) not in (None, 4):
         raise RefusedError("rows of zeros for heads that are merged with the batch")
     if found.masking not in shared.mask_kinds:
@@ -116,6 +114,9 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     is_one_sequence = (
         mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
     )
+    if is_one_sequence and not found.is_causal and _is_broadcast(found.keys, found.num_heads, shapes):
+        # What is later is as well masked by a bias, and the one head need not be repeated.
+        mask_kind, is_one_sequence = MaskKind(is_bias=True, hides_later=mask_kind.hides_later), False
     keys, values = _keys_and_values(found, shapes, are_shared=found.sinks is not None or not is_one_sequence)
     if queries.head_size != keys.head_size or values.scale != 1.0:
         raise RefusedError("queries and keys of different sizes, or scaled values")
@@ -170,10 +171,15 @@ def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: boo
 def _heads(found: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
     """Find the heads of keys or values; shared ones are repeated, or one head that the MatMul broadcasts (Falcon)."""
     value, is_transposed = (found.keys, found.is_transposed) if is_keys else (found.values, False)
-    is_broadcast = are_shared and shapes.rank(value) == 4 and shapes.fixed(value, 1) == 1 < found.num_heads
+    is_broadcast = are_shared and _is_broadcast(value, found.num_heads, shapes)
     num_heads = 1 if is_broadcast else found.num_heads
     heads = find_heads(value, shapes, num_heads, transposed=is_transposed, repeated=are_shared, in_columns=is_keys)
     return replace_fields(heads, repeats=found.num_heads) if heads is not None and is_broadcast else heads
+
+
+def _is_broadcast(value: ir.Value, num_heads: int, shapes: Shapes) -> bool:
+    """Whether keys or values are one head that the MatMul repeats for all of the queries."""
+    return shapes.rank(value) == 4 and shapes.fixed(value, 1) == 1 < num_heads
 
 
 def _heads_of_bias(found: MatchedAttention, shapes: Shapes) -> int | None:
@@ -205,7 +211,7 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     if parts.joined is not None:
         replace(parts.joined, fused)
     else:
-        _split_again(parts.found.result, fused, parts, writer)
+        _split_again(parts.found.result, fused, parts, shared.shapes, writer)
     remove_unused(shared.model.graph, [last])
 
 
@@ -309,6 +315,8 @@ def _flat(heads: Heads, writer: Writer) -> ir.Value:
     value = heads.source
     if heads.layout is Layout.FLAT:
         return value
+    if heads.layout is Layout.TIME_FIRST:
+        return writer.node("Transpose", [value], {"perm": [1, 0, 2]})
     if heads.layout in (Layout.HEADS_OUTSIDE, Layout.COLUMNS):
         perm = [0, 2, 1, 3] if heads.layout is Layout.HEADS_OUTSIDE else [0, 3, 1, 2]
         value = writer.node("Transpose", [value], {"perm": perm})
@@ -320,10 +328,11 @@ def _queries(parts: _Parts, writer: Writer) -> ir.Value:
     if parts.repeats == 1:
         return _flat(parts.queries, writer)
     num_heads, repeats, size = parts.keys.num_heads, parts.repeats, parts.queries.head_size
-    shape, perm = [0, 0, num_heads, repeats, size], [0, 3, 1, 2, 4]
     if parts.queries.layout is Layout.HEADS_OUTSIDE:
-        shape, perm = [0, num_heads, repeats, -1, size], [0, 2, 3, 1, 4]
-    split = writer.node("Reshape", [parts.queries.source, _shape(shape, writer)])
+        source, shape, perm = parts.queries.source, [0, num_heads, repeats, -1, size], [0, 2, 3, 1, 4]
+    else:
+        source, shape, perm = _flat(parts.queries, writer), [0, 0, num_heads, repeats, size], [0, 3, 1, 2, 4]
+    split = writer.node("Reshape", [source, _shape(shape, writer)])
     sequences = writer.node("Transpose", [split], {"perm": perm})
     return writer.node("Reshape", [sequences, _shape([0, -1, num_heads * size], writer)])
 
@@ -459,7 +468,7 @@ def _length(heads: Heads, writer: Writer) -> ir.Value:
 
 
 def _axis_of_length(heads: Heads) -> int:
-    return {Layout.HEADS_OUTSIDE: 2, Layout.COLUMNS: 3}.get(heads.layout, 1)
+    return {Layout.HEADS_OUTSIDE: 2, Layout.COLUMNS: 3, Layout.TIME_FIRST: 0}.get(heads.layout, 1)
 
 
 def _with_zeroed_rows(
@@ -497,11 +506,14 @@ def _unattended(
     return functools.reduce(lambda first, second: writer.node("Or", [first, second]), none)
 
 
-def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, writer: Writer) -> None:
-    """Restore the layout of the result, [B, H, S, D]."""
-    shape = _shape([0, 0, parts.queries.num_heads, parts.values.head_size], writer)
-    heads = writer.node("Reshape", [fused, shape])
-    replace(result, writer.node("Transpose", [heads], {"perm": [0, 2, 1, 3]}))
+def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, shapes: Shapes, writer: Writer) -> None:
+    """Restore the layout of the result, [B, H, S, D] or [B * H, S, D]."""
+    shape, perm = [0, 0, parts.queries.num_heads, parts.values.head_size], [0, 2, 1, 3]
+    if shapes.rank(result) == 3:
+        perm = [1, 0, 2]
+        fused, shape = writer.node("Transpose", [fused], {"perm": perm}), [0, -1, parts.values.head_size]
+    heads = writer.node("Reshape", [fused, _shape(shape, writer)])
+    replace(result, writer.node("Transpose", [heads], {"perm": perm}))
 
 
 attention = Pass("attention", _apply)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, constant, producer, remove_unused
+from onnxtool.graph.edit import attribute, producer, reduced_axes, remove_unused
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 
@@ -19,20 +19,11 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if sub is None or maximum is None or maximum.inputs[0] is not sub.inputs[0]:
             continue
         # The axis 1 of old ReduceMax and Softmax is not taken for the last: their ranks are not looked up here.
-        if _axes(maximum) == [-1] and attribute(node, "axis", -1) == -1 and attribute(maximum, "keepdims", 1):
+        if reduced_axes(maximum) == [-1] and attribute(node, "axis", -1) == -1 and attribute(maximum, "keepdims", 1):
             node.replace_input_with(0, sub.inputs[0])
             remove_unused(model.graph, [sub])
             num_changes += 1
     return Outcome(model, num_changes)
-
-
-def _axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a reduction: an attribute before opset 18, an input from there on."""
-    if len(node.inputs) < 2:
-        listed: list[int] | None = attribute(node, "axes")
-        return listed
-    axes = constant(node.inputs[1])
-    return None if axes is None else [int(axis) for axis in axes.reshape(-1)]
 
 
 softmax_maximum = Pass("softmax_maximum", _apply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from onnxtool.errors import PassError
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording, open_written, record
+from onnxtool.optimize.quantization.cpu_arithmetic import by_arithmetic
 from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.fallback_layers import MARGIN, find_fallback_layers
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
@@ -49,8 +50,10 @@ class Quantized:
         num_layers: linear layers, those in `kept` among them.
         num_embeddings: lookups that read a quantized table.
         embedding_precision: of these tables; empty without any.
-        error: the largest 1 - cosine of any row of an output, or of an output as a whole, on the calibration inputs.
-        mean_error: the average over all of them.
+        error: the largest 1 - cosine of any row of an output, or of an output as a whole, on the calibration inputs,
+            under the worst arithmetic.
+        mean_error: the average over all of them, under the same.
+        errors: the largest under each arithmetic that was computed; see `by_arithmetic`.
     """
 
     outcome: Outcome
@@ -60,6 +63,7 @@ class Quantized:
     embedding_precision: str
     error: float
     mean_error: float
+    errors: Mapping[str, float]
 
 
 def quantize_within(
@@ -103,7 +107,12 @@ def quantize_within(
             passes = [config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
             outcomes = [step.apply(converted, Context()) for step in passes]
             num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
-            errors = measure_errors(open_written(converted, folder), feeds, recording.outputs)
+            measured = {
+                name: measure_errors(open_written(one, folder), feeds, recording.outputs)
+                for name, one in by_arithmetic(converted).items()
+            }
+            errors = {name: float(found.max(initial=0.0)) for name, found in measured.items()}
+            worst = max(errors, key=lambda name: errors[name])
             notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
             return Quantized(
                 Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
@@ -111,22 +120,28 @@ def quantize_within(
                 len({layer.name for layer in layers}),
                 num_embeddings,
                 embeddings[0] if embeddings and num_embeddings else "",
-                float(errors.max(initial=0.0)),
-                float(errors.mean()),
+                errors[worst],
+                float(measured[worst].mean()),
+                errors,
             )
 
         on_progress("measuring the error")
         result = quantize((), config.embeddings[0])
         if max_error is not None and result.error > MARGIN * max_error:
-            del result
-            switchable = open_switchable(model, config.levels, folder, feeds, recording.outputs)
-            fallbacks = find_fallback_layers(switchable, max_error, on_progress)
-            del switchable  # it holds every weight at every level
-            on_progress("measuring the error")
-            # Embeddings in the lowest precision first, and at last none.
-            for embeddings in (*config.embeddings, None):
-                result = quantize(fallbacks, embeddings)
-                if not result.num_embeddings or result.error <= MARGIN * max_error:
+            errors = result.errors
+            # The arithmetic under which all layers together are worst decides which must not be; the others rarely do.
+            for arithmetic in sorted(errors, key=lambda name: -errors[name]):
+                del result
+                switchable = open_switchable(model, config.levels, folder, feeds, recording.outputs, arithmetic)
+                fallbacks = find_fallback_layers(switchable, max_error, on_progress)
+                del switchable  # it holds every weight at every level
+                on_progress("measuring the error")
+                # Embeddings in the lowest precision first, and at last none.
+                for embeddings in (*config.embeddings, None):
+                    result = quantize(fallbacks, embeddings)
+                    if not result.num_embeddings or result.error <= MARGIN * max_error:
+                        break
+                if result.error <= max_error:
                     break
     if max_error is not None and result.error > max_error:
         raise PassError(

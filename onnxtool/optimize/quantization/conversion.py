@@ -22,6 +22,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
+from onnxtool.optimize.quantization.cpu_arithmetic import figures_of
 from onnxtool.optimize.quantization.float16 import to_float16
 from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
@@ -88,6 +89,11 @@ class Conversion:
         """The most that 1 - cosine may be."""
         return MAX_ERROR if self.max_error is None else self.max_error
 
+    @property
+    def is_for_exact_cpus(self) -> bool:
+        """Whether int8 is only for CPUs on which no product saturates."""
+        return self.cpu in EXACT_CPUS or (self.cpu == NATIVE and not products_saturate())
+
     @cached_property
     def calibration(self) -> Calibration:
         """The inputs to calibrate on."""
@@ -131,6 +137,7 @@ class Conversion:
             num_texts=self.calibration.num_texts,
             error=result.error,
             mean_error=result.mean_error,
+            arithmetic=figures_of(result.errors, small_pairs=not self.is_for_exact_cpus) if precision == "int8" else {},
             note="; ".join(note for note in (self.calibration.note, self._caveat(precision, activations)) if note),
         )
         return Pass(precision, apply), quantization
@@ -147,7 +154,7 @@ class Conversion:
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
         feeds, say = self.calibration.feeds, self.on_progress
         if precision == "int8":
-            exact = self.cpu in EXACT_CPUS or (self.cpu == NATIVE and not products_saturate())
+            exact = self.is_for_exact_cpus
             if exact:  # also for the sessions that measure it here
                 model.metadata_props[EXACT_PRODUCTS_KEY] = REQUIRED
             return to_int8(model, feeds, self.bound, activations=activations, exact=exact, on_progress=say)

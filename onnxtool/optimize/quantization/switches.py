@@ -17,6 +17,7 @@ from onnxtool.graph.edit import replace
 from onnxtool.graph.shapes import fill_types, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.quantization.activations import Feeds, open_written
+from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, by_arithmetic
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.runtime.session import Arrays, Session
@@ -71,9 +72,14 @@ class SwitchableModel:
 
 
 def open_switchable(
-    model: ir.Model, levels: Sequence[Level], folder: Path, feeds: Sequence[Feeds], expected: Sequence[Arrays]
+    model: ir.Model,
+    levels: Sequence[Level],
+    folder: Path,
+    feeds: Sequence[Feeds],
+    expected: Sequence[Arrays],
+    arithmetic: str = EXACT,
 ) -> SwitchableModel:
-    """Write `model` with switches to `folder` and open a session on it."""
+    """Write `model` with switches to `folder` and open a session on it, which computes under an arithmetic."""
     model = model.clone()
     unfuse_linear_layers(model, frozenset(), find_shapes(model))
     fill_types(model)
@@ -86,7 +92,9 @@ def open_switchable(
     for layer in layers:
         _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
     precisions = tuple(level.precision for level in levels)
-    return SwitchableModel(sizes, precisions, feeds, expected, open_written(model, folder))
+    computed = by_arithmetic(model)
+    session = open_written(computed.get(arithmetic, computed[EXACT]), folder)
+    return SwitchableModel(sizes, precisions, feeds, expected, session)
 
 
 def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:

@@ -27,15 +27,13 @@ WEIGHTING = "p = Softmax <axis=-1> (masked) c = MatMul(p, v)"
 RESULT = "t = Transpose <perm=[0, 2, 1, 3]> (c) y = Reshape(t, joined)"
 LENGTH = "shape = Shape(x) long = Gather(shape, one_index) range = Range(zero_index, long, one_index)"
 PLACES = f"{LENGTH} row = Unsqueeze(range, last) column = Unsqueeze(range, first)"
+ADDED_PADDING = "m = Cast <to=1> (attention_mask) n = Unsqueeze(m, outer) o = Sub(one, n) a = Mul(o, lowest)"
 PADDING = "real = Cast <to=9> (attention_mask) allowed = Unsqueeze(real, outer)"
 # How exporters mask the scores, each with nothing but operators that do so.
 MASKINGS = {
     "nothing": "masked = Identity(scaled)",
     "padding": f"{PADDING} masked = Where(allowed, scaled, lowest)",
-    "padding, added": (
-        "m = Cast <to=1> (attention_mask) n = Unsqueeze(m, outer) o = Sub(one, n) a = Mul(o, lowest) "
-        "masked = Add(scaled, a)"
-    ),
+    "padding, added": f"{ADDED_PADDING} masked = Add(scaled, a)",
     "causal": f"{PLACES} before = LessOrEqual(column, row) masked = Where(before, scaled, lowest)",
     "both": (
         f"{PLACES} before = LessOrEqual(column, row) {PADDING} both = And(allowed, before) "
@@ -44,6 +42,11 @@ MASKINGS = {
     "both, one by one": (
         f"{PLACES} before = LessOrEqual(column, row) early = Where(before, scaled, lowest) {PADDING} "
         "masked = Where(allowed, early, lowest)"
+    ),
+    "both, multiplied": (
+        f"{LENGTH} end = Unsqueeze(long, first) rows = Slice(table, first, end, first) "
+        "kept = Slice(rows, first, end, last) product = Mul(scaled, kept) dropped = Sub(one, kept) "
+        f"low = Mul(dropped, minus) early = Add(product, low) {ADDED_PADDING} masked = Add(early, a)"
     ),
     "window": (
         f"{PLACES} apart = Sub(row, column) far = Abs(apart) near = LessOrEqual(far, window) {PADDING} "
@@ -63,6 +66,8 @@ CONSTANTS: dict[str, NDArray[Any]] = {
     "half": np.array(0.5, np.float32),
     "one": np.array(1.0, np.float32),
     "lowest": np.array(LOWEST, np.float32),
+    "table": np.tril(np.ones((64, 64), np.float32)),
+    "minus": np.array(-1e4, np.float32),
     "window": np.array(3),
     "slopes": np.array([0.5, 0.25], np.float32).reshape(2, 1, 1),
     "zero_index": np.array(0),

@@ -24,6 +24,7 @@ NAMES = {
     "causal": "causal",
     "both": "padding, causal",
     "both, one by one": "padding, causal",
+    "both, multiplied": "padding, causal",
     "window": "bias",
     "slopes": "bias",
     "padding, inverted": "bias",

@@ -50,6 +50,7 @@ WRITTEN = {
     "causal": (False, False, True),
     "both": (True, False, True),
     "both, one by one": (True, False, True),
+    "both, multiplied": (True, False, True),
     "window": (False, True, False),
     "slopes": (False, True, False),
     "padding, inverted": (False, True, False),
@@ -197,6 +198,12 @@ def test_a_scale_after_a_bias_scales_the_bias() -> None:
     assert has_input(fused_node(model), BIAS_INPUT)
 
 
+MASKED_TIME_FIRST = [
+    f"{PADDING} masked = Where(allowed, scaled, lowest)",
+    f"{PADDING} early = Where(allowed, scaled, lowest) masked = Add(early, slopes)",
+]
+
+
 def test_heads_that_are_merged_with_the_batch_are_found() -> None:
     """[B * H, S, D], as models wrote it that came from fairseq."""
     text = """g (float[B, S, 8] x) => (float[B, S, 8] y) {
@@ -223,6 +230,39 @@ def test_heads_that_are_merged_with_the_batch_are_found() -> None:
     model = build(text, weights)
     assert_same_numbers(attention, model, {"x": normal(3, 7, 8)})
     assert fused_node(model).op_type == "Attention"
+
+
+@pytest.mark.parametrize("masked", MASKED_TIME_FIRST)
+def test_sequences_that_stand_before_the_batch_are_found(masked: str) -> None:
+    """[S, B, H * D] before the attention and behind it, as fairseq's translators have it; padded on either side."""
+    text = f"""g (float[B, S, 8] x, int64[B, S] attention_mask) => (float[S, B, 8] y) {{
+        turned = Transpose <perm=[1, 0, 2]> (x)
+        q0 = MatMul(turned, wq) q1 = Add(q0, bq) q2 = Mul(q1, half) q3 = Reshape(q2, merged)
+        q = Transpose <perm=[1, 0, 2]> (q3)
+        k0 = MatMul(turned, wk) k1 = Add(k0, bk) k2 = Reshape(k1, heads) k3 = Transpose <perm=[1, 2, 0, 3]> (k2)
+        v0 = MatMul(turned, wv) v1 = Add(v0, bv) v2 = Reshape(v1, heads) v3 = Transpose <perm=[1, 2, 0, 3]> (v2)
+        l = Shape <start=1, end=2> (x) to_merged = Concat <axis=0> (minus_one, l, four)
+        k4 = Reshape(k3, to_merged) v = Reshape(v3, to_merged) k = Transpose <perm=[0, 2, 1]> (k4)
+        by_heads = Concat <axis=0> (minus_one, two, l, l) squares = Concat <axis=0> (minus_one, l, l)
+        scores = MatMul(q, k) scaled = Reshape(scores, by_heads) {masked} rows = Reshape(masked, squares)
+        p = Softmax <axis=-1> (rows) c = MatMul(p, v)
+        b = Shape <start=0, end=1> (x) joined = Concat <axis=0> (l, b, eight)
+        t = Transpose <perm=[1, 0, 2]> (c) y = Reshape(t, joined)
+    }}"""
+    weights = {
+        **{name: array for name, array in CONSTANTS.items() if re.search(rf"\b{name}\b", text)},
+        "merged": np.array([0, -1, 4]),
+        **{name: np.array([size]) for name, size in (("minus_one", -1), ("two", 2), ("four", 4), ("eight", 8))},
+    }
+    del weights["joined"]
+    model = build(text, weights)
+    feeds = ragged_feeds()
+    (expected,) = run(model, feeds)
+    assert apply(attention, model).num_changes == 1
+    (found,) = run(model, feeds)
+    real = feeds["attention_mask"].astype(bool).T
+    np.testing.assert_allclose(found[real], expected[real], atol=1e-5, rtol=0)
+    assert has_input(fused_node(model), 5) == ("slopes" in masked)
 
 
 def test_values_of_another_size_than_keys_are_joined() -> None:
@@ -334,15 +374,20 @@ def test_keys_that_heads_share_are_not_repeated(layout: str, masking: str) -> No
     assert [value and value.name for value in node.inputs[1:3]] == ["keys", "values"]
 
 
-def test_a_head_of_keys_that_the_product_broadcasts_is_shared_by_all() -> None:
-    """As Falcon has it: one head, which nothing repeats."""
-    body = "k = Transpose <perm=[0, 1, 3, 2]> (keys) scaled = MatMul(q, k) masked = Add(scaled, bias)"
+@pytest.mark.parametrize("is_causal", [False, True], ids=["a bias", "causal"])
+def test_a_head_of_keys_that_the_product_broadcasts_is_shared_by_all(is_causal: bool) -> None:
+    """As Falcon has it: one head, which nothing repeats; the operator counts no places of queries then."""
+    masking, length = ("masked = Add(scaled, bias)", "L") if not is_causal else (CAUSAL, "S")
+    cache = ", ".join(f"float[B, 1, {length}, 8] {name}" for name in ("keys", "values"))
+    body = f"k = Transpose <perm=[0, 1, 3, 2]> (keys) scaled = MatMul(q, k) {masking}"
     model = build(
-        "g (float[B, 4, S, 8] q, float[B, 1, L, 8] keys, float[B, 1, L, 8] values, float[B, 1, S, L] bias) => "
-        f"(float[B, 4, S, 8] y) {{ {body} p = Softmax <axis=-1> (masked) y = MatMul(p, values) }}"
+        f"g (float[B, 4, S, 8] q, float[B, S, 8] x, float[B, 1, S, L] bias, {cache}) => (float[B, 4, S, 8] y) "
+        f"{{ {body} p = Softmax <axis=-1> (masked) y = MatMul(p, values) }}",
+        {name: array for name, array in CONSTANTS.items() if re.search(rf"\b{name}\b", body)},
     )
-    cache = {name: normal(3, 1, 7, 8, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
-    assert_same_numbers(attention, model, {"q": normal(3, 4, 5, 8), "bias": normal(3, 1, 5, 7, seed=3), **cache})
+    feeds = {"q": normal(3, 4, 5, 8), "bias": normal(3, 1, 5, 7, seed=3), "x": normal(3, 5, 8, seed=4)}
+    keys = {name: normal(3, 1, 5 if is_causal else 7, 8, seed=seed) for seed, name in enumerate(("keys", "values"), 1)}
+    assert_same_numbers(attention, model, {**feeds, **keys})
     assert fused_node(model).attributes["num_heads"].as_int() == 1
 
 
@@ -495,6 +540,31 @@ REFUSALS = {
         "p0 = Softmax <axis=-1> (masked) p = Where(kept, p0, zero) c = MatMul(p, v)",
         "probabilities that are masked otherwise than the scores",
     ),
+    "multiplied": (
+        "nothing",
+        SCORES.replace("scaled", "plain")
+        + " product = Mul(plain, near) o = Sub(one, near) low = Mul(o, lowest) scaled = Add(product, low)",
+        WEIGHTING,
+        "scores that are changed by Mul",
+    ),
+    "side by side": (
+        "nothing",
+        f"{SCORES.replace('scaled', 'plain')} scaled = Concat <axis=-1> (plain, scores)",
+        "p0 = Softmax <axis=-1> (masked) p = Slice(p0, zeros, fives, three) c = MatMul(p, v)",
+        "scores of several products side by side, which are block-sparse",
+    ),
+    "of rank 5": (
+        "nothing",
+        "q5 = Unsqueeze(q, zeros) k5 = Unsqueeze(k, zeros) " + SCORES.replace("(q, k)", "(q5, k5)"),
+        "p = Softmax <axis=-1> (masked) c5 = MatMul(p, v) c = Squeeze(c5, zeros)",
+        "scores of rank 5, for which the nodes take less time",
+    ),
+    "by an Einsum": (
+        "nothing",
+        SCORES,
+        'p = Softmax <axis=-1> (masked) c0 = Einsum <equation="bhij,bhjd->bhid"> (p, v) c = Neg(c0)',
+        "probabilities that are read by an Einsum that is no product of two matrices",
+    ),
     "squared": ("nothing", SCORES, "p0 = Softmax <axis=-1> (masked) p = Mul(p0, p0) c = MatMul(p, v)", ""),
 }
 
@@ -508,8 +578,10 @@ def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
         "zero": np.array(0.0, np.float32),
         "kept": np.array([True, False]).reshape(2, 1, 1),
         "sink": normal(2, 2, 5, 1),
+        "near": np.linspace(0, 1, 25, dtype=np.float32).reshape(1, 1, 5, 5),
         "zeros": np.array([0]),
         "ends": np.array([-1]),
+        "fives": np.array([5]),
         "three": np.array([3]),
     }
     inputs = "float[2, 5, 8] x, int64[2, 5] attention_mask"

@@ -11,8 +11,10 @@ from onnxtool.optimize.presets import FINISHING, PRESETS
 from tests.optimize.passes import (
     test_attention,
     test_bias_gelu,
+    test_blocked_maximum,
     test_common_subexpressions,
     test_deduplicate_initializers,
+    test_einsum_products,
     test_embed_layer_normalization,
     test_fold_constants,
     test_gelu,
@@ -28,6 +30,7 @@ from tests.optimize.passes import (
     test_skip_layer_normalization,
     test_softmax_maximum,
     test_tied_transposes,
+    test_token_maximum,
     test_transposed_weights,
 )
 from tests.optimize.passes.builders import assert_left_alone, assert_same_numbers, assert_twice_is_once, build
@@ -44,8 +47,10 @@ from tests.workshop import Workshop
 ROWS: dict[str, Row] = {
     "attention": test_attention.ROW,
     "bias_gelu": test_bias_gelu.ROW,
+    "blocked_maximum": test_blocked_maximum.ROW,
     "common_subexpressions": test_common_subexpressions.ROW,
     "deduplicate_initializers": test_deduplicate_initializers.ROW,
+    "einsum_products": test_einsum_products.ROW,
     "embed_layer_normalization": test_embed_layer_normalization.ROW,
     "fold_constants": test_fold_constants.ROW,
     "gelu": test_gelu.ROW,
@@ -61,6 +66,7 @@ ROWS: dict[str, Row] = {
     "skip_layer_normalization": test_skip_layer_normalization.ROW,
     "softmax_maximum": test_softmax_maximum.ROW,
     "tied_transposes": test_tied_transposes.ROW,
+    "token_maximum": test_token_maximum.ROW,
     "transposed_weights": test_transposed_weights.ROW,
     "int4_embeddings": test_int4_embeddings.ROW,
     "int4_linear_layers": test_int4_linear_layers.ROW,

@@ -90,7 +90,9 @@ def test_activations_are_divided_only_where_the_error_needs_it(factor: float, nu
     """A bound that all layers hold without costs no multiplication, and a division comes before float32."""
     model = layers(1 / 60)
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 60, 1, 1, 1, 1], np.float32)} for given in FEEDS]
-    plain = errors_of(Quantized(quantize_int8().apply(model.clone(), Context()), (), 2, 0, "", 0.0, 0.0), model, feeds)
+    plain = errors_of(
+        Quantized(quantize_int8().apply(model.clone(), Context()), (), 2, 0, "", 0.0, 0.0, {}), model, feeds
+    )
     result = to_int8(model, feeds, max_error=plain * factor, activations="dynamic")
     assert (result.kept, count(result.outcome.model, "Mul")) == ((), num_divisions)
     assert result.error <= plain * factor

@@ -1,0 +1,301 @@
+"""Open files of ours in the releases of onnxruntime that `onnxtool stats` names for them, and in the ones before.
+
+`python scripts/check_releases.py --releases DIR` exports and optimizes checkpoints with random weights, and MiniLM,
+installs releases from PyPI into DIR, and prints two tables as Markdown. In the first, each file gives the same answers
+in the first version of the least release that stats names, and does not load, or does not run, in the version before.
+In the second, int8 files keep their promise in several releases with and without the session option that makes products
+exact. With `--tables`, every operator of com.microsoft, its inputs and its attributes are compared with what the
+releases themselves list. Releases before 1.15 have no wheels for Python 3.11: `--pythons python3.8` has them run by
+that. Exit code 1: a claim is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness.machine import cpu_class
+from make_models import make_model, trained_model
+from releases.installed import Releases, order
+from zoo.checkpoint import make_checkpoint
+from zoo.tasks import find_task
+
+from onnxtool.errors import InputError
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.model_file import ModelFile
+from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.options import ACTIVATIONS
+from onnxtool.optimize.quantization.calibration import text_feeds_of
+from onnxtool.optimize.quantization.error import output_errors, padding_mask
+from onnxtool.optimize.quantization.ranking import held_out_texts
+from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION
+from onnxtool.runtime.session import open_session
+from onnxtool.summary import summarize_model
+from onnxtool.summary.releases import least_onnxruntime
+
+NUM_TEXTS = 24
+LONGEST = 32  # of made-up inputs
+FP32 = {"": 1e-6, "fp32": 1e-6, "fp16": 1e-3}
+PROMISE = 0.01  # of MiniLM in int8 and int4
+RANDOM_PROMISE = 0.1  # of random weights, which no rounding spares
+WITH_OPTION = ("1.23", "1.26", "1.29", "1.31")
+FIRST_LISTED = "1.16"  # which lists its operators
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to open.
+
+    Attributes:
+        checkpoint: a recipe of models/recipes.json, `minilm`, or TASK/TYPE of the zoo.
+        precision: as for `optimize`; empty for the plain export.
+        export: options of the export beside its defaults; so `optimize`.
+    """
+
+    checkpoint: str
+    precision: str = ""
+    export: Mapping[str, Any] = field(default_factory=dict)
+    optimize: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        given = [str(value) for value in (*self.optimize.values(), *self.export.values())]
+        numbers = ["opset " + one if one.isdecimal() else one for one in given if not one.startswith("0.")]
+        return ", ".join((self.checkpoint, self.precision or "plain export", *numbers))
+
+    @property
+    def bound(self) -> float:
+        """The most that 1 - cosine of a row of an output may be, to the plain export in the onnxruntime of here."""
+        return FP32.get(self.precision) or float(self.optimize.get("max_error", PROMISE))
+
+
+_LOOSE = {"max_error": RANDOM_PROMISE}
+FILES = (
+    File("minilm"),
+    *(File("minilm", precision) for precision in ("fp32", "fp16", "int4")),
+    *(File("minilm", "int8", optimize={"activations": one}) for one in ACTIVATIONS),
+    File("tiny-splade", "fp32"),
+    File("tiny-splade", "int8", optimize=_LOOSE),
+    File("tiny-encoder", "fp32", {"exporter": "torchscript", "opset": 14}),
+    File("tiny-encoder", "fp32", {"opset": 23}),
+    File("tiny-encoder", "int8", {"opset": 21}, _LOOSE),
+    File("tiny-decoder"),
+    File("tiny-decoder", "fp32"),
+    File("tiny-decoder", "int4", optimize=_LOOSE),
+    File("text-generation/gpt_oss", "fp32"),
+    File("feature-extraction/deberta", "fp32"),
+    File("image-classification/vit", "fp32"),
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file that was made, with its inputs and what the plain export gives for them."""
+
+    file: File
+    path: Path
+    feeds: list[Mapping[str, Any]]
+    expected: list[Mapping[str, Any]]
+
+    @cached_property
+    def least(self) -> str:
+        """The release that stats names."""
+        return summarize_model(self.path).min_onnxruntime
+
+    def errors(self, found: Mapping[str, Any]) -> float:
+        """Return the largest error of outputs as the worker writes them."""
+        outputs: list[dict[str, Any]] = [{} for _ in self.feeds]
+        for key, array in found.items():
+            place, _, name = key.partition("/")
+            outputs[int(place)][name] = array
+        together = zip(outputs, self.expected, self.feeds, strict=True)
+        return max(float(output_errors(one, wanted, padding_mask(given)).max()) for one, wanted, given in together)
+
+
+class Workshop:
+    """Makes files in a folder, each export and its inputs once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._exports: dict[str, tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
+
+    def make(self, file: File) -> Made:
+        """Export and optimize a file."""
+        key = f"{file.checkpoint} {sorted(file.export.items())}"
+        if key not in self._exports:
+            self._exports[key] = self._export(file, f"export{len(self._exports)}")
+        source, feeds, expected = self._exports[key]
+        path = source
+        if file.precision:
+            path = source.with_name(f"{file.precision}-{'-'.join(map(str, file.optimize.values()))}.onnx")
+            optimize_model(OptimizeOptions(source, path, precision=file.precision, **file.optimize))
+        return Made(file, path, feeds, expected)
+
+    def _export(self, file: File, name: str) -> tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+        path = self._folder / name / "model.onnx"
+        export_model(ExportOptions(model_name=str(self._checkpoint(file.checkpoint)), output=path, **file.export))
+        model = ModelFile.open(path)
+        try:
+            feeds: list[Mapping[str, Any]] = list(text_feeds_of(model, held_out_texts(NUM_TEXTS)))
+        except InputError:  # takes more than texts
+            feeds = [case.feeds for case in input_cases(model, longest=LONGEST)]
+        session = open_session(path, provider="cpu", threads=1)
+        return path, feeds, [session.run(given) for given in feeds]
+
+    def _checkpoint(self, name: str) -> Path:
+        if name == "minilm":
+            return trained_model()
+        if "/" not in name:
+            return make_model(name, self._folder)
+        task, model_type = name.split("/")
+        make_checkpoint(find_task(task), model_type, self._folder / name)
+        return self._folder / name
+
+
+def run(releases: Releases, version: str, made: Made, *options: str) -> tuple[bool, str]:
+    """Return whether a version gives the answers that a file promises, and what it did."""
+    with tempfile.TemporaryDirectory() as name:
+        feeds, output = Path(name) / "feeds.npz", Path(name) / "output.npz"
+        arrays = {f"{place}/{key}": array for place, given in enumerate(made.feeds) for key, array in given.items()}
+        np.savez(feeds, **arrays)
+        code, _, text = releases.ask(version, "run", str(made.path), str(feeds), str(output), *options)
+        if code < 0 or code > 1:
+            return False, f"ends the process ({code})"
+        if code:
+            return False, _reason(text)
+        with np.load(output) as found:
+            error = made.errors(found)
+    if error <= made.file.bound:
+        return True, f"{error:.1e}"
+    return False, f"runs, error {error:.1g}"
+
+
+def _reason(text: str) -> str:
+    """Return what onnxruntime says, without what it says every time."""
+    line = next((line for line in reversed(text.splitlines()) if "ONNXRuntimeError" in line), text.strip()[-200:])
+    for said, means in (
+        ("nsupported model IR version", "the IR version"),
+        ("is under development", "the opset"),
+        ("is not a registered function/op", "no such operator"),
+        ("Unrecognized attribute", "an attribute"),
+        ("has input size", "the number of inputs"),
+        ("has more inputs", "the number of inputs"),
+        ("Could not find an implementation", "no kernel"),
+    ):
+        if said in line:
+            subject = line.partition("Load model from")[2].partition("failed:")[2] or line
+            detail = (
+                subject if means in ("no such operator", "no kernel", "an attribute", "the number of inputs") else ""
+            )
+            return f"refuses {means}{_named(detail)}"
+    return f"fails: {line.split(' : ')[-1][:110]}"
+
+
+def _named(text: str) -> str:
+    words = [word.strip('(),"') for word in text.replace("com.microsoft:", "").replace("(", " (").split()]
+    known = [word for word in words if word[:1].isupper() and word.isalnum() and word not in ("In", "Fatal", "Node")]
+    attribute = text.partition("Unrecognized attribute: ")[2].split(" ")[0]
+    known = [word for word in known if word not in ("Unrecognized", "INVALIDGRAPH", "This", "Could", "Error", "FAIL")]
+    return f": {' '.join([*known[:1], *([attribute] if attribute else [])])}" if known or attribute else ""
+
+
+def check_least(releases: Releases, files: Sequence[Made]) -> bool:
+    """Print each file in the least release that stats names, and in the version before."""
+    print("| file | least onnxruntime | answers there, 1 - cosine | the version before |\n|---|---|---|---|")
+    right = True
+    for made in files:
+        named = releases.first_of(made.least) if made.least else None
+        if named is None:
+            print(f"| {made.file.name} | {made.least or 'none'} | no such version for these Pythons | |")
+            right = False
+            continue
+        works, there = run(releases, named, made)
+        before = releases.before(named)
+        works_before, earlier = (False, "none for these Pythons") if before is None else run(releases, before, made)
+        right &= works and not works_before
+        print(f"| {made.file.name} | {made.least} | {named}: {there} | {before}: {earlier} |", flush=True)
+    return right
+
+
+def check_option(releases: Releases, files: Sequence[Made]) -> bool:
+    """Print the error of each file in releases with and without exact products."""
+    versions = [releases.last_of(release) for release in WITH_OPTION]
+    heads = " | ".join(f"{version}, {setting}" for version in versions for setting in ("plain", "exact"))
+    print(f"\n1 - cosine on {NUM_TEXTS} texts; {cpu_class()}\n\n| file | {heads} |")
+    print("|---|" + "---|" * (2 * len(versions)))
+    right = True
+    for made in files:
+        results = [
+            run(releases, version, made, f"{EXACT_PRODUCTS_OPTION}={value}") for version in versions for value in (0, 1)
+        ]
+        right &= all(works for works, _ in results)
+        print(f"| {made.file.name} | {' | '.join(text for _, text in results)} |", flush=True)
+    return right
+
+
+def check_tables(releases: Releases) -> bool:
+    """Print each operator, number of inputs and attribute for which the tables name another release than it has.
+
+    An operator counts from its kernel for the CPU on, where any release has one.
+    """
+    versions = [version for version in releases.ends() if order(version)[:2] >= order(FIRST_LISTED)]
+    listed = {version: releases.operators(version) or sys.exit(f"{version} lists no operators") for version in versions}
+    with_kernel = {name for operators in listed.values() for name, (_, _, kernel) in operators.items() if kernel}
+    first: dict[tuple[str, int, str], str] = {}
+    for version, operators in listed.items():
+        for name, (inputs, attributes, kernel) in operators.items():
+            if kernel or name not in with_kernel:
+                features = [
+                    (0, ""),
+                    *((number, "") for number in range(1, inputs + 1)),
+                    *((0, one) for one in attributes),
+                ]
+                for number, attribute in features:
+                    first.setdefault((name, number, attribute), version)
+    wrong = 0
+    for (name, number, attribute), version in first.items():
+        operator = f"com.microsoft::{name}"
+        said = least_onnxruntime(
+            7, {"ai.onnx": 13}, {operator: number}, {operator: {attribute: 0} if attribute else {}}
+        )
+        place = versions.index(version)
+        earliest = order(versions[place - 1]) if place else ()
+        if not earliest < order(releases.first_of(said) or said) <= order(version):
+            wrong += 1
+            print(f"{name} {number or ''}{attribute}: first in {version}, and the table says {said}")
+    print(
+        f"{len(first)} operators, inputs and attributes in {len(versions)} versions; {wrong} are not as the table says"
+    )
+    return not wrong
+
+
+def main() -> int:
+    """Make the files, ask PyPI, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--releases", type=Path, required=True, help="where releases are, or will be, installed")
+    parser.add_argument("--pythons", nargs="*", default=[], help="further interpreters, for releases without a wheel")
+    parser.add_argument("--only", help="files whose names have this in them")
+    parser.add_argument("--tables", action="store_true", help="compare the tables, and make no files")
+    arguments = parser.parse_args()
+    releases = Releases.find(arguments.releases, (sys.executable, *arguments.pythons))
+    if arguments.tables:
+        return 0 if check_tables(releases) else 1
+    with tempfile.TemporaryDirectory() as name:
+        workshop = Workshop(Path(name))
+        files = [workshop.make(file) for file in FILES if not arguments.only or arguments.only in file.name]
+        least = check_least(releases, files)
+        option = check_option(releases, [made for made in files if made.file.precision == "int8"])
+    return 0 if least and option else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
