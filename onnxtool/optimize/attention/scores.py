@@ -18,7 +18,7 @@ from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
 _LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
-_CAPPED = "scores that are capped by a Tanh"
+_CAPPED = "scores that are capped by a Tanh, for which the nodes take less time than the operators"
 SINKS = "scores with sinks beside them"
 """The reason of a RefusedError."""
 _SAME_ELEMENTS = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Dropout")
@@ -151,9 +151,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
     above, num_heads, scale, masking = _take_apart(scores, shapes)
     weighting = _weighting(_of_keys(softmax.outputs[0]) if sinks is not None else softmax.outputs[0])
     if weighting is None:
-        is_einsum = any(node.op_type == "Einsum" for node, _ in softmax.outputs[0].uses())
-        how = "by an Einsum that is no product of two matrices" if is_einsum else "elsewhere as well"
-        raise RefusedError(f"probabilities that are read {how}")
+        raise RefusedError(f"probabilities that {_how_read(softmax.outputs[0])}")
     product, conditions = weighting
     result, zeroed_rows = _zeroed_rows(product.outputs[0], conditions, masking)
     queries, keys = above.inputs[:2]
@@ -173,6 +171,16 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         zeroed_rows=zeroed_rows,
         sinks=sinks,
     )
+
+
+def _how_read(probabilities: ir.Value) -> str:
+    """Return what is done with probabilities that not one product alone reads."""
+    readers = {(node.op_type, index) for node, index in probabilities.uses()}
+    if readers == {("MatMul", 0)} and not probabilities.is_graph_output():
+        return "weight several tensors of values"
+    if readers == {("Einsum", 0)}:
+        return "are read by an Einsum that is no product of two matrices"
+    return "are read elsewhere as well"
 
 
 def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value | None]:

@@ -591,15 +591,19 @@ def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
     assert_left_alone(attention, model, f"1 left alone: {reason}" if reason else "")
 
 
-@pytest.mark.parametrize("beside", ["p", "c2 = MatMul(p, k3)"], ids=["an output", "weights twice"])
-def test_probabilities_that_are_read_elsewhere_have_to_be_there(beside: str) -> None:
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [("p", "are read elsewhere as well"), ("c2 = MatMul(p, k3)", "weight several tensors of values")],
+    ids=["an output", "weights twice"],
+)
+def test_probabilities_that_are_read_elsewhere_have_to_be_there(beside: str, reason: str) -> None:
     """A fused operator has none."""
     weighting, outputs = WEIGHTING, "float[B, S, 8] y, float[B, 2, S, S] p"
     if beside != "p":
         weighting += f" k3 = Transpose <perm=[0, 1, 3, 2]> (k) {beside}"
         outputs = "float[B, S, 8] y, float[B, 2, S, 4] c2"
     model = attention_graph(weighting=weighting, outputs=outputs)
-    assert_left_alone(attention, model, "1 left alone: probabilities that are read elsewhere as well")
+    assert_left_alone(attention, model, f"1 left alone: probabilities that {reason}")
 
 
 def test_scores_that_are_read_elsewhere_stay_beside_the_fused_operator() -> None:
