@@ -47,7 +47,7 @@ def _share_registry() -> None:
 
     read = functools.cache(ONNXRegistry.from_torchlib)
 
-    def from_torchlib(cls: type[Any], *opset_version: int, **named: int) -> Any:
+    def from_torchlib(cls: type[Any], /, *opset_version: int, **named: int) -> Any:
         shared, registry = read(*opset_version, **named), cls()
         registry._opset_version = shared._opset_version
         registry.functions = {target: list(metas) for target, metas in shared.functions.items()}
