@@ -388,6 +388,7 @@ def test_what_was_optimized_is_counted_and_told() -> None:
     right = {"verdict": "right", "reason": "", "attentions": [2, 2], "notes": {}, "left_out": []}
     capped = {**right, "attentions": [0, 2], "notes": {"attention": "2 left alone: a Tanh"}, "left_out": ["gelu"]}
     unseen = {**right, "attentions": [0, 0], "has_heads": True}
+    half = {**right, "attentions": [1, 2], "notes": {"attention": "1 left alone: of rank 5"}}
     refused = {"verdict": "refused", "reason": "it cannot hold 0.01"}
     pairs = {
         "a": {"fp32": right, "int8": right},
@@ -395,6 +396,7 @@ def test_what_was_optimized_is_counted_and_told() -> None:
         "c": {"fp32": unseen},
         "d": {"fp32": {**unseen, "has_heads": False}},
         "e": {"fp32": {"verdict": "not exported", "reason": "no memory"}},
+        "g": {"fp32": half},
     }
     results: dict[str, Any] = {
         f"fill-mask/{name}": {"runnable": {}, "onnxtool": tried, "optimized": optimized}
@@ -402,12 +404,13 @@ def test_what_was_optimized_is_counted_and_told() -> None:
     }
     results["fill-mask/f"] = {"runnable": {}, "onnxtool": tried}
     page = render(results)
-    assert "| fill-mask | 6 | 4 | 4 | 0 | 0 | 0 | 100.0 | 2 | 1 | 1 | 0 | 0 | 50.0 |" in page
+    assert "| fill-mask | 7 | 5 | 5 | 0 | 0 | 0 | 100.0 | 2 | 1 | 1 | 0 | 0 | 50.0 |" in page
     assert "| fill-mask/b | fp32 | right | gelu |  |" in page
     assert "| fill-mask/b | int8 | refused |  | it cannot hold 0.01 |" in page
-    assert "Of 3 model types with attention, 1 (33.3 %) have all of it fused." in page
+    assert "Of 3 model types with softmax attention, 1 (33.3 %) have all of it fused. c: attention without" in page
+    assert "| g | fill-mask | 1 of 2 | 1 left alone: of rank 5 |" in page
     assert "| b | fill-mask | 0 of 2 | 2 left alone: a Tanh |" in page
-    assert "| c | fill-mask | 0 of 0 | nothing in the graph" in page
+    assert "| c | fill-mask | 0 of 0 | no Softmax of the graph weights values |" in page
     assert "| b | right | dynamo | 1.0 |  | right | refused | 0 of 2 |" in page
     assert "| f | right | dynamo | 1.0 |  | not tried | not tried |  |" in page
 

@@ -9,6 +9,7 @@ from onnxtool.optimize.passes.bias_gelu import bias_gelu
 from onnxtool.optimize.passes.blocked_maximum import blocked_maximum
 from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
 from onnxtool.optimize.passes.deduplicate_initializers import deduplicate_initializers
+from onnxtool.optimize.passes.einsum_products import einsum_products
 from onnxtool.optimize.passes.embed_layer_normalization import embed_layer_normalization
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.gelu import gelu
@@ -32,7 +33,8 @@ from onnxtool.optimize.pipeline import Pass
 _SETTLE = (fold_constants, input_sizes, common_subexpressions)
 # Attention looks for the MatMuls with weights that transposed_weights rewrites, so it runs before.
 _FUSE = (
-    *(layer_normalization, rms_normalization, gelu, rotary_embedding, softmax_maximum, attention, onnxruntime_fusions),
+    *(layer_normalization, rms_normalization, gelu, rotary_embedding),
+    *(softmax_maximum, einsum_products, attention, onnxruntime_fusions),
     *(tied_transposes, transposed_weights, token_maximum, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # Nodes and initializers that the others leave behind.

@@ -12,7 +12,7 @@ from survey.optimizing import PRECISIONS
 
 _TOOLS = {"onnxtool": "onnxtool", "exporters": "transformers.exporters", "optimum": "optimum-onnx"}
 _NOT_RUN = "not run"
-_UNSEEN = "nothing in the graph is seen as an attention: no softmax of plain products of queries and keys"
+_UNSEEN = "no Softmax of the graph weights values"
 _INTRODUCTION = """# Coverage
 
 Made by `make coverage` (scripts/coverage.py); not edited by hand.
@@ -121,6 +121,7 @@ def _not_fused(results: Mapping[str, Mapping[str, Any]]) -> str:
         if "attentions" in tried and (tried["attentions"][1] or tried.get("has_heads")):
             task, model_type = key.split("/", 1)
             types.setdefault(model_type, []).append((task, tried))
+    without = sorted(name for name, tried_tasks in types.items() if not any(_expected(one) for _, one in tried_tasks))
     rows = []
     for model_type, tried_tasks in sorted(types.items()):
         behind = [(task, tried) for task, tried in tried_tasks if not _is_fused(tried)]
@@ -128,14 +129,22 @@ def _not_fused(results: Mapping[str, Mapping[str, Any]]) -> str:
             task, tried = behind[0]
             reason = tried["notes"].get("attention") or _UNSEEN
             rows.append([model_type, ", ".join(task for task, _ in behind), _fused(tried), _cell(reason)])
-    share = 100 * (len(types) - len(rows)) / len(types) if types else 0.0
-    told = f"Of {len(types)} model types with attention, {len(types) - len(rows)} ({share:.1f} %) have all of it fused."
+    with_attention = len(types) - len(without)
+    fused = len(types) - len(rows)
+    share = 100 * fused / with_attention if with_attention else 0.0
+    told = f"Of {with_attention} model types with softmax attention, {fused} ({share:.1f} %) have all of it fused."
+    if without:
+        told += f" {', '.join(without)}: attention without a Softmax, which no operator of onnxruntime computes."
     return f"### Attention that is not fused\n\n{told}\n\n" + _table(["type", "tasks", "attention", "why"], rows)
 
 
 def _is_fused(tried: Mapping[str, Any]) -> bool:
     found, expected = tried["attentions"]
     return bool(0 < expected <= found)
+
+
+def _expected(tried: Mapping[str, Any]) -> int:
+    return int(tried["attentions"][1])
 
 
 def _fused(tried: Mapping[str, Any]) -> str:

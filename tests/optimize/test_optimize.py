@@ -118,7 +118,7 @@ def test_an_attention_that_is_left_alone_is_noted_with_the_reason(workshop: Work
     write_inline(export(workshop, CAPPED, "torchscript", "eager"), path)
     report = optimize_model(OptimizeOptions(path))
     note = next(step.note for step in report.passes if step.name == "attention")
-    assert note == "2 left alone: scores that are capped by a Tanh"
+    assert note.startswith("2 left alone: scores that are capped by a Tanh")
     assert report.after.num_nodes < report.before.num_nodes
 
 

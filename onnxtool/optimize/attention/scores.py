@@ -18,7 +18,7 @@ from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
 _LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
-_CAPPED = "scores that are capped by a Tanh"
+_CAPPED = "scores that are capped by a Tanh, for which the nodes take less time than the operators"
 SINKS = "scores with sinks beside them"
 """The reason of a RefusedError."""
 _SAME_ELEMENTS = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Dropout")
@@ -140,15 +140,18 @@ def find_attention(root: ir.Node, shapes: Shapes) -> MatchedAttention:
 def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
     scores = softmax.inputs[0]
     rank = shapes.rank(scores)
-    if scores is None or rank not in (3, 4):
+    if scores is None or rank is None or rank < 3:
         raise RefusedError(f"scores of rank {rank}")
+    _check_one_product(scores)
+    if rank > 4:
+        raise RefusedError(f"scores of rank {rank}, for which the nodes take less time than an operator of rank 4")
     if attribute(softmax, "axis", -1) not in (-1, rank - 1):
         raise RefusedError("a Softmax over another axis than the last")
     scores, sinks = _without_sinks(scores, shapes)
     above, num_heads, scale, masking = _take_apart(scores, shapes)
     weighting = _weighting(_of_keys(softmax.outputs[0]) if sinks is not None else softmax.outputs[0])
     if weighting is None:
-        raise RefusedError("probabilities that are read elsewhere as well")
+        raise RefusedError(f"probabilities that {_how_read(softmax.outputs[0])}")
     product, conditions = weighting
     result, zeroed_rows = _zeroed_rows(product.outputs[0], conditions, masking)
     queries, keys = above.inputs[:2]
@@ -170,6 +173,16 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
     )
 
 
+def _how_read(probabilities: ir.Value) -> str:
+    """Return what is done with probabilities that not one product alone reads."""
+    readers = {(node.op_type, index) for node, index in probabilities.uses()}
+    if readers == {("MatMul", 0)} and not probabilities.is_graph_output():
+        return "weight several tensors of values"
+    if readers == {("Einsum", 0)}:
+        return "are read by an Einsum that is no product of two matrices"
+    return "are read elsewhere as well"
+
+
 def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value | None]:
     """Return the scores of keys alone, and the sinks beside them; None without sinks."""
     concat = producer(scores, "Concat")
@@ -185,6 +198,13 @@ def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value
     if any(shapes.of(sinks, probe) != (1, num_heads, 1, 1) for probe in range(len(shapes.probes))):
         raise RefusedError(f"{SINKS}, which are not one number a head")
     return first, sinks
+
+
+def _check_one_product(scores: ir.Value) -> None:
+    """Refuse scores that are joined from those of several products, as in BigBird."""
+    concat = producer(scores, "Concat")
+    if concat is not None and sum(side is not None and _leads_to_matmul(side) for side in concat.inputs) > 1:
+        raise RefusedError("scores of several products side by side, which are block-sparse")
 
 
 def _of_keys(probabilities: ir.Value) -> ir.Value:
@@ -293,6 +313,7 @@ def _step(
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
     if node.op_type == "Concat":
+        _check_one_product(node.outputs[0])
         raise RefusedError(SINKS)
     raise RefusedError(f"scores that are changed by {node.op_type}")
 
@@ -361,7 +382,7 @@ def _weights_something(probabilities: ir.Value) -> bool:
         if not waiting:
             break
         for node, index in waiting.pop().uses():
-            if node.op_type == "MatMul" and index == 0:
+            if node.op_type in ("MatMul", "Einsum") and index == 0:
                 return True
             if node.op_type in (*_SAME_ELEMENTS, "Cast", "Slice", "Where"):
                 waiting.append(node.outputs[0])

@@ -6,6 +6,8 @@ of image and speech models.
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -37,7 +39,11 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
         return Outcome(model, 0)
     if any(keeps_probabilities(node) for node in left):
         # The fusions remove the Softmax even so, and the graph then lacks a value that others read.
-        return Outcome(model, 0, "not run: probabilities of attentions are read, which onnxruntime's fusions drop")
+        return Outcome(
+            model,
+            0,
+            "not run: not one product alone reads the probabilities of attentions, which onnxruntime's fusions drop",
+        )
     model_type, note = _SAME_GRAPH.get(context.model_type, context.model_type), ""
     if model_type not in MODEL_TYPES:
         note = f"onnxruntime has no patterns for model_type {model_type or 'unknown'!r}; {_FALLBACK}'s were used"
@@ -45,25 +51,34 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     before = inventory(model)
     try:
         result = _fuse(model, model_type, context)
-    except Exception as error:  # its patterns raise any error
+    except Exception as error:  # noqa: BLE001  its patterns raise any error
+        failed = f"onnxruntime's patterns for {model_type} fail on this graph ({_named(error)})"
         if model_type == _FALLBACK:
-            raise
-        note = f"onnxruntime's patterns for {model_type} fail on this graph ({error}); {_FALLBACK}'s were used"
+            return Outcome(model, 0, failed)
+        note = f"{failed}; {_FALLBACK}'s were used"
         result = _fuse(model, _FALLBACK, context)
     return Outcome(result, count_changes(before, inventory(result)), note)
+
+
+def _named(error: Exception) -> str:
+    """Return what an error says, or where it was raised if it says nothing, as an assertion."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return str(error) or f"{type(error).__name__} in {Path(place.filename).name}, {place.name}"
 
 
 def _fuse(model: ir.Model, model_type: str, context: Context) -> ir.Model:
     from onnxruntime.transformers.optimizer import optimize_model
 
+    # It stops at numbers that do not belong together, as of an encoder whose heads grow with its stages.
+    is_known = context.num_heads > 0 and context.hidden_size % context.num_heads == 0
     with quiet():  # it logs, and sometimes prints, each pattern that it does not find
         # opt_level 0: its Python fusions only. The session does onnxruntime's own graph optimizations when it loads
         # the file, for the machine it runs on.
         fused = optimize_model(
             to_full_proto(model),
             model_type=model_type,
-            num_heads=context.num_heads,
-            hidden_size=context.hidden_size,
+            num_heads=context.num_heads if is_known else 0,
+            hidden_size=context.hidden_size if is_known else 0,
             optimization_options=_options(model_type, context.provider),
             opt_level=0,
             use_gpu=context.provider == "cuda",

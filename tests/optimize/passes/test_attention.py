@@ -547,6 +547,24 @@ REFUSALS = {
         WEIGHTING,
         "scores that are changed by Mul",
     ),
+    "side by side": (
+        "nothing",
+        f"{SCORES.replace('scaled', 'plain')} scaled = Concat <axis=-1> (plain, scores)",
+        "p0 = Softmax <axis=-1> (masked) p = Slice(p0, zeros, fives, three) c = MatMul(p, v)",
+        "scores of several products side by side, which are block-sparse",
+    ),
+    "of rank 5": (
+        "nothing",
+        "q5 = Unsqueeze(q, zeros) k5 = Unsqueeze(k, zeros) " + SCORES.replace("(q, k)", "(q5, k5)"),
+        "p = Softmax <axis=-1> (masked) c5 = MatMul(p, v) c = Squeeze(c5, zeros)",
+        "scores of rank 5, for which the nodes take less time",
+    ),
+    "by an Einsum": (
+        "nothing",
+        SCORES,
+        'p = Softmax <axis=-1> (masked) c0 = Einsum <equation="bhij,bhjd->bhid"> (p, v) c = Neg(c0)',
+        "probabilities that are read by an Einsum that is no product of two matrices",
+    ),
     "squared": ("nothing", SCORES, "p0 = Softmax <axis=-1> (masked) p = Mul(p0, p0) c = MatMul(p, v)", ""),
 }
 
@@ -563,6 +581,7 @@ def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
         "near": np.linspace(0, 1, 25, dtype=np.float32).reshape(1, 1, 5, 5),
         "zeros": np.array([0]),
         "ends": np.array([-1]),
+        "fives": np.array([5]),
         "three": np.array([3]),
     }
     inputs = "float[2, 5, 8] x, int64[2, 5] attention_mask"
@@ -572,15 +591,19 @@ def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
     assert_left_alone(attention, model, f"1 left alone: {reason}" if reason else "")
 
 
-@pytest.mark.parametrize("beside", ["p", "c2 = MatMul(p, k3)"], ids=["an output", "weights twice"])
-def test_probabilities_that_are_read_elsewhere_have_to_be_there(beside: str) -> None:
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [("p", "are read elsewhere as well"), ("c2 = MatMul(p, k3)", "weight several tensors of values")],
+    ids=["an output", "weights twice"],
+)
+def test_probabilities_that_are_read_elsewhere_have_to_be_there(beside: str, reason: str) -> None:
     """A fused operator has none."""
     weighting, outputs = WEIGHTING, "float[B, S, 8] y, float[B, 2, S, S] p"
     if beside != "p":
         weighting += f" k3 = Transpose <perm=[0, 1, 3, 2]> (k) {beside}"
         outputs = "float[B, S, 8] y, float[B, 2, S, 4] c2"
     model = attention_graph(weighting=weighting, outputs=outputs)
-    assert_left_alone(attention, model, "1 left alone: probabilities that are read elsewhere as well")
+    assert_left_alone(attention, model, f"1 left alone: probabilities that {reason}")
 
 
 def test_scores_that_are_read_elsewhere_stay_beside_the_fused_operator() -> None:

@@ -67,7 +67,7 @@ def test_probabilities_that_are_outputs_are_kept(workshop: Workshop) -> None:
     softmax = next(node for node in model.graph if node.op_type == "Softmax")
     softmax.outputs[0].dtype = ir.DataType.FLOAT
     model.graph.outputs.append(softmax.outputs[0])
-    assert_left_alone(onnxruntime_fusions, model, "not run: probabilities of attentions are read")
+    assert_left_alone(onnxruntime_fusions, model, "not run: not one product alone reads the probabilities")
 
 
 def test_an_attention_that_our_own_pass_refused_is_theirs_to_try(workshop: Workshop) -> None:
@@ -116,6 +116,27 @@ def test_patterns_that_trip_over_a_graph_give_way_to_the_general_ones(
     outcome = onnxruntime_fusions.apply(encoder(workshop), Context("gpt2", 4, 32))
     assert "gpt2 fail on this graph (list index out of range)" in outcome.note
     assert count(outcome.model, "BiasGelu", "com.microsoft") == 2
+
+
+@pytest.mark.parametrize(("num_heads", "hidden_size"), [(5, 32), (0, 32)])
+def test_heads_that_do_not_divide_the_hidden_size_are_not_told(
+    workshop: Workshop, num_heads: int, hidden_size: int
+) -> None:
+    """Hiera's heads grow with its stages, and the optimizer asserts that they divide."""
+    outcome = onnxruntime_fusions.apply(encoder(workshop), Context("bert", num_heads, hidden_size))
+    assert (outcome.num_changes > 0, outcome.note) == (True, "")
+
+
+def test_general_patterns_that_fail_leave_the_graph(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assertion says nothing, so the note says where it stands."""
+    from onnxruntime.transformers import optimizer
+
+    def stop(*_arguments: Any, **_options: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(optimizer, "optimize_model", stop)
+    note = "onnxruntime's patterns for bert fail on this graph (AssertionError in test_onnxruntime_fusions.py, stop)"
+    assert_left_alone(onnxruntime_fusions, encoder(workshop), note)
 
 
 # Its graphs are the exports above.
