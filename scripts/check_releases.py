@@ -12,6 +12,7 @@ that. Exit code 1: a claim is wrong.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION
 from onnxtool.runtime.session import open_session
 from onnxtool.summary import summarize_model
-from onnxtool.summary.releases import least_onnxruntime
+from onnxtool.summary.releases import Usage, least_onnxruntime
 
 NUM_TEXTS = 24
 LONGEST = 32  # of made-up inputs
@@ -197,7 +198,8 @@ def _reason(text: str) -> str:
                 subject if means in ("no such operator", "no kernel", "an attribute", "the number of inputs") else ""
             )
             return f"refuses {means}{_named(detail)}"
-    return f"fails: {line.split(' : ')[-1][:110]}"
+    failed = re.search(r"while running (\w+) node|/(\w+)\.cc:", line)
+    return f"fails in {failed[1] or failed[2]}" if failed else f"fails: {line.split(' : ')[-1][:110]}"
 
 
 def _named(text: str) -> str:
@@ -263,10 +265,8 @@ def check_tables(releases: Releases) -> bool:
                     first.setdefault((name, number, attribute), version)
     wrong = 0
     for (name, number, attribute), version in first.items():
-        operator = f"com.microsoft::{name}"
-        said = least_onnxruntime(
-            7, {"ai.onnx": 13}, {operator: number}, {operator: {attribute: 0} if attribute else {}}
-        )
+        usage = Usage(number, frozenset(), {attribute: 0} if attribute else {})
+        said = least_onnxruntime(7, {"ai.onnx": 13}, {f"com.microsoft::{name}": usage})
         place = versions.index(version)
         earliest = order(versions[place - 1]) if place else ()
         if not earliest < order(releases.first_of(said) or said) <= order(version):

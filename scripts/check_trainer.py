@@ -13,6 +13,7 @@ sizes at the end of each epoch, and clipped. Dropout is on where the model has a
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -180,6 +181,9 @@ def run_as_process(case: Case, steps: int, folder: Path) -> None:
             raise RuntimeError(f"{name} is not the same in all processes")
     if dist.get_rank() == 0:
         (folder / "difference.json").write_text(json.dumps(loss_difference(ours, plain)), encoding="utf-8")
+    # The trainers are gone, but for cycles of references in which DistributedDataParallel keeps the process group. What
+    # holds it keeps its threads running: at the end of the interpreter, they would end the process by an abort.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ from onnxtool.model_file.wire import Structure
 from onnxtool.summary.duplicates import find_duplicates
 from onnxtool.summary.figures import FunctionFigures, Layer, Stats, Weight
 from onnxtool.summary.kinds import is_attention
-from onnxtool.summary.releases import least_onnxruntime
+from onnxtool.summary.releases import Usage, least_onnxruntime
 
 NO_SCOPE = "(no scope)"  # nodes and weights whose names tell nothing
 _MAX_LARGEST = 10
@@ -80,8 +80,10 @@ def summarize_file(model: ModelFile) -> Stats:
 
 
 def _least_onnxruntime(structure: Structure) -> str:
-    operators = {operator: 0 for function in structure.functions for operator in function.ops} | structure.most_inputs
-    return least_onnxruntime(structure.ir_version, structure.opsets, operators, structure.attributes)
+    found = {operator: Usage() for function in structure.functions for operator in function.ops}
+    for operator, inputs in structure.most_inputs.items():
+        found[operator] = Usage(inputs, structure.given_inputs[operator], structure.attributes[operator])
+    return least_onnxruntime(structure.ir_version, structure.opsets, found)
 
 
 def _largest_first(amounts: Counter[str]) -> dict[str, int]:

@@ -87,8 +87,8 @@ class Stats(NamedTuple):
         num_attentions: nodes that are a whole attention.
         num_quantized_values: values with a quantization annotation.
         num_trainings: TrainingInfo records.
-        min_onnxruntime: the first release that loads this IR version, these opsets and the inputs of the attentions of
-            com.microsoft; empty where none is known to.
+        min_onnxruntime: the first release that runs this IR version, these opsets and operators on the CPU; empty where
+            none is known to.
         largest: the largest initializers.
         duplicates: the groups behind `duplicate_bytes` that waste most.
         layers: parts of the model by scope, and last what has none; empty where no name says a scope.

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
+from typing import NamedTuple
 
 # Release, the highest IR version, and the highest opsets of ai.onnx and of ai.onnx.ml. What a release reads without
 # having kernels for it, such as opset 19 in 1.15, counts for the next.
@@ -32,10 +34,10 @@ _RELEASES = (
     ("1.25", 13, 26, 5),
     ("1.32", 14, 28, 5),
 )
-# What came later: an operator, `Operator/9` with so many inputs, `Operator.attribute`, `Operator.attribute=8` with so
-# large a number, and, of ai.onnx, `Operator@22` from that opset on.
+# What came later: an operator, `Operator/9` with so many inputs, `Operator#6` whose sixth is given,
+# `Operator.attribute`, `Operator.attribute=8` with so large a number; of ai.onnx, `Operator@22` from that opset on.
 _LATER_MICROSOFT = (
-    ("1.9", "Attention.qkv_hidden_sizes Attention/6"),
+    ("1.9", "Attention.qkv_hidden_sizes"),
     ("1.10", "EmbedLayerNormalization/8"),
     ("1.11", "FusedMatMul.transBatchA FusedMatMul.transBatchB"),
     # EmbedLayerNormalization took positions before, and not one row of them for all texts.
@@ -72,6 +74,8 @@ _LATER_MICROSOFT = (
         ),
     ),
     ("1.21", "EPContext.max_size"),
+    # Before, a bias for all texts or for all heads is refused, or its results are wrong.
+    ("1.21.1", "Attention#6 MultiHeadAttention#6"),
     ("1.22", "GroupQueryAttention/10 MatMulNBits.bits=8 MultiHeadAttention/9"),
     (
         "1.23",
@@ -152,26 +156,34 @@ _LATER_ONNX = (
 )
 
 
-def least_onnxruntime(
-    ir_version: int,
-    opsets: Mapping[str, int],
-    most_inputs: Mapping[str, int],
-    attributes: Mapping[str, Mapping[str, int]],
-) -> str:
+class Usage(NamedTuple):
+    """How the nodes of an operator use it.
+
+    Attributes:
+        most_inputs: of a node, with those that are left out before the last.
+        given_inputs: the places from 1 on that are not left out by every node.
+        attributes: by name the largest integer that a node has there; 0 for another type.
+    """
+
+    most_inputs: int = 0
+    given_inputs: frozenset[int] = frozenset()
+    attributes: Mapping[str, int] = MappingProxyType({})
+
+
+def least_onnxruntime(ir_version: int, opsets: Mapping[str, int], operators: Mapping[str, Usage]) -> str:
     """Return the first release that runs a model with these versions and operators; empty where none is known.
 
     Args:
         ir_version: of the model.
         opsets: version by domain.
-        most_inputs: how many inputs a node of each operator has at most.
-        attributes: of each operator, by name the largest number that a node has there; 0 for what is no number.
+        operators: how each is used.
     """
     opset = opsets.get("ai.onnx", 1)
     needed = [
         release
-        for operator, inputs in most_inputs.items()
+        for operator, usage in operators.items()
         for feature, release in _later().get(operator, ())
-        if _uses(feature, inputs, attributes.get(operator, {}), opset)
+        if _needs(feature, usage, opset)
     ]
     versions = (
         release
@@ -199,16 +211,19 @@ def _read_tables() -> Iterator[tuple[str, str, str]]:
     for domain, table in (("com.microsoft::", _LATER_MICROSOFT), ("", _LATER_ONNX)):
         for release, items in table:
             for item in items.split():
-                name = next((item[: item.index(sign)] for sign in "/.@" if sign in item), item)
+                name = next((item[: item.index(sign)] for sign in "/#.@" if sign in item), item)
                 yield domain + name, item[len(name) :], release
 
 
-def _uses(feature: str, inputs: int, attributes: Mapping[str, int], opset: int) -> bool:
-    """Whether a node with so many inputs and such attributes, of such an opset, uses a feature of its operator."""
+def _needs(feature: str, usage: Usage, opset: int) -> bool:
+    """Whether nodes of such an opset need a feature of their operator."""
     kind, rest = feature[:1], feature[1:]
     if kind == "/":
-        return inputs >= int(rest)
+        return usage.most_inputs >= int(rest)
+    if kind == "#":
+        return int(rest) in usage.given_inputs
     if kind == "@":
         return opset >= int(rest)
     name, _, number = rest.partition("=")
-    return not kind or (name in attributes and attributes[name] >= int(number or attributes[name]))
+    value = usage.attributes.get(name)
+    return not kind or (value is not None and value >= int(number or value))

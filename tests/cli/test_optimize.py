@@ -7,10 +7,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import onnxtool.optimize
 from onnxtool.model_file.weights import write_inline
+from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.report import OptimizeReport
 from tests.cli.entry_point import run_onnxtool
 from tests.optimize.passes.exports import CAPPED, export
 from tests.workshop import Workshop
@@ -119,21 +123,25 @@ def test_layers_that_get_more_bits_are_named(encoder: Path, texts: Path) -> None
     assert re.search(r"^\S+ +int8 +[\d.e-]+$", done.stdout, re.MULTILINE)
 
 
-def test_auto_prints_a_table_of_all_candidates(encoder: Path, texts: Path) -> None:
-    """One a line, one of them chosen."""
-    done = optimize(encoder, texts, "--precision", "auto")
-    assert done.returncode == 0, done.stderr
+def test_auto_tells_of_all_candidates(encoder: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a table, one a line and one of them chosen, and in JSON, both from one run; without auto the key is empty."""
+    reports: list[OptimizeReport] = []
+
+    def run_once(options: OptimizeOptions, **more: Any) -> OptimizeReport:
+        reports[:] = reports or [optimize_model(options, **more)]
+        return reports[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(onnxtool.optimize, "optimize_model", run_once)
+        done = optimize(encoder, texts, "--precision", "auto")
+        assert done.returncode == 0, done.stderr
+        report = json.loads(optimize(encoder, texts, "--precision", "auto", "--format", "json").stdout)
     assert re.search(r"^precision +1x16 +8x64 +size +error +verdict$", done.stdout, re.MULTILINE)
     for name in ("fp32", "fp16", "int8 per_row", "int8 dynamic", "int8 static", "int4"):
         assert re.search(rf"^{name} +\S+ ms +\S+ ms +\S+ [kM]B +\S+( +chosen)?$", done.stdout, re.MULTILINE), (
             done.stdout
         )
     assert done.stdout.count(" chosen") == 1
-
-
-def test_auto_has_its_candidates_in_json(encoder: Path, texts: Path) -> None:
-    """The key is there without it as well, and empty."""
-    report = json.loads(optimize(encoder, texts, "--precision", "auto", "--format", "json").stdout)
     keys = {"precision", "activations", "latency_ms", "size_bytes", "error", "chosen", "reason"}
     assert [one.keys() for one in report["candidates"]] == [keys] * 6
     (chosen,) = [one for one in report["candidates"] if one["chosen"]]

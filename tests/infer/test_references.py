@@ -16,6 +16,8 @@ import torch
 import transformers
 
 from onnxtool.infer import LoadedModel, LongTexts, load
+from tests import generators
+from tests.infer.tiny_models import TEXTS as WORDS
 from tests.workshop import Workshop
 
 TEXTS = (
@@ -149,11 +151,11 @@ def test_a_decoder_with_a_cache_starts_with_an_empty_one(workshop: Workshop, tmp
     """The same candidates as without a cache."""
     from onnxtool.export import ExportOptions, export_model
 
-    checkpoint, model = _loaded(workshop, "tiny-decoder")
-    path = tmp_path / "cached.onnx"
-    export_model(ExportOptions(str(checkpoint), output=path, task="text-generation-with-past", verify=False))
-    cached = load(path, provider="cpu")
+    checkpoint, path = generators.checkpoint(workshop, "llama"), tmp_path / "model.onnx"
+    export_model(ExportOptions(str(checkpoint), output=path, exporter="torchscript", verify=False))
+    cached, model = load(generators.exported(workshop, "llama"), provider="cpu"), load(path, provider="cpu")
     assert any("past" in name for name in cached.session.input_names)
-    for one, other in zip(cached.answer(TEXTS).answers, model.answer(TEXTS).answers, strict=True):
+    assert not any("past" in name for name in model.session.input_names)
+    for one, other in zip(cached.answer(WORDS).answers, model.answer(WORDS).answers, strict=True):
         assert list(one.scores) == list(other.scores)
         np.testing.assert_allclose(list(one.scores.values()), list(other.scores.values()), atol=ROUNDING)

@@ -80,7 +80,6 @@ def test_the_error_is_that_of_this_cpus_kernels(exported: Path) -> None:
     assert report.quantization.error == pytest.approx(max(errors), rel=0.05)
 
 
-@pytest.mark.usefixtures("exact_products")  # how many layers a bound takes goes with how exact products are
 def test_layers_that_cannot_afford_it_are_named(exported: Path) -> None:
     """Their weights are still there in float32."""
     report = optimize_model(OptimizeOptions(exported, precision="int8", max_error=2e-4))

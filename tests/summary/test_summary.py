@@ -14,7 +14,7 @@ from onnxtool.errors import ModelFileError
 from onnxtool.reports import TensorInfo
 from onnxtool.summary import summarize_model
 from onnxtool.summary.figures import Duplicate, Stats, Weight
-from onnxtool.summary.releases import least_onnxruntime
+from onnxtool.summary.releases import Usage, least_onnxruntime
 from tests.graphs import identity, make_model, refer_to, save_external, value
 
 
@@ -156,7 +156,7 @@ def test_notes_of_exporters_and_tensors_in_attributes_are_counted(tmp_path: Path
 )
 def test_the_least_release_follows_from_the_versions(ir_version: int, opsets: dict[str, int], release: str) -> None:
     """The first release that knows the IR version and every opset of ONNX; none where the table ends."""
-    assert least_onnxruntime(ir_version, opsets, {"com.microsoft::Attention": 5}, {}) == release
+    assert least_onnxruntime(ir_version, opsets, {"com.microsoft::Attention": Usage(5)}) == release
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,8 @@ def test_the_least_release_follows_from_the_versions(ir_version: int, opsets: di
         ("com.microsoft::GroupQueryAttention", 24, 12, {}, "1.24"),
         ("com.microsoft::GroupQueryAttention", 17, 9, {"softcap": 0}, "1.20"),
         ("com.microsoft::MultiHeadAttention", 17, 3, {"num_heads": 4}, "1.16"),
+        ("com.microsoft::MultiHeadAttention", 17, 6, {}, "1.21.1"),
+        ("com.microsoft::MultiHeadAttention", 17, 8, {}, "1.16"),
         ("com.microsoft::MatMulNBits", 17, 4, {"bits": 4, "block_size": 32}, "1.16.2"),
         ("com.microsoft::MatMulNBits", 17, 4, {"bits": 8}, "1.22"),
         ("com.microsoft::BiasGelu", 14, 2, {}, "1.15"),

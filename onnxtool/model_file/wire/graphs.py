@@ -45,6 +45,7 @@ class Reading:
         self.external: list[ExternalData] = []
         self.ops: Counter[bytes] = Counter()
         self.most_inputs: dict[bytes, int] = {}
+        self.given_inputs: dict[bytes, set[int]] = {}
         self.attributes: dict[bytes, dict[bytes, int]] = {}
         self.scopes: Counter[str] = Counter()
         self.readers: dict[bytes, str] = {}
@@ -164,6 +165,7 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
         data.charge(op.__sizeof__(), start)
     model.ops[op] += 1
     model.most_inputs[op] = max(len(inputs), model.most_inputs.get(op, 0))
+    model.given_inputs.setdefault(op, set()).update(place for place, source in enumerate(inputs, start=1) if source)
     largest = model.attributes.setdefault(op, {})
     for key, value in attributes:
         if key not in largest:

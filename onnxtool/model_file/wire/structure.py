@@ -68,6 +68,7 @@ class Structure(NamedTuple):
         inputs: graph inputs that are not initializers.
         initializers: those of the main graph and of every graph inside a node.
         most_inputs: of a node of each operator, with those that are left out before the last.
+        given_inputs: of each operator, the places from 1 on that are not left out by every node.
         attributes: of each operator, by name the largest integer that a node has there; 0 for another type.
         external: every piece of data outside the graph file, those of node attributes and functions included.
         sparse_dims: the dims of each sparse initializer; among the initializers it counts with its values.
@@ -88,6 +89,7 @@ class Structure(NamedTuple):
     initializers: tuple[Tensor, ...]
     ops: dict[str, int]
     most_inputs: dict[str, int]
+    given_inputs: dict[str, frozenset[int]]
     attributes: dict[str, dict[str, int]]
     num_functions: int
     num_subgraphs: int
@@ -167,6 +169,7 @@ def _read_model(data: Data) -> Structure:
         initializers=tuple(model.initializers),
         ops=_by_count(model.ops),
         most_inputs={decode(op, 0): number for op, number in model.most_inputs.items()},
+        given_inputs={decode(op, 0): frozenset(places) for op, places in model.given_inputs.items()},
         attributes={
             decode(op, 0): {decode(name, 0): value for name, value in largest.items()}
             for op, largest in model.attributes.items()

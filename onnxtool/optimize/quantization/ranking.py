@@ -49,6 +49,11 @@ def measure_ranking(reference: Path, found: Path, source: ModelFile) -> Ranking 
     except InputError:
         return None
     wanted, got = (_encode(path, output, feeds) for path in (reference, found))
+    return compare_vectors(wanted, got, output)
+
+
+def compare_vectors(wanted: NDArray[np.float32], got: NDArray[np.float32], output: str) -> Ranking:
+    """Compare the neighbours of texts by two sets of vectors, both float32 [T, D]."""
     return Ranking(
         num_texts=len(wanted),
         output=output,

@@ -136,6 +136,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bloom": Architecture(
         "BloomModel", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, "use_cache": False}
     ),
+    # Scores are multiplied by a table of zeros and ones.
+    "openai-gpt": Architecture("OpenAIGPTModel", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+    # Einsums, with the sequence before the batch.
+    "xlnet": Architecture(
+        "XLNetModel",
+        {"vocab_size": VOCABULARY, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "use_mems_eval": False},
+    ),
     "t5": Architecture(
         "T5EncoderModel",
         {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
+from onnxtool.optimize.passes.einsum_products import einsum_products
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.input_sizes import input_sizes
 from tests.optimize.passes.builders import apply, assert_left_alone
@@ -17,7 +18,7 @@ from tests.optimize.passes.exports import ARCHITECTURES, CAPPED, ask, ask_torch,
 from tests.workshop import Workshop
 
 # They have their own way of attending, which transformers writes in one form only.
-EAGER_ONLY = ("mpnet", "deberta-v2", "deberta-v2-own-keys", "bloom", "gpt-neo")
+EAGER_ONLY = ("mpnet", "deberta-v2", "deberta-v2-own-keys", "bloom", "gpt-neo", "openai-gpt", "xlnet")
 # dynamo takes ten seconds a model, so these stand for all: each masks, moves heads or biases in another way.
 BY_DYNAMO = [
     ("bert", "sdpa"),
@@ -41,7 +42,7 @@ CAUSAL = {"gpt2", "llama", "qwen3"}
 def settled(workshop: Workshop, exporter: str, name: str, form: str) -> ir.Model:
     """Return an export on which the passes have run that run before."""
     model = export(workshop, name, exporter, form)
-    for step in (fold_constants, input_sizes, common_subexpressions):
+    for step in (fold_constants, input_sizes, common_subexpressions, einsum_products):
         apply(step, model)
     return model
 

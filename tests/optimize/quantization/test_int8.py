@@ -27,9 +27,6 @@ from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
 from tests.optimize.passes.builders import build_body, count, normal, run
 from tests.workshop import Workshop
 
-# What is asserted of errors and of kept layers holds on every CPU.
-pytestmark = pytest.mark.usefixtures("exact_products")
-
 BODY = "p = MatMul(x, w) q = Tanh(p) y = MatMul(q, v)"
 FEEDS: list[Feeds] = [{"x": normal(2, 6, 8, seed=seed)} for seed in range(4)]
 

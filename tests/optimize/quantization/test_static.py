@@ -20,9 +20,6 @@ from tests.optimize.passes.properties import Row
 from tests.optimize.quantization.test_int8 import FEEDS, errors_of, layers
 from tests.optimize.quantization.test_int8_linear_layers import FORMS, B, W, X
 
-# What is asserted of errors and of kept layers holds on every CPU.
-pytestmark = pytest.mark.usefixtures("exact_products")
-
 GRID = ActivationGrid(np.float32(0.03), 120)
 STATIC = quantize_int8(adjustments={"w": Adjustment(activations=GRID)})
 
