@@ -51,22 +51,16 @@ def dims(*sizes: int) -> Callable[[onnx.ModelProto], None]:
     return edit
 
 
+def output_of_subgraph(model: onnx.ModelProto) -> None:
+    """Let the output be named as an initializer of a graph inside a node."""
+    branch = helper.make_graph([], "branch", [], [], [helper.make_tensor("z", TensorProto.FLOAT, [1], [1.0])])
+    model.graph.node.append(helper.make_node("If", ["x"], ["c"], then_branch=branch, else_branch=branch))
+    model.graph.output[0].name = "z"
+
+
 HOSTILE: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "an output that no node makes": (lambda m: setattr(m.graph.output[0], "name", "z"), "no node makes the output 'z'"),
-    "an output that a subgraph alone defines": (
-        lambda m: (
-            m.graph.node.append(
-                helper.make_node(
-                    "If",
-                    ["x"],
-                    ["c"],
-                    then_branch=helper.make_graph([], "b", [], [], [helper.make_tensor("z", 1, [1], [1.0])]),
-                )
-            ),
-            setattr(m.graph.output[0], "name", "z"),
-        )[0],
-        "no node makes the output 'z'",
-    ),
+    "an output that a subgraph alone defines": (output_of_subgraph, "no node makes the output 'z'"),
     "an initializer named as the output of a node": (
         lambda m: setattr(m.graph.initializer[0], "name", "y"),
         "'y' is defined twice",
