@@ -2,10 +2,13 @@
 
 `python scripts/bench_precision.py --openvino DIR` prints a table as Markdown: milliseconds of a run, ratio to the plain
 export in onnxruntime, 1 - cosine to it, and size. Every contender is a process of its own that waits while the others
-run. PyTorch is that of this environment; OpenVINO needs a virtual environment with `openvino` and `nncf`, which makes
-its int8. The last lines say what the fastest int8 file reaches of the machine's int8 products, MatMulInteger of
-1024x3072x3072 in the same turns, and how busy the machine was. With `--threads 1`, milliseconds are those of the
-processor, which hold on a machine that does other things as well.
+run, and then runs for a while before the run that counts: its threads and caches are those of a server that is asked.
+PyTorch is that of this environment; OpenVINO needs a virtual environment with `openvino` and `nncf`, which makes its
+int8. The last lines say what the fastest int8 file reaches of the machine's int8 products, MatMulInteger of
+1024x3072x3072 in the same turns; how long the shortest text takes beside the limit of memory, the weights of its
+products over the bandwidth that a copy reaches in the same turns; which operators that time is spent in; and how busy
+the machine was. With `--threads 1`, milliseconds are those of the processor, which hold on a machine that does other
+things as well.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ VOCABULARY = 30522
 PEAK = (1024, 3072, 3072)
 SHAPES = ((8, 128), (1, 128), (1, 16))
 CALIBRATION = 64  # inputs for OpenVINO's int8
+WARM_UP_MS = 150.0  # of runs in front of the one that counts
+COPIED_BYTES = 2**28
+PROFILED_RUNS = 20
 Run = Callable[[Mapping[str, Any]], Any]
 
 
@@ -119,12 +125,25 @@ def open_peak(threads: int) -> Run:
     return lambda _feeds: session.run(None, given)[0]
 
 
+def open_copy(threads: int) -> Run:
+    """Copy memory that no cache holds, a part for each thread."""
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    count = threads or os.cpu_count() or 1
+    parts = [np.ones(COPIED_BYTES // count // 4, np.float32) for _ in range(count)]
+    targets = [np.empty_like(part) for part in parts]
+    pool = ThreadPoolExecutor(count)
+    return lambda _feeds: [*pool.map(np.copyto, targets, parts)] and targets[0]
+
+
 OPENERS: dict[str, Callable[..., Run]] = {
     "onnxruntime": open_onnxruntime,
     "onnxtool": open_onnxtool,
     "torch": open_torch,
     "openvino": open_openvino,
     "peak": open_peak,
+    "copy": open_copy,
 }
 
 
@@ -188,7 +207,9 @@ def race(
             for turn in range(rounds + 1):
                 for number, worker in enumerate(workers):
                     file = str(folder / f"{number}.npy") if not turn and (batch, length) == shapes[0] else ""
-                    worker.ask([batch, length, file])  # what the others did to caches and cores is not its time
+                    spent = worker.ask([batch, length, file])  # what the others did to caches and cores is not its time
+                    while spent < WARM_UP_MS:
+                        spent += worker.ask([batch, length, ""])
                     elapsed = worker.ask([batch, length, ""])
                     if turn:  # the first turn allocates
                         times[number].append(elapsed)
@@ -198,7 +219,7 @@ def race(
 
 
 def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
-    """Make the files, and return all contenders, the plain export first and the peak last."""
+    """Make the files, and return all contenders, the plain export first, the peak and the copy last."""
     from harness.peers import EXPORT_WITH_TORCH
     from make_models import ROOT
 
@@ -229,7 +250,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
                 for name in ("f32", "bf16")
             ),
         ]
-    return [*contenders, Contender("MatMulInteger", (here, "peak"))]
+    return [*contenders, Contender("MatMulInteger", (here, "peak")), Contender("a copy", (here, "copy"))]
 
 
 # The error is free: weights are random, and layers that it would keep are of no meaning for the time.
@@ -248,20 +269,58 @@ def distance(one: Path, other: Path) -> float:
     return float(1 - first @ second / np.sqrt((first @ first) * (second @ second)))
 
 
-def operations(path: Path, shape: tuple[int, int]) -> float:
-    """Return the multiplications and additions of a model's products with weights, for tokens [batch, length]."""
+def weights(path: Path) -> list[Any]:
+    """Return the weights of a model's products, those of its output layer included."""
     from onnxtool.model_file.weights import load_model
 
-    graph = load_model(path).graph
-    weights = [node.inputs[1] for node in graph if node.op_type in ("MatMul", "Gemm")]
+    products = ("MatMul", "FusedMatMul", "Gemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Attention")
+    values = [node.inputs[1] for node in load_model(path).graph if node.op_type in products]
     # Behind a Transpose lies the weight of an output layer that is tied to the embedding.
-    above = [value.producer() if value is not None else None for value in weights]
+    above = [value.producer() if value is not None else None for value in values]
     held = [
         node.inputs[0] if node is not None and node.op_type == "Transpose" else value
-        for node, value in zip(above, weights, strict=True)
+        for node, value in zip(above, values, strict=True)
     ]
-    sizes = [value.const_value.size for value in held if value is not None and value.const_value is not None]
-    return 2.0 * shape[0] * shape[1] * sum(sizes)
+    return [value.const_value for value in held if value is not None and value.const_value is not None]
+
+
+def operations(path: Path, shape: tuple[int, int]) -> float:
+    """Return the multiplications and additions of a model's products with weights, for tokens [batch, length]."""
+    return 2.0 * shape[0] * shape[1] * float(sum(weight.size for weight in weights(path)))
+
+
+def profile(path: Path, shape: tuple[int, int], threads: int) -> dict[str, float]:
+    """Return the milliseconds that each operator of a file takes in a run, the longest first."""
+    import json
+
+    import onnxruntime as ort
+
+    from onnxtool.model_file import ModelFile
+    from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.enable_profiling = True
+    disabled = ModelFile.open(path).metadata.get(DISABLED_OPTIMIZERS_KEY, "").split()
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        session = ort.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled or None
+        )
+        feeds = make_feeds(*shape)
+        for _ in range(PROFILED_RUNS):
+            session.run(None, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    runs: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            runs.setdefault(f"{event['name']} {event['args']['op_name']}", []).append(event["dur"] / 1e3)
+    total: dict[str, float] = {}
+    for name, times in runs.items():
+        operator = name.split()[-1]
+        total[operator] = total.get(operator, 0.0) + statistics.median(times)  # the first run allocates
+    return dict(sorted(total.items(), key=lambda row: -row[1]))
 
 
 def main() -> int:
@@ -292,6 +351,7 @@ def main() -> int:
         medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, Path(temporary))
         print_table(contenders, medians, arguments.shapes, Path(temporary))
         print_share(contenders, medians, operations(folder / "plain.onnx", arguments.shapes[0]))
+        print_limits(contenders, medians, arguments.shapes, arguments.threads)
         print(describe_machine(arguments.threads))
     return 0
 
@@ -302,10 +362,10 @@ def print_table(
     shapes: Sequence[tuple[int, int]],
     answers: Path,
 ) -> None:
-    """Print a row for each contender but the last, beside the first."""
+    """Print a row for each contender but the last two, beside the first."""
     print("| contender | " + " | ".join(f"{batch}x{length} ms" for batch, length in shapes) + " | 1 - cosine | MB |")
     print("|---|" + "---:|" * (len(shapes) + 2))
-    for number, contender in enumerate(contenders[:-1]):
+    for number, contender in enumerate(contenders[:-2]):
         cells = [f"{own:.1f} ({base / own:.2f}x)" for own, base in zip(medians[number], medians[0], strict=True)]
         error = distance(answers / "0.npy", answers / f"{number}.npy")
         size = "" if contender.file is None else f"{contender.file.stat().st_size / 1e6:.0f}"
@@ -313,13 +373,37 @@ def print_table(
 
 
 def print_share(contenders: Sequence[Contender], medians: Sequence[Sequence[float]], operations: float) -> None:
-    """Print what the fastest int8 of onnxtool reaches at the first shape of what the last contender does."""
+    """Print what the fastest int8 of onnxtool reaches at the first shape of what the product alone does."""
     times = [own[0] for own, one in zip(medians, contenders, strict=True) if "onnxtool int8" in one.name]
     if not times:
         return
     rate = operations / min(times) / 1e6
-    peak = 2.0 * float(np.prod(PEAK, dtype=np.float64)) / medians[-1][0] / 1e6
+    peak = 2.0 * float(np.prod(PEAK, dtype=np.float64)) / medians[-2][0] / 1e6
     print(f"\nint8 of onnxtool: {rate:.0f} GOP/s, {rate / peak:.0%} of MatMulInteger's {peak:.0f}")
+
+
+def print_limits(
+    contenders: Sequence[Contender],
+    medians: Sequence[Sequence[float]],
+    shapes: Sequence[tuple[int, int]],
+    threads: int,
+) -> None:
+    """Print how far the smallest shape is from what memory allows, and what the time is spent in."""
+    index = min(range(len(shapes)), key=lambda number: shapes[number][0] * shapes[number][1])
+    bandwidth = 2 * COPIED_BYTES / min(medians[-1]) / 1e6  # read and written
+    for own, one in zip(medians, contenders, strict=True):
+        if one.name not in ("onnxtool fp32", "onnxtool int8") or one.file is None:
+            continue
+        size = sum(weight.nbytes for weight in weights(one.file)) / 1e6
+        batch, length = shapes[index]
+        print(
+            f"{one.name}, {batch}x{length}: {own[index]:.1f} ms, {own[index] * bandwidth / size:.1f} times the "
+            f"{size / bandwidth:.1f} ms that its {size:.0f} MB of weights take at the {bandwidth:.1f} GB/s of a copy"
+        )
+        spent = profile(one.file, shapes[index], threads)
+        whole = sum(spent.values())
+        shares = [f"{name} {spent[name] / whole:.0%}" for name in spent if spent[name] > whole / 100]
+        print(f"of {whole:.1f} ms under the profiler: {', '.join(shares)}")
 
 
 def _shape(text: str) -> tuple[int, int]:

@@ -57,17 +57,27 @@ class RowGrid:
 
     zero: int
 
-    def scales(self, lowest: Floats, highest: Floats) -> Floats:
-        """Return the scale of each row from its extremes, both of one shape."""
-        above, below = highest / np.float32(NUM_STEPS - self.zero), lowest / np.float32(-self.zero)
-        scales: Floats = np.maximum(np.maximum(above, below), SMALLEST).astype(np.float32)
-        return scales
+    @property
+    def step(self) -> np.float32:
+        """The step of a row whose reach is 1."""
+        return np.float32(1 / (NUM_STEPS - self.zero))
+
+    @property
+    def mirror(self) -> np.float32:
+        """What a negative number is multiplied by, to need as large a reach as the result."""
+        return np.float32(-(NUM_STEPS - self.zero) / self.zero)
+
+    def reach(self, values: Floats) -> Floats:
+        """Return the largest number that the grid of each row of `values`, float32 [T, K], has: float32 [T, 1]."""
+        highest, lowest = values.max(axis=1, keepdims=True), values.min(axis=1, keepdims=True)
+        largest: Floats = np.maximum(np.maximum(highest, lowest * self.mirror), SMALLEST)
+        return largest
 
     def round(self, values: Floats) -> Floats:
         """Return the values of the codes of `values`, float32 [T, K]; those beyond the grid become its ends."""
-        scales = self.scales(values.min(axis=1, keepdims=True), values.max(axis=1, keepdims=True))
-        codes = np.clip(np.rint(values / scales) + self.zero, 0, NUM_STEPS)
-        rounded: Floats = ((codes - self.zero) * scales).astype(np.float32)
+        reach = self.reach(values)
+        codes = np.clip(np.rint(values / reach / self.step) + self.zero, 0, NUM_STEPS)
+        rounded: Floats = ((codes - self.zero) * self.step * reach).astype(np.float32)
         return rounded
 
     @classmethod

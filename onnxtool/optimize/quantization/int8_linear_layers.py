@@ -15,7 +15,6 @@ from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import (
-    NUM_STEPS,
     PLAIN,
     SMALLEST,
     ActivationGrid,
@@ -221,37 +220,37 @@ def _prepare(
 def _quantize_rows(value: ir.Value, grid: RowGrid, layer: LinearLayer, writer: Writer) -> _Activations:
     """Write what quantizes each row of `value` with a scale of its own; no operator of onnxruntime does that."""
     opset = 0 if layer.node.graph is None else layer.node.graph.opset_imports.get("", 0)
-    scale = _row_scales(value, grid, opset, writer)
-    one = writer.constant(np.array(1, np.float32), "onnxtool.one")
+    reach = _row_reach(value, grid, opset, writer)
     zero = writer.constant(np.array(grid.zero, np.uint8), f"onnxtool.zero_{grid.zero}")
-    if opset < _BLOCKED_OPSET:
-        codes = writer.node("QuantizeLinear", [writer.op("Div", value, scale), one, zero])
-    else:  # without a second pass over the activations: each row is a block
-        zeros = writer.op("Expand", zero, writer.op("Shape", scale))
-        codes = writer.op("QuantizeLinear", value, scale, zeros, axis=-1, block_size=layer.size[0])
-    return _Activations(codes, one, zero, scale)
+    step = writer.constant(np.array(grid.step, np.float32), f"onnxtool.step_{grid.zero}")
+    if opset < _BLOCKED_OPSET:  # rows of one reach, so that all have one step
+        return _Activations(writer.op("QuantizeLinear", writer.op("Div", value, reach), step, zero), step, zero, reach)
+    # Without a second pass over the activations: each row is a block.
+    scale = writer.op("Mul", reach, step)
+    zeros = writer.op("Expand", zero, writer.op("Shape", scale))
+    codes = writer.op("QuantizeLinear", value, scale, zeros, axis=-1, block_size=layer.size[0])
+    return _Activations(codes, writer.constant(np.array(1, np.float32), "onnxtool.one"), zero, scale)
 
 
-def _row_scales(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir.Value:
-    """Write the scale of each row of `value`, as `RowGrid.scales` computes it: float32 [..., 1]."""
+def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir.Value:
+    """Write the reach of each row of `value`, as `RowGrid.reach` computes it: float32 [..., 1]."""
 
-    def reduced(operator: str, steps: int) -> ir.Value:
+    def extreme(operator: str) -> ir.Value:
         if opset < _AXES_AS_INPUT:
-            extreme = writer.op(operator, value, axes=[-1], keepdims=1)
-        else:
-            axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
-            extreme = writer.op(operator, value, axes, keepdims=1)
-        return writer.op("Mul", extreme, writer.constant(np.array(1 / steps, np.float32), f"onnxtool.per_{steps}"))
+            return writer.op(operator, value, axes=[-1], keepdims=1)
+        axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
+        return writer.op(operator, value, axes, keepdims=1)
 
-    bounds = [reduced("ReduceMax", NUM_STEPS - grid.zero)]
+    bounds = [extreme("ReduceMax")]
     made_by = value.producer()
     # Not those of other domains, such as a function of the model under the same name.
     lowest = _LOWEST.get(made_by.op_type) if made_by is not None and made_by.domain in ("", MICROSOFT) else None
     if lowest is None:
-        bounds.append(reduced("ReduceMin", -grid.zero))
+        mirrored = writer.constant(np.array(grid.mirror, np.float32), f"onnxtool.mirror_{grid.zero}")
+        bounds.append(writer.op("Mul", extreme("ReduceMin"), mirrored))
     # Never zero: activations are divided by it.
-    least = max(SMALLEST, np.float32(-(lowest or 0.0) / grid.zero))
-    return writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_scale_{grid.zero}"))
+    least = max(SMALLEST, np.float32((lowest or 0.0) * grid.mirror))
+    return writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_{grid.zero}"))
 
 
 def _write(
