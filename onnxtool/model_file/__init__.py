@@ -60,6 +60,16 @@ class ModelFile:
                 )
         return model
 
+    def check_sound(self) -> None:
+        """Refuse a graph that another library could die on; to be called before one sees it.
+
+        Raises:
+            ModelFileError: what is wrong, by name.
+        """
+        from onnxtool.model_file.soundness import check_sound
+
+        check_sound(self.path, self.structure)
+
     @property
     def metadata(self) -> dict[str, str]:
         """The metadata_props of the model."""

@@ -55,6 +55,7 @@ def optimize_model(
     """
     stopwatch = Stopwatch()
     source = ModelFile.open(options.model_path)
+    source.check_sound()
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")

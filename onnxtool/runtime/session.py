@@ -134,6 +134,7 @@ def open_session(
     import onnxruntime as ort
 
     model = ModelFile.open(path)
+    model.check_sound()
     provider = resolve_provider(provider)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or _threads_to_ask_for()

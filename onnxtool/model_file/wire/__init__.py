@@ -15,6 +15,7 @@ from onnxtool.model_file.wire.structure import Node as Node
 from onnxtool.model_file.wire.structure import Structure as Structure
 from onnxtool.model_file.wire.structure import Training as Training
 from onnxtool.model_file.wire.structure import encode_metadata as encode_metadata
+from onnxtool.model_file.wire.structure import read_names as read_names
 from onnxtool.model_file.wire.structure import read_nodes as read_nodes
 from onnxtool.model_file.wire.structure import read_structure as read_structure
 from onnxtool.model_file.wire.tensors import DTYPE_NAMES as DTYPE_NAMES

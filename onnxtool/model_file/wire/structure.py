@@ -207,6 +207,36 @@ def read_nodes(path: Path) -> Iterator[Node]:
                         yield Node(*read_node(data, node_start, node_end))
 
 
+def read_names(path: Path) -> tuple[list[str], list[str]]:
+    """Read the names that the main graph of the ONNX file at `path` defines: of initializers, and by its nodes.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not an ONNX model.
+    """
+    initializers: list[str] = []
+    outputs: list[str] = []
+    # The path to the names: an initializer, the values of a sparse one, and an output of a node.
+    places = {5: ((8,), initializers), 15: ((1, 8), initializers), 1: ((2,), outputs)}
+    with opened(path) as data:
+        for number, kind, start, end in fields(data, 0, len(data)):
+            if number != 7 or kind != BYTES:
+                continue
+            for inner, inner_kind, first, last in fields(data, start, end):
+                if inner in places and inner_kind == BYTES:
+                    numbers, names = places[inner]
+                    names.extend(name for name in _texts_at(data, first, last, numbers) if name)
+    return initializers, outputs
+
+
+def _texts_at(data: Data, start: int, end: int, numbers: tuple[int, ...]) -> Iterator[str]:
+    for number, kind, first, last in fields(data, start, end):
+        if number == numbers[0] and kind == BYTES:
+            if len(numbers) == 1:
+                yield read_text(data, first, last)
+            else:
+                yield from _texts_at(data, first, last, numbers[1:])
+
+
 def encode_metadata(entries: dict[str, str]) -> bytes:
     """Encode `entries` as ModelProto.metadata_props; appended to a serialized model, they are added to it.
 

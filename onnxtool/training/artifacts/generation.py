@@ -220,6 +220,7 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
             raise ArtifactError("the model has more than 2 GB", "save it and pass the path of its file")
         return model, None
     file = ModelFile.open(model)
+    file.check_sound()
     return onnx.load(file.path, load_external_data=False), file.path
 
 
