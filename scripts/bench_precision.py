@@ -350,7 +350,7 @@ def main() -> int:
         contenders = prepare(arguments, folder)
         medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, Path(temporary))
         print_table(contenders, medians, arguments.shapes, Path(temporary))
-        print_share(contenders, medians, operations(folder / "plain.onnx", arguments.shapes[0]))
+        print_share(contenders, medians, arguments.shapes, folder / "plain.onnx")
         print_limits(contenders, medians, arguments.shapes, arguments.threads)
         print(describe_machine(arguments.threads))
     return 0
@@ -372,12 +372,18 @@ def print_table(
         print(f"| {contender.name} | " + " | ".join([*cells, f"{error:.1g}", size]) + " |")
 
 
-def print_share(contenders: Sequence[Contender], medians: Sequence[Sequence[float]], operations: float) -> None:
-    """Print what the fastest int8 of onnxtool reaches at the first shape of what the product alone does."""
-    times = [own[0] for own, one in zip(medians, contenders, strict=True) if "onnxtool int8" in one.name]
+def print_share(
+    contenders: Sequence[Contender],
+    medians: Sequence[Sequence[float]],
+    shapes: Sequence[tuple[int, int]],
+    plain: Path,
+) -> None:
+    """Print what the fastest int8 of onnxtool reaches at the largest shape of what the product alone does."""
+    index = max(range(len(shapes)), key=lambda number: shapes[number][0] * shapes[number][1])
+    times = [own[index] for own, one in zip(medians, contenders, strict=True) if "onnxtool int8" in one.name]
     if not times:
         return
-    rate = operations / min(times) / 1e6
+    rate = operations(plain, shapes[index]) / min(times) / 1e6
     peak = 2.0 * float(np.prod(PEAK, dtype=np.float64)) / medians[-2][0] / 1e6
     print(f"\nint8 of onnxtool: {rate:.0f} GOP/s, {rate / peak:.0%} of MatMulInteger's {peak:.0f}")
 
