@@ -38,8 +38,8 @@ def test_what_a_normalization_gives_has_a_fixed_range() -> None:
 
 
 def test_rows_that_differ_behind_a_normalization_keep_a_scale_each() -> None:
-    """Each with all of its length in another channel, beside rows that are spread evenly."""
-    x = np.stack([np.eye(WIDTH, dtype=np.float32), np.sign(normal(WIDTH, WIDTH, seed=6))])
+    """A few have all of their length in one channel, each in another, and most are spread evenly."""
+    x = np.concatenate([np.eye(WIDTH, dtype=np.float32)[None], np.sign(normal(9, WIDTH, WIDTH, seed=6))])
     result = to_int8(layers(), [{"x": x}], activations="mixed").outcome.model
     assert count(result, "ReduceMax") == 2
 
