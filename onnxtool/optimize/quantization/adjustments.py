@@ -164,24 +164,21 @@ def choose_adjustments(
     choices: dict[str, Choice] = {}
     for names, group in groups.items():
         known = Activations.joined([recording.activations[name] for name in names])
-        is_free = names[0] in free_smoothing and len(names) == 1
-        plain, divided = (
+        plain, best = (
             GroupAdjustments(tuple(group), one)
-            for one in _choose_roundings(group, known, activations, exact=exact, is_free=is_free)
+            for one in _choose_roundings(group, known, activations, exact=exact, can_divide=len(names) == 1)
         )
-        best = plain if len(names) > 1 or divided.rounding is plain.rounding else divided
-        choice = Choice("/".join(names), best if is_free else plain, best)
+        if best.rounding is plain.rounding:
+            best = plain
+        choice = Choice("/".join(names), best if names[0] in free_smoothing else plain, best)
         choices |= {layer.name: choice for layer in group}
     return choices
 
 
 def _choose_roundings(
-    group: Sequence[LinearLayer], activations: Activations, ranges: str, *, exact: bool, is_free: bool
+    group: Sequence[LinearLayer], activations: Activations, ranges: str, *, exact: bool, can_divide: bool
 ) -> tuple[_Rounding, _Rounding]:
-    """Return the roundings of least error for `group`: without a division, and with one if it is worth its time.
-
-    `is_free`: the division costs no node, so that it is always made.
-    """
+    """Return the roundings of least error for `group`: at the least cost, and with a division if it is worth that."""
     weight = np.concatenate([_some_columns(layer, len(group)) for layer in group], axis=1)
     wanted = np.concatenate(activations.rows) @ weight
 
@@ -198,6 +195,8 @@ def _choose_roundings(
 
     def both(ranges: str, headroom: float = HEADROOM) -> tuple[_Rounding, _Rounding]:
         plain_loss, plain = best((None,), ranges, headroom)
+        if not can_divide:
+            return plain, plain
         divided_loss, divided = best(_smoothing_scales(activations), ranges, headroom)
         return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
 
@@ -206,10 +205,10 @@ def _choose_roundings(
     rows = both(PER_ROW)
     if not all(_is_normalized(layer.value) for layer in group):
         return rows
-    fixed = both(STATIC, NORMALIZED_HEADROOM)
-    made = list(zip(fixed, rows, strict=True))[1 if is_free else 0 :]
-    is_affordable = all(one.loss(weight, wanted) <= _AFFORDABLE * other.loss(weight, wanted) for one, other in made)
-    return fixed if is_affordable else rows
+    # A division takes less time than what gives every row its own scale.
+    _, fixed = both(STATIC, NORMALIZED_HEADROOM)
+    is_affordable = fixed.loss(weight, wanted) <= _AFFORDABLE * rows[0].loss(weight, wanted)
+    return (fixed, fixed) if is_affordable else rows
 
 
 def _is_normalized(value: ir.Value) -> bool:
