@@ -3,8 +3,8 @@
 Run `python scripts/bench_int8.py --model_path NAME-optimized.onnx --max_error none 0.01 0.001`, with
 `--precision int8-mixed int8-per_row int8-dynamic int8-static int4` for all of them. `error` is 1 - cosine at worst on
 the calibration texts, `held out` the same on 200 paragraphs that were not among them, whose neighbours are compared as
-in the report of `optimize`. Latencies are the processor time of one thread, taken in turns, so that the ratios hold on a
-machine that does other things as well.
+in the report of `optimize`. Latencies are the processor time of one thread, taken in turns, so that the ratios hold on
+a machine that does other things as well.
 """
 
 from __future__ import annotations

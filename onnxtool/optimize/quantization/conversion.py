@@ -149,9 +149,9 @@ class Conversion:
             return ""
         where, headroom = ("", HEADROOM) if activations == STATIC else (" behind normalizations", NORMALIZED_HEADROOM)
         return (
-            f"ranges of activations{where} are fixed at {headroom:g} times those on the calibration texts: a text whose "
-            "activations exceed them has a larger error than this one, so calibrate on texts like those that the model "
-            "will get"
+            f"ranges of activations{where} are fixed at {headroom:g} times those on the calibration texts: a text "
+            "whose activations exceed them has a larger error than this one, so calibrate on texts like those that the "
+            "model will get"
         )
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.int8 import to_int8
-from tests.optimize.passes.builders import build, count, normal, run, run_as_stored
+from tests.optimize.passes.builders import Arrays, build, count, normal, run, run_as_stored
 
 WIDTH = 64
 BODY = "n = LayerNormalization(x, s, t) p = MatMul(n, w) b = Add(p, c) q = Gelu(b) y = MatMul(q, v)"
@@ -15,7 +15,7 @@ BODY = "n = LayerNormalization(x, s, t) p = MatMul(n, w) b = Add(p, c) q = Gelu(
 
 def layers() -> ir.Model:
     """Return a layer behind a normalization, and one behind a function."""
-    weights = {
+    weights: Arrays = {
         "s": 1 + normal(WIDTH, seed=1) / 10,
         "t": normal(WIDTH, seed=2) / 10,
         "w": normal(WIDTH, WIDTH, seed=3) / 8,
@@ -27,7 +27,8 @@ def layers() -> ir.Model:
 
 def rows(seed: int = 0) -> Floats:
     """Return rows of very different sizes, which a normalization makes alike."""
-    return normal(2, 6, WIDTH, seed=seed) * np.float32([[[1], [3], [10], [0.1], [30], [2]]])
+    sizes = np.array([1, 3, 10, 0.1, 30, 2], np.float32)
+    return normal(2, 6, WIDTH, seed=seed) * sizes[:, None]
 
 
 def test_what_a_normalization_gives_has_a_fixed_range() -> None:
