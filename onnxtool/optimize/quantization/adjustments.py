@@ -38,7 +38,7 @@ _CLIPS = (1.0, 0.85, 0.7, 0.55, 0.4)
 # The grid is then widened by this factor: other texts give larger values than the calibration texts.
 HEADROOM = 1.5
 # Less behind a normalization, which gives every row the same length.
-NORMALIZED_HEADROOM = 1.25
+NORMALIZED_HEADROOM = 1.35
 # A fixed grid saves the operators that give every row its own, for up to this multiple of its squared error.
 _AFFORDABLE = 2.0
 _MOST_COLUMNS = 256  # enough to compare smoothing scales
