@@ -1,27 +1,27 @@
 """Measure what int8 and int4 cost and give: latency, size and error of an optimized model for several bounds.
 
 Run `python scripts/bench_int8.py --model_path NAME-optimized.onnx --max_error none 0.01 0.001`, with
-`--precision int8-per_row int8-dynamic int8-static int4` for all of them. `error` is 1 - cosine at worst on the
-calibration texts, `held out` the same on 200 paragraphs that were not among them, and Spearman compares the order of
-all pairs of these by similarity. Latencies are the processor time of one thread, taken in turns, so that the ratios
-hold on a machine that does other things as well.
+`--precision int8-mixed int8-per_row int8-dynamic int8-static int4` for all of them. `error` is 1 - cosine at worst on
+the calibration texts, `held out` the same on 200 paragraphs that were not among them, whose neighbours are compared as
+in the report of `optimize`. Latencies are the processor time of one thread, taken in turns, so that the ratios hold on
+a machine that does other things as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import pydoc_data.topics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from check_int8 import vectors
 from harness.machine import describe_machine
 
 from onnxtool.errors import OnnxtoolError
@@ -29,9 +29,10 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.weights import load_model, write_inline
 from onnxtool.optimize.options import ACTIVATIONS
 from onnxtool.optimize.quantization.bounded import Quantized
-from onnxtool.optimize.quantization.calibration import make_calibration
+from onnxtool.optimize.quantization.calibration import make_calibration, text_feeds_of
 from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
+from onnxtool.optimize.quantization.ranking import compare_vectors, held_out_texts
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 
 METHODS: dict[str, Callable[..., Quantized]] = {
@@ -70,41 +71,13 @@ def latencies_ms(paths: Sequence[Path], batch_size: int, sequence_length: int) -
     return [float(np.median(taken[1:])) for taken in samples]  # the first run allocates
 
 
-def held_out_texts() -> list[str]:
-    """Return paragraphs of Python's documentation, on which nothing is calibrated."""
-    paragraphs = [" ".join(part.split()) for topic in pydoc_data.topics.topics.values() for part in topic.split("\n\n")]
-    wanted = [text for text in paragraphs if 40 < len(text) < 600]
-    return wanted[:: max(1, len(wanted) // NUM_HELD_OUT)][:NUM_HELD_OUT]
-
-
-def vectors(path: Path, feeds: Sequence[Mapping[str, Any]]) -> Any:
-    """Return one vector a text, normalized, float64 [texts, width]: the first output, averaged over real tokens."""
-    session = open_session(path)
-    found = []
-    for given in feeds:
-        output = session.run(None, dict(given))[0].astype(np.float64)
-        if output.ndim == 3:
-            mask = given["attention_mask"][:, :, None]
-            output = (output * mask).sum(axis=1) / mask.sum(axis=1)
-        found.append(output)
-    joined = np.concatenate(found)
-    return joined / np.linalg.norm(joined, axis=1, keepdims=True)
-
-
-def rank_correlation(one: Any, other: Any) -> float:
-    """Return Spearman's coefficient of the similarities of all pairs of texts, of two sets of vectors."""
-    pairs = np.triu_indices(len(one), 1)
-    ranks = [np.argsort(np.argsort((found @ found.T)[pairs])).astype(np.float64) for found in (one, other)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
 def main() -> int:
     """Convert, measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model_path", type=Path, required=True, help="an optimized float32 model")
     parser.add_argument("--calibration", type=Path, help="texts to calibrate on; without it, onnxtool's own")
     parser.add_argument("--max_error", nargs="+", default=["none", "0.01", "0.001"], metavar="X")
-    parser.add_argument("--precision", nargs="+", default=["int8-per_row"], choices=METHODS)
+    parser.add_argument("--precision", nargs="+", default=["int8-mixed"], choices=METHODS)
     arguments = parser.parse_args()
     calibration = make_calibration(arguments.model_path, arguments.calibration)
     print(f"{describe_machine(1)}; {calibration.num_texts} texts. {calibration.note}")
@@ -125,18 +98,17 @@ def main() -> int:
             print(f"{label}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
             rows.append((label, path, layers, f"{result.error:.5f}"))
         paths = [path for _, path, _, _ in rows]
-        texts = Path(name) / "texts.txt"
-        texts.write_text("\n".join(held_out_texts()), encoding="utf-8")
-        feeds = make_calibration(arguments.model_path, texts).feeds
+        feeds = text_feeds_of(ModelFile.open(arguments.model_path), held_out_texts(NUM_HELD_OUT))
         embedded = [vectors(path, feeds) for path in paths]
         timed = [latencies_ms(paths, *shape) for shape in SHAPES]
         shapes = " | ".join(f"{batch}x{length} ms | ratio" for batch, length in SHAPES)
-        print(f"| model | layers | error | held out | Spearman | MB | {shapes} |\n|{'---|' * (6 + 2 * len(SHAPES))}")
+        names = "model | layers | error | held out | top-10 overlap | Kendall's tau | MB"
+        print(f"| {names} | {shapes} |\n|{'---|' * (7 + 2 * len(SHAPES))}")
         for place, (label, path, layers, error) in enumerate(rows):
             figures = " | ".join(f"{taken[place]:.1f} | {taken[0] / taken[place]:.2f}" for taken in timed)
-            worst = 1 - (embedded[0] * embedded[place]).sum(axis=1).min()
-            order = rank_correlation(embedded[0], embedded[place])
-            cells = f"{label} | {layers} | {error} | {worst:.5f} | {order:.4f}"
+            ranking = compare_vectors(embedded[0], embedded[place], "")
+            quality = f"{ranking.error:.5f} | {ranking.overlap:.3f} | {ranking.kendall_tau:.3f}"
+            cells = f"{label} | {layers} | {error} | {quality}"
             print(f"| {cells} | {path.stat().st_size / 1e6:.0f} | {figures} |")
     return 0
 

@@ -15,8 +15,12 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
 }
 PROVIDER_NAMES = tuple(PRECISIONS)
 PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
-PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("per_row", "dynamic", "static")
-"""How the activations of int8 get their ranges: each token its own, all of a run one, or once from the calibration."""
+MIXED, PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("mixed", "per_row", "dynamic", "static")
+"""How the activations of int8 get their ranges; the first is the default.
+
+Each token its own, all of a run one, or once from the calibration; mixed is `static` behind a normalization, whose
+tokens are alike, and `per_row` elsewhere.
+"""
 
 ANY_CPU, NATIVE = "any", "native"
 EXACT_CPUS = ("vnni", "arm")
@@ -34,8 +38,8 @@ class OptimizeOptions:
         require_fusion: fail unless every attention is fused.
         precision: `fp32`, `fp16`, `int8`, `int4`, or `auto` for the fastest of them on this machine.
         activations: how the activations of int8 get their ranges: `per_row`, each token its own, `dynamic`, all of a
-            run one, or `static`, once and for all from `calibration`; None for per_row, and where the precision is
-            another one.
+            run one, `static`, once and for all from `calibration`, or `mixed`, `static` behind normalizations and
+            `per_row` elsewhere; None for mixed, and where the precision is another one.
         cpu: what int8 will run on. `any` and `avx2`: products are exact on every CPU. `vnni` and `arm`: weights have
             finer steps, and products are exact on CPUs whose sums do not saturate. `native`: as this machine needs it.
             None for any, and where the precision is another one.
@@ -61,11 +65,12 @@ class OptimizeOptions:
     activations: Annotated[
         str | None,
         Option(
-            "How activations of int8 get their ranges: each token its own (per_row), all of a run one (dynamic), or "
-            "once from the calibration texts (static). With per_row and static, the output for a text does not depend "
-            "on what else is in the batch; dynamic takes less time than per_row, with three times its error.",
+            "How activations of int8 get their ranges: each token its own (per_row), all of a run one (dynamic), once "
+            "from the calibration texts (static), or once behind normalizations, whose tokens are alike, and each "
+            "token its own elsewhere (mixed). With dynamic, the output for a text depends on what else is in the "
+            "batch.",
             choices=ACTIVATIONS,
-            default="per_row",
+            default=ACTIVATIONS[0],
         ),
     ] = None
     cpu: Annotated[

@@ -16,7 +16,7 @@ from onnxtool.model_file import ModelFile, Staging, check_model_output, save_mod
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
-from onnxtool.optimize.options import ANY_CPU, PER_ROW, OptimizeOptions
+from onnxtool.optimize.options import ANY_CPU, MIXED, OptimizeOptions
 from onnxtool.optimize.pipeline import Context, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import choose
@@ -260,7 +260,7 @@ def _convert(
     """Convert the fused model; for `--precision auto`, return the candidates as well."""
     if options.precision == "auto":
         return choose(conversion, model)
-    return conversion.convert(model, options.precision, options.activations or PER_ROW), ()
+    return conversion.convert(model, options.precision, options.activations or MIXED), ()
 
 
 def _require_same_signature(before: Stats, after: Stats) -> None:

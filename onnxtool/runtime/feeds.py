@@ -86,23 +86,25 @@ class FeedShape:
 def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     """Return the shapes that a model is verified on; S is at most `longest`, and at most 1024.
 
-    One row, several, a single token, a length no power of two divides, rows of all lengths padded on the right and on
-    the left (which alone shows the mask of a causal model), and one as long as the model takes: axes that were fixed
-    at the traced shape, masks that are not applied and position tables that end early each fail on one of them. The
-    longest comes first: some models (BigBird) take a short text as the reason to compute otherwise from then on.
+    One row, several, a single token, rows of one, a length no power of two divides, rows of all lengths padded on the
+    right and on the left (which alone shows the mask of a causal model), and one as long as the model takes: axes that
+    were fixed at the traced shape, masks that are not applied and position tables that end early each fail on one of
+    them. The longest comes first: some models (BigBird) take a short text as the reason to compute otherwise from then
+    on.
     """
     longest = min(longest or _LONGEST, _LONGEST)
     return (
         FeedShape.full(1, longest, f"a long text, {longest} tokens"),
         FeedShape.full(1, min(8, longest), "one row"),
         FeedShape.full(6, min(16, longest), "several rows"),
-        FeedShape.full(2, 1, "a single token"),
+        FeedShape.full(2, 1, "rows of a single token"),
         FeedShape.full(3, min(37, longest), "an odd length"),
         _ragged("ragged, padded right", (1.0, 0.6, 0.35, 0.1), min(23, longest), "right"),
         _ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"),
         _ragged("ragged, one long row", (0.05, 1.0, 0.5), min(61, longest), "right"),
         # Beyond the windows of local attention (128 for ModernBERT), masks and rows have to hold as well.
         _ragged("ragged, long rows", (1.0, 0.55), min(160, longest), "right"),
+        FeedShape.full(1, 1, "a single token"),
     )
 
 

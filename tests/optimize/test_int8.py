@@ -36,7 +36,8 @@ def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -
     report = optimize_model(OptimizeOptions(exported, precision="int8", max_error=0.2, calibration=texts))
     found = report.quantization
     assert found is not None
-    assert (found.num_texts, found.note) == (3, "")
+    assert found.num_texts == 3
+    assert found.note.startswith("ranges of activations behind normalizations are fixed at 1.25 times those")
     assert 0 < found.mean_error <= found.error <= 0.2
     assert found.num_layers > len(found.kept)
     products = sum(report.after.ops.get(f"com.microsoft::{name}", 0) for name in INT8_PRODUCTS)

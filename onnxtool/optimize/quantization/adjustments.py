@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxtool.optimize.options import PER_ROW, STATIC
+from onnxtool.optimize.options import MIXED, PER_ROW, STATIC
 from onnxtool.optimize.quantization.activations import Activations, Recording
 from onnxtool.optimize.quantization.arithmetic import (
     ActivationGrid,
@@ -25,6 +26,7 @@ from onnxtool.optimize.quantization.arithmetic import (
 )
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.rounding import damped_factors, round_together
+from onnxtool.summary.kinds import FUSED_OPERATORS
 
 # The part of its range that the widest channel keeps; the smoothing scales of the others follow.
 _LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
@@ -35,6 +37,10 @@ _WORTHWHILE = 0.8
 _CLIPS = (1.0, 0.85, 0.7, 0.55, 0.4)
 # The grid is then widened by this factor: other texts give larger values than the calibration texts.
 HEADROOM = 1.5
+# Less behind a normalization, which gives every row the same length.
+NORMALIZED_HEADROOM = 1.25
+# A fixed grid saves the operators that give every row its own, for up to this multiple of its squared error.
+_AFFORDABLE = 2.0
 _MOST_COLUMNS = 256  # enough to compare smoothing scales
 _FEWEST_CHANNEL = np.float32(1e-6)
 
@@ -80,7 +86,9 @@ class _Rounding:
             scaled = _multiplied(weight, self.smoothing_scale)
             scale = weight_scale(scaled, exact=self.exact)
             codes = self._round(scaled, scale, factors)
-            loss = (average @ weight - kept @ (codes * scale)).astype(np.float32)
+            # A layer without a bias makes zeros of zeros, as padding has them where its embedding is zero: a
+            # normalization behind it would make any other number large.
+            loss = None if layer.bias is None else (average @ weight - kept @ (codes * scale)).astype(np.float32)
             adjustments[layer.name] = Adjustment(self.smoothing_scale, loss, self.grid, codes=codes)
         return adjustments
 
@@ -140,7 +148,7 @@ def choose_adjustments(
     Args:
         layers: linear layers.
         recording: their activations on calibration inputs.
-        activations: how these are rounded in a run: `per_row`, `dynamic` or `static`.
+        activations: how these are rounded in a run: `per_row`, `dynamic`, `static` or `mixed`.
         exact: whether the result is only for CPUs on which no product saturates.
         free_smoothing: the names of values that can be divided without a node of its own.
     """
@@ -156,23 +164,25 @@ def choose_adjustments(
     choices: dict[str, Choice] = {}
     for names, group in groups.items():
         known = Activations.joined([recording.activations[name] for name in names])
-        plain, divided = (
-            GroupAdjustments(tuple(group), one) for one in _choose_roundings(group, known, activations, exact=exact)
+        plain, best = (
+            GroupAdjustments(tuple(group), one)
+            for one in _choose_roundings(group, known, activations, exact=exact, can_divide=len(names) == 1)
         )
-        best = plain if len(names) > 1 or divided.rounding is plain.rounding else divided
+        if best.rounding is plain.rounding:
+            best = plain
         choice = Choice("/".join(names), best if names[0] in free_smoothing else plain, best)
         choices |= {layer.name: choice for layer in group}
     return choices
 
 
 def _choose_roundings(
-    group: Sequence[LinearLayer], activations: Activations, ranges: str, *, exact: bool
+    group: Sequence[LinearLayer], activations: Activations, ranges: str, *, exact: bool, can_divide: bool
 ) -> tuple[_Rounding, _Rounding]:
-    """Return the roundings of least error for `group`: without a division, and with one if it is worth its time."""
+    """Return the roundings of least error for `group`: at the least cost, and with a division if it is worth that."""
     weight = np.concatenate([_some_columns(layer, len(group)) for layer in group], axis=1)
     wanted = np.concatenate(activations.rows) @ weight
 
-    def best(scales: Sequence[Floats | None]) -> tuple[float, _Rounding]:
+    def best(scales: Sequence[Floats | None], ranges: str, headroom: float) -> tuple[float, _Rounding]:
         """Return the rounding of least error over all smoothing scales, then over all grids, with its error."""
         grids = [_grids(activations, scale, ranges) for scale in scales]
         tried = [_Rounding(activations, scale, one[0], exact) for scale, one in zip(scales, grids, strict=True)]
@@ -180,12 +190,33 @@ def _choose_roundings(
         place = int(np.argmin(losses))
         others = [replace(tried[place], grid=grid) for grid in grids[place][1:]]
         found = [(losses[place], tried[place]), *((one.loss(weight, wanted), one) for one in others)]
-        return min(found, key=lambda one: one[0])
+        loss, chosen = min(found, key=lambda one: one[0])
+        return loss, _widened(chosen, headroom)
 
-    plain_loss, plain = best((None,))
-    divided_loss, divided = best(_smoothing_scales(activations))
-    plain, divided = _widened(plain), _widened(divided)
-    return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
+    def both(ranges: str, headroom: float = HEADROOM) -> tuple[_Rounding, _Rounding]:
+        plain_loss, plain = best((None,), ranges, headroom)
+        if not can_divide:
+            return plain, plain
+        divided_loss, divided = best(_smoothing_scales(activations), ranges, headroom)
+        return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
+
+    if ranges != MIXED:
+        return both(ranges)
+    rows = both(PER_ROW)
+    if not all(_is_normalized(layer.value) for layer in group):
+        return rows
+    # A division takes less time than what gives every row its own scale.
+    _, fixed = both(STATIC, NORMALIZED_HEADROOM)
+    is_affordable = fixed.loss(weight, wanted) <= _AFFORDABLE * rows[0].loss(weight, wanted)
+    return (fixed, fixed) if is_affordable else rows
+
+
+def _is_normalized(value: ir.Value) -> bool:
+    """Return whether a normalization computes `value`."""
+    node = value.producer()
+    if node is None or node.outputs[0] is not value:
+        return False
+    return "::".join(filter(None, (node.domain, node.op_type))) in FUSED_OPERATORS["layer_normalization"]
 
 
 def _grids(
@@ -203,12 +234,12 @@ def _grids(
     return tuple(ActivationGrid.over(max(low, -limit), min(high, limit)) for limit in limits)
 
 
-def _widened(rounding: _Rounding) -> _Rounding:
+def _widened(rounding: _Rounding, headroom: float) -> _Rounding:
     """Return a rounding whose fixed grid has room for larger values than those of the calibration texts."""
     grid = rounding.grid
     if not isinstance(grid, ActivationGrid):
         return rounding
-    return replace(rounding, grid=replace(grid, scale=np.float32(grid.scale * HEADROOM)))
+    return replace(rounding, grid=replace(grid, scale=np.float32(grid.scale * headroom)))
 
 
 def _ranges(activations: Activations, by: Floats) -> tuple[list[float], list[float]]:

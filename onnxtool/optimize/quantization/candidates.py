@@ -16,7 +16,7 @@ from onnxtool.checkpoint.limits import fixed_shape
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
-from onnxtool.optimize.options import DYNAMIC, PER_ROW, STATIC
+from onnxtool.optimize.options import DYNAMIC, MIXED, STATIC
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.conversion import Conversion, Converted
 from onnxtool.optimize.quantization.error import measure_errors
@@ -28,7 +28,7 @@ from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.timing import summarize_latencies
 
 CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
-    "cpu": (("fp32", ""), ("fp16", ""), ("int8", PER_ROW), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),
+    "cpu": (("fp32", ""), ("fp16", ""), ("int8", MIXED), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),
     "cuda": (("fp32", ""), ("fp16", ""), ("int4", "")),
 }
 """The candidates of each provider: precision, and how activations get their ranges. The first is the reference."""
@@ -119,7 +119,7 @@ def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: P
     place.mkdir()
     conversion.on_progress(f"trying {one.label}")
     try:
-        one.converted = conversion.convert(model.clone(), one.precision, one.activations or PER_ROW)
+        one.converted = conversion.convert(model.clone(), one.precision, one.activations or MIXED)
         one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
         one.size_bytes = ModelFile.open(one.path).size_bytes
     except OnnxtoolError as error:

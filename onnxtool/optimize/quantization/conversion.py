@@ -17,9 +17,10 @@ from onnxtool.model_file.metadata import (
     REQUIRED,
     STEPS_KEY,
 )
-from onnxtool.optimize.options import EXACT_CPUS, NATIVE, PER_ROW, STATIC
+from onnxtool.optimize.options import EXACT_CPUS, MIXED, NATIVE, STATIC
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEADROOM
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
 from onnxtool.optimize.quantization.cpu_arithmetic import figures_of
@@ -99,7 +100,7 @@ class Conversion:
         """The inputs to calibrate on."""
         return make_calibration(self.source.path, self.texts_path)
 
-    def convert(self, model: ir.Model, precision: str, activations: str = PER_ROW) -> Converted:
+    def convert(self, model: ir.Model, precision: str, activations: str = MIXED) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.
 
         Raises:
@@ -144,11 +145,13 @@ class Conversion:
 
     def _caveat(self, precision: str, activations: str) -> str:
         """Return what the error on the calibration inputs does not say about other inputs."""
-        if precision != "int8" or activations != STATIC:
+        if precision != "int8" or activations not in (MIXED, STATIC):
             return ""
+        where, headroom = ("", HEADROOM) if activations == STATIC else (" behind normalizations", NORMALIZED_HEADROOM)
         return (
-            "ranges of activations are fixed at 1.5 times those on the calibration texts: a text whose activations "
-            "exceed them has a larger error than this one, so calibrate on texts like those that the model will get"
+            f"ranges of activations{where} are fixed at {headroom:g} times those on the calibration texts: a text "
+            "whose activations exceed them has a larger error than this one, so calibrate on texts like those that the "
+            "model will get"
         )
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:

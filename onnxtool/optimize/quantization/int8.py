@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.options import PER_ROW
+from onnxtool.optimize.options import MIXED, PER_ROW
 from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustments
@@ -27,7 +27,7 @@ def to_int8(
     feeds: Sequence[Feeds],
     max_error: float | None = None,
     *,
-    activations: str = PER_ROW,
+    activations: str = MIXED,
     exact: bool = False,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> Quantized:
@@ -43,7 +43,8 @@ def to_int8(
         feeds: calibration inputs, each input name to array, on which the error is measured.
         max_error: see `quantize_within`; with None, channels are scaled down wherever that is worth its time.
         activations: how these are rounded in a run: `per_row`, with a scale for each; `dynamic`, with the range of all
-            of the run; or `static`, with ranges that come from `feeds`.
+            of the run; `static`, with ranges that come from `feeds`; or `mixed`, `static` behind normalizations where
+            that costs little, and `per_row` elsewhere.
         exact: whether the result is only for CPUs on which no product of uint8 and int8 saturates. Without it, products
             are exact on every CPU, and weights have slightly coarser steps.
         on_progress: receives the current step.
@@ -59,7 +60,7 @@ def to_int8(
             layers, recording, activations, exact=exact, free_smoothing=find_free_smoothing(layers)
         )
         # Rows for themselves also where nothing is known about them.
-        others = Adjustment(activations=RowGrid.middle()) if activations == PER_ROW else PLAIN
+        others = Adjustment(activations=RowGrid.middle()) if activations in (MIXED, PER_ROW) else PLAIN
         defaults = {layer.name: others for layer in layers}
         return _config(choices, defaults, is_bounded=max_error is not None, is_exact=exact)
 

@@ -22,7 +22,7 @@ from onnxtool.optimize.verification import verification_feeds
 from tests.optimize.passes.builders import build, normal
 from tests.workshop import Workshop
 
-LABELS = ["fp32", "fp16", "int8 per_row", "int8 dynamic", "int8 static", "int4"]
+LABELS = ["fp32", "fp16", "int8 mixed", "int8 dynamic", "int8 static", "int4"]
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_chosen_one_is_what_the_file_holds(exported: Path, monkeypatch: pyte
     found = ("", "") if quantization is None else (quantization.precision, quantization.activations)
     assert found == ((precision, activations) if precision.startswith("int") else ("", ""))
     operators = {
-        "int8 per_row": "ReduceMax",
+        "int8 mixed": "ReduceMax",
         "int8 dynamic": "DynamicQuantizeLinear",
         "int8 static": "QuantizeLinear",
         "int4": "com.microsoft::MatMulNBits",

@@ -85,6 +85,15 @@ def test_outliers_in_one_channel_cost_little() -> None:
     assert result.error < errors_of(plain, model, feeds) / 4
 
 
+@pytest.mark.parametrize("activations", ["per_row", "dynamic"])
+def test_zeros_stay_zeros_where_there_is_no_bias(activations: str) -> None:
+    """As padding is whose embedding is zero: a normalization behind a layer would make any other number large."""
+    model = layers()
+    result = to_int8(model, [{"x": given["x"] + 1} for given in FEEDS], activations=activations)
+    padded = np.concatenate([FEEDS[0]["x"], np.zeros((2, 1, 8), np.float32)], axis=1)
+    assert not run(result.outcome.model, {"x": padded})[0][:, -1].any()
+
+
 @pytest.mark.parametrize(("factor", "num_divisions"), [(20.0, 0), (1 / 3, 1)])
 def test_activations_are_divided_only_where_the_error_needs_it(factor: float, num_divisions: int) -> None:
     """A bound that all layers hold without costs no multiplication, and a division comes before float32."""

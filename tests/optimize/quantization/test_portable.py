@@ -117,7 +117,7 @@ def test_shared_weights_are_not_for_exact_cpus_alone() -> None:
 def test_an_answer_per_row_does_not_depend_on_the_batch() -> None:
     """To the last bit; one range for all is another one in a larger batch."""
     together = np.concatenate([WIDE[:1], 5 * WIDE[1:]])
-    for activations, same in (("per_row", True), ("dynamic", False)):
+    for activations, same in (("mixed", True), ("per_row", True), ("dynamic", False)):
         result = to_int8(wide(), [{"x": WIDE}], activations=activations).outcome.model
         alone, among = run_as_stored(result, {"x": WIDE[:1]})[0], run_as_stored(result, {"x": together})[0][:1]
         assert np.array_equal(alone, among) == same
