@@ -58,7 +58,7 @@ class Section(NamedTuple):
 
 
 def summary_blocks(stats: Stats, title: str, *, details: bool = False) -> list[Block]:
-    """Describe one model, under a heading; with `details`, its weights, parts and functions too."""
+    """Describe one model, under a heading; with `details`, its verification, weights, parts and functions too."""
     return _blocks(title, summary_sections(stats, details=details))
 
 
@@ -78,7 +78,7 @@ def _blocks(title: str, sections: Sequence[Section], notes: Sequence[str] = ()) 
 
 
 def summary_sections(stats: Stats, *, details: bool = True) -> list[Section]:
-    """Return what is said of one model: figures, verification, graph, weights, cost, with `details` its parts."""
+    """Return what is said of one model: figures, graph, weights and cost; with `details` verification and parts too."""
     columns = ("Name", "Dtype", "Shape")
     weights = [
         (dtype, f"{stats.parameters.get(dtype, 0):,}", format_bytes(size))
@@ -86,7 +86,7 @@ def summary_sections(stats: Stats, *, details: bool = True) -> list[Section]:
     ]
     sections = [
         Section("Figures", ("Figure", "Value"), _summary_facts(stats), is_facts=True),
-        _verification_section(stats),
+        *((_verification_section(stats),) if details else ()),
         *(
             Section(title, columns, [(info.name, info.dtype, format_shape(info.shape)) for info in tensors], columns)
             for title, tensors in (("Inputs", stats.inputs), ("Outputs", stats.outputs))
@@ -150,7 +150,7 @@ def difference_notes(difference: Difference) -> list[str]:
 def _verification_section(stats: Stats) -> Section:
     """Return what the file records of the comparison of each step with its reference."""
     columns, rows = verification_table(stats.steps)
-    return Section("Verification, as the file records it", columns, rows, is_long=True)
+    return Section("Verification, as the model records it", columns, rows, is_long=True)
 
 
 def _cost_sections(cost: Cost) -> list[Section]:

@@ -34,7 +34,7 @@ table { border-collapse: collapse; width: 100%; } td, th { text-align: left; ver
 thead th, dt { color: var(--soft); font-weight: normal; } tbody th { font-weight: normal; }
 td, th { border-bottom: 1px solid var(--line); padding: .25rem 1rem .25rem 0; } tr > :last-child { padding-right: 0; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.bars { table-layout: fixed; } .bars th:first-child { width: 40%; }
+.bars, .facts { table-layout: fixed; } .bars th:first-child { width: 40%; } .facts .number { white-space: normal; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 0; } dd { margin: 0; }
 .note { border-left: .25rem solid var(--note); padding: .2rem .8rem; } .gate { border-left-color: var(--gate); }
 .track { background: var(--track); height: .4rem; margin: .15rem 0 .25rem; }
@@ -44,8 +44,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; mar
 @media (max-width: 38rem) {
   table, thead, tbody { display: block; }
   tr { display: flex; flex-wrap: wrap; column-gap: .8rem; border-bottom: 1px solid var(--line); padding: .3rem 0; }
-  tr > * { border: 0; padding: 0; flex: 1 1 5rem; min-width: min-content; } tr > :first-child { flex: 0 0 100%; }
-  .number { white-space: normal; font-size: .9rem; }
+  tr > * { border: 0; padding: 0; flex: 1 1 0; min-width: 0; font-size: .9rem; }
+  tr > :first-child { flex: 0 0 100%; font-size: 1rem; } .number { white-space: normal; min-width: min-content; }
   dl { display: block; } dd { margin-bottom: .3rem; }
 }
 @media print { :root { color-scheme: light; } body { margin: 0; max-width: none; font-size: 10pt; }
@@ -91,12 +91,12 @@ def _section(section: Section, name: str) -> str:
         facts = "\n".join(f"<dt>{_words(name)}</dt><dd>{_words(value)}</dd>" for name, value in rows)
         return f"{heading}\n<dl>{facts}</dl>{after}</section>"
     kinds = [' class="number"' if column in section.numbers else "" for column in section.columns]
-    bars = ' class="bars"' if section.bars else ""
+    layout = ' class="bars"' if section.bars else ' class="facts"' if section.is_facts else ""
     heads = zip(section.columns, kinds, strict=True)
     head = "".join(f'<th scope="col" role="columnheader"{kind}>{_words(column)}</th>' for column, kind in heads)
     lines = [
         # The roles are those of the elements, which browsers may forget where a style sheet lays them out.
-        f'{heading}<table role="table" aria-labelledby="{name}"{bars}>',
+        f'{heading}<table role="table" aria-labelledby="{name}"{layout}>',
         f'<thead role="rowgroup"><tr role="row">{head}</tr></thead><tbody role="rowgroup">',
     ]
     for number, row in enumerate(rows):
@@ -121,5 +121,5 @@ def _bar(section: Section, column: str, row: int) -> str:
 
 def _words(text: str) -> str:
     """Escape a text whose names break after their separators; words that are longer break anywhere, where they must."""
-    pieces = re.split(r"(?<=[./:_-])(?=[A-Za-z])", printable(text))
+    pieces = re.split(r"(?<=[./:])(?=[A-Za-z])", printable(text))
     return "<wbr>".join(_LONG.sub(r'<span class="long">\g<0></span>', escape(piece)) for piece in pieces)

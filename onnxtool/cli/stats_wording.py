@@ -10,7 +10,7 @@ from onnxtool.reports import Json, TensorInfo
 from onnxtool.summary.figures import Cost, MappingDelta, Stats
 
 ABSENT = "absent"
-_UNCHANGED = "unchanged"
+_UNCHANGED, _CHANGED = "unchanged", "changed"
 _MAX_CELL_LENGTH = 160
 _MAX_DEPTH = 3
 _VERIFICATION = ("reference", "max_abs_error", "cosine_min", "cases")
@@ -26,7 +26,7 @@ _VERIFICATION_LABELS = {
     "padding_effect": "Moving the padding moves them by",
 }
 _VERIFICATION_KEYS = frozenset({*_VERIFICATION_LABELS, "verified", "rtol", "cosine_required", "error", "arithmetic"})
-_NUM_STEPS = 4  # the last of them stand side by side; onnxtool's own files have two or three
+_NUM_STEPS = 3  # the last of them stand side by side, which fits a telephone; onnxtool's own files have two
 _NOT_RECORDED = "-"
 
 # A row of a comparison: what it is about, the base's, the model's, and how much that is more.
@@ -46,7 +46,7 @@ def shorten(text: str, length: int = _MAX_CELL_LENGTH) -> str:
 def replaced(name: str, after: int | str | None, before: int | str | None) -> Row:
     """Return a row of a value of which no difference can be taken, such as a version."""
     was, now = (ABSENT if value is None else str(value) or "not stated" for value in (before, after))
-    return name, was, now, _UNCHANGED if after == before else ""
+    return name, was, now, _UNCHANGED if after == before else _CHANGED
 
 
 def compared(name: str, after: int, before: int, show: Callable[[int], str] = "{:,}".format) -> Row:
@@ -58,7 +58,7 @@ def comparison(before: str, after: str, change: str) -> str:
     """Write a row in a line: `3, was 5 (-2, -40.0%)`."""
     if change == _UNCHANGED:
         return f"{after}, unchanged"
-    return f"{after}, was {before}" + (f" ({change})" if change else "")
+    return f"{after}, was {before}" + (f" ({change})" if change != _CHANGED else "")
 
 
 def growth(after: int, before: int, show: Callable[[int], str] = "{:,}".format) -> str:
@@ -190,8 +190,8 @@ def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
         return {"Result": "not verified"}
     allowed = None
     if step.get("atol") is not None:
-        cosine = show(step.get("cosine_required"))
-        allowed = f"{show(step['atol'])} + {show(step.get('rtol'))} x largest value, cosine {cosine}"
+        atol, rtol, cosine = (_bound(step.get(key)) for key in ("atol", "rtol", "cosine_required"))
+        allowed = f"{atol} + {rtol} x largest value, cosine {cosine}"
     figures = {"Result": "passed"}
     for key, label in _VERIFICATION_LABELS.items():
         value = allowed if key == "atol" else step.get(key)
@@ -206,6 +206,11 @@ def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
             "not for such CPUs" if error is None else f"1 - cosine {show(error)}"
         )
     return figures
+
+
+def _bound(value: Json) -> str:
+    """Write a tolerance with all of its digits: a cosine of 0.99999 is not 1."""
+    return f"{value:g}" if isinstance(value, float) else show(value)
 
 
 def last_verification(stats: Stats) -> str:

@@ -33,7 +33,7 @@ Subgraphs: 0
 Functions: 0
 Nodes by domain: ai.onnx 2, com.microsoft 1
 
-Verification, as the file records it:
+Verification, as the model records it:
 Figure         1. export
 Result         passed
 max_abs_error  1.23e-06
@@ -161,7 +161,7 @@ def test_a_model_does_not_differ_from_itself(folder: Path) -> None:
     lines = top.splitlines()
     assert all(line.endswith(", unchanged") for line in lines[1:-1])
     assert lines[-1].startswith("note: the same operators")
-    assert [other.splitlines()[0] for other in others] == ["Verification, as the file records it:"]
+    assert [other.splitlines()[0] for other in others] == ["Verification, as the model records it:"]
 
 
 def test_inputs_in_another_order_are_noted(folder: Path) -> None:
