@@ -294,7 +294,8 @@ def test_a_page_holds_no_tag_of_a_name_and_loads_nothing(hostile: Path, argument
 
 def test_names_on_a_page_break_after_their_separators(folder: Path) -> None:
     """And not within a number or a word, but for words that are longer than a narrow page."""
-    save(folder / "names.onnx", {0: ["Gelu"]}, **{"bert.layer.0.weight": 1, "q" * 30: 2})
+    weights: dict[str, Any] = {"bert.layer.0.weight": 1, "q" * 30: 2}
+    save(folder / "names.onnx", {0: ["Gelu"]}, **weights)
     stamp(folder / "names.onnx", {STEPS_KEY: STEPS})
     page = run_onnxtool(folder, "stats", "names.onnx", "--format", "html").stdout
     assert ">bert.<wbr>layer.0.<wbr>weight<" in page
