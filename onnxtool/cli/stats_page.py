@@ -121,5 +121,6 @@ def _bar(section: Section, column: str, row: int) -> str:
 
 def _words(text: str) -> str:
     """Escape a text whose names break after their separators; words that are longer break anywhere, where they must."""
-    pieces = re.split(r"(?<=[./:])(?=[A-Za-z])", printable(text))
+    # Short pieces stay where they are: `.onnx` at the end of a file's name.
+    pieces = re.split(r"(?<=[./:])(?=[A-Za-z]\w{5})", printable(text))
     return "<wbr>".join(_LONG.sub(r'<span class="long">\g<0></span>', escape(piece)) for piece in pieces)

@@ -199,7 +199,7 @@ def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
             is_cosine = key == "cosine_min" and isinstance(value, float)
             figures[label] = f"{value:.8f}" if is_cosine else show(value)
     if step.get("error") is not None:
-        figures["Error on calibration texts"] = f"1 - cosine {show(step['error'])}"
+        figures["Quantization error"] = f"1 - cosine {show(step['error'])}"
     errors = step.get("arithmetic")
     for arithmetic, error in errors.items() if isinstance(errors, dict) else ():
         figures[f"Error in {shorten(arithmetic, 40)} arithmetic"] = (
