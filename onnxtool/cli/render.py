@@ -117,7 +117,8 @@ def _printable_block(block: Block) -> Block:
         case Facts(rows):
             return Facts([(printable(name), printable(value)) for name, value in rows])
         case Table(columns, rows, numbers):
-            return Table(columns, [[printable(cell) for cell in row] for row in rows], numbers)
+            numbers = frozenset(map(printable, numbers))
+            return Table([*map(printable, columns)], [[printable(cell) for cell in row] for row in rows], numbers)
 
 
 def _text(blocks: Sequence[Block]) -> str:

@@ -1,33 +1,37 @@
-"""A summary and a difference as sections, for all formats, and as blocks for text and HTML."""
+"""A summary and a difference as sections, which text, Markdown and HTML show in this order, and as blocks for text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_shape
 from onnxtool.cli.stats_wording import (
     ABSENT,
+    Row,
     compared,
+    comparison,
     entry_rows,
     format_count,
     interface_notes,
     join,
-    layer_rows,
     metadata_of,
     names_of,
-    operator_rows,
     replaced,
     shape_of,
     shorten,
     show_weight,
     signatures,
+    signed,
     step_row,
+    verification_table,
 )
 from onnxtool.model_file.metadata import STEPS_KEY
-from onnxtool.summary.figures import Cost, Difference, Stats
+from onnxtool.summary.figures import Cost, Difference, MappingDelta, Stats
 
-_MAX_ROWS = 40
+MAX_ROWS = 40
+_CHANGES = ("Base", "Model", "Change")
+_COMPARED = ("Figure", *_CHANGES)
 
 
 class Section(NamedTuple):
@@ -36,46 +40,133 @@ class Section(NamedTuple):
     Attributes:
         names: columns of names from a model file, which Markdown shows as code.
         numbers: columns that are aligned to the right in text and HTML.
+        bars: columns of numbers to a part of 1 for each row, which HTML draws as a bar.
         is_long: whether text and HTML show the first rows only.
         is_whole: whether they show long cells whole.
+        is_facts: whether text shows a line for each row, `name: value`.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: Sequence[str]
+    names: Sequence[str] = ()
     numbers: Sequence[str] = ()
+    bars: Mapping[str, Sequence[float]] = {}
     is_long: bool = False
     is_whole: bool = False
+    is_facts: bool = False
 
 
 def summary_blocks(stats: Stats, title: str, *, details: bool = False) -> list[Block]:
-    """Describe one model, under a heading; with `details`, its weights, parts and functions too."""
-    blocks: list[Block] = [Heading(title), Facts(_summary_facts(stats))]
-    for section in graph_sections(stats):
+    """Describe one model, under a heading; with `details`, its verification, weights, parts and functions too."""
+    return _blocks(title, summary_sections(stats, details=details))
+
+
+def difference_blocks(difference: Difference) -> list[Block]:
+    """Describe what separates a model from its base: the figures first, then what changed in detail."""
+    title = f"{difference.model.path} against {difference.base.path}"
+    return _blocks(title, difference_sections(difference), difference_notes(difference))
+
+
+def _blocks(title: str, sections: Sequence[Section], notes: Sequence[str] = ()) -> list[Block]:
+    """Make the blocks of the sections; the first, of figures, has the title itself as its heading."""
+    figures, *others = sections
+    blocks: list[Block] = [Heading(title), *_section_blocks(figures)[1:], *map(Note, notes)]
+    for section in others:
         blocks += _section_blocks(section)
-    if stats.cost is not None:
-        blocks += _cost_blocks(stats.cost)
-    for section in (*(detail_sections(stats) if details else ()), *metadata_sections(stats)):
-        blocks += _section_blocks(section) if section.rows else []
     return blocks
 
 
-def graph_sections(stats: Stats) -> list[Section]:
-    """Return the inputs, outputs and operators of a model."""
+def summary_sections(stats: Stats, *, details: bool = True) -> list[Section]:
+    """Return what is said of one model: figures, graph, weights and cost; with `details` verification and parts too."""
     columns = ("Name", "Dtype", "Shape")
-    return [
+    weights = [
+        (dtype, f"{stats.parameters.get(dtype, 0):,}", format_bytes(size))
+        for dtype, size in stats.initializer_bytes.items()
+    ]
+    sections = [
+        Section("Figures", ("Figure", "Value"), _summary_facts(stats), is_facts=True),
+        *((_verification_section(stats),) if details else ()),
         *(
             Section(title, columns, [(info.name, info.dtype, format_shape(info.shape)) for info in tensors], columns)
             for title, tensors in (("Inputs", stats.inputs), ("Outputs", stats.outputs))
         ),
+        _counts("Operators", "Operator", "Nodes", stats.ops),
         Section(
-            "Operators", ("Operator", "Nodes"), [(op, str(n)) for op, n in stats.ops.items()], ["Operator"], ["Nodes"]
+            "Weights by dtype",
+            ("Dtype", "Parameters", "Bytes"),
+            weights,
+            ["Dtype"],
+            ("Parameters", "Bytes"),
+            bars={"Bytes": _parts(stats.initializer_bytes.values())},
         ),
+        *(_cost_sections(stats.cost) if stats.cost is not None else ()),
+        *(_detail_sections(stats) if details else ()),
+        *_metadata_sections(stats),
+    ]
+    return [section for section in sections if section.rows]
+
+
+def difference_sections(difference: Difference) -> list[Section]:
+    """Return the figures of both models, the verification of the model, and what changed, a section for each kind."""
+    base, model, delta = difference.base, difference.model, difference.delta
+    columns = ("Name", "Base", "Model")
+    entries = [
+        Section(title, columns, [(n, before.get(n, ABSENT), after.get(n, ABSENT)) for n in names_of(changes)], columns)
+        for title, changes, before, after in (
+            ("Inputs", delta.inputs, signatures(base.inputs), signatures(model.inputs)),
+            ("Outputs", delta.outputs, signatures(base.outputs), signatures(model.outputs)),
+            ("Metadata", delta.metadata, metadata_of(base), metadata_of(model)),
+        )
+    ]
+    nodes, other_nodes = ({name: layer.num_nodes for name, layer in each.layers.items()} for each in (base, model))
+    sizes, other_sizes = ({name: layer.size_bytes for name, layer in each.layers.items()} for each in (base, model))
+    parts = [*base.layers, *(name for name in model.layers if name not in base.layers)]
+    renamed = list(delta.renamed.items())
+    sections = [
+        Section("Figures", _COMPARED, _difference_figures(base, model), (), _CHANGES, is_facts=True),
+        _verification_section(model),
+        *entries[:2],
+        _changed_counts("Operators", "Operator", _most_changed(delta.ops, base, model), base.ops, model.ops),
+        _changed_counts("Nodes by part", "Part", parts, nodes, other_nodes),
+        _changed_counts("Weights by part", "Part", parts, sizes, other_sizes, show=format_bytes),
+        Section("Initializers", columns, entry_rows(delta.weights, show_weight), columns, is_long=True),
+        Section("Initializers of another name", ("Base", "Model"), renamed, ["Base", "Model"], is_long=True),
+        entries[2],
+    ]
+    return [section for section in sections if section.rows]
+
+
+def difference_notes(difference: Difference) -> list[str]:
+    """Return what callers of the base must know, or what was not compared where nothing differs."""
+    delta = difference.delta
+    notes = interface_notes(difference.base, difference.model, delta.inputs, delta.outputs)
+    if notes or any((delta.ops, delta.weights, delta.layers, delta.renamed)):
+        return notes
+    what = "attributes" if delta.hashed else "values of weights, attributes"
+    return [f"the same operators and initializers; {what} and edges are not compared"]
+
+
+def _verification_section(stats: Stats) -> Section:
+    """Return what the file records of the comparison of each step with its reference."""
+    columns, rows = verification_table(stats.steps)
+    return Section("Verification, as the model records it", columns, rows, is_long=True)
+
+
+def _cost_sections(cost: Cost) -> list[Section]:
+    facts = [
+        ("Multiplications", f"{format_count(cost.macs)} ({cost.macs:,} MACs)"),
+        ("Activations", f"{format_bytes(cost.activation_bytes)}, {format_bytes(cost.peak_activation_bytes)} at once"),
+    ]
+    if cost.num_unknown_nodes:
+        facts.append(("Not counted", f"{cost.num_unknown_nodes} nodes of unknown shape: {join(cost.unknown_ops)}"))
+    return [
+        Section(f"One run on {shape_of(cost)}", ("Figure", "Value"), facts, is_facts=True),
+        _counts("Multiplications by operator", "Operator", "MACs", cost.macs_by_op),
     ]
 
 
-def detail_sections(stats: Stats) -> list[Section]:
+def _detail_sections(stats: Stats) -> list[Section]:
     """Return the parts, initializers and functions of a model."""
     layers = [(name, str(layer.num_nodes), format_bytes(layer.size_bytes)) for name, layer in stats.layers.items()]
     largest = [
@@ -84,9 +175,25 @@ def detail_sections(stats: Stats) -> list[Section]:
     duplicates = [(", ".join(entry.names), format_bytes(entry.size_bytes)) for entry in stats.duplicates]
     functions = [(entry.name, str(entry.num_nodes), join(entry.opsets)) for entry in stats.functions]
     return [
-        Section("Parts by scope", ("Part", "Nodes", "Weights"), layers, ["Part"], ["Nodes", "Weights"], is_long=True),
         Section(
-            "Largest initializers", ("Name", "Dtype", "Shape", "Size"), largest, ["Name", "Dtype", "Shape"], ["Size"]
+            "Parts by scope",
+            ("Part", "Nodes", "Weights"),
+            layers,
+            ["Part"],
+            ("Nodes", "Weights"),
+            bars={
+                "Nodes": _parts(layer.num_nodes for layer in stats.layers.values()),
+                "Weights": _parts(layer.size_bytes for layer in stats.layers.values()),
+            },
+            is_long=True,
+        ),
+        Section(
+            "Largest initializers",
+            ("Name", "Dtype", "Shape", "Size"),
+            largest,
+            ["Name", "Dtype", "Shape"],
+            ["Size"],
+            bars={"Size": _parts(each.size_bytes for each in stats.largest)},
         ),
         Section("Stored more than once", ("Names", "Wasted"), duplicates, ["Names"], ["Wasted"]),
         Section(
@@ -100,14 +207,48 @@ def detail_sections(stats: Stats) -> list[Section]:
     ]
 
 
-def metadata_sections(stats: Stats) -> list[Section]:
+def _metadata_sections(stats: Stats) -> list[Section]:
     """Return the metadata of a model, and the steps that onnxtool recorded there."""
     metadata = [(key, value) for key, value in stats.metadata.items() if key != STEPS_KEY or not stats.steps]
-    steps = [step_row(step) for step in stats.steps]
+    steps = [step_row(number, step) for number, step in enumerate(stats.steps, 1)]
     return [
         Section("Metadata", ("Key", "Value"), metadata, ["Key", "Value"]),
         Section("What onnxtool did", ("Step", "Details"), steps, ["Step", "Details"], is_whole=True),
     ]
+
+
+def _counts(title: str, what: str, column: str, counts: Mapping[str, int]) -> Section:
+    rows = [(name, f"{count:,}") for name, count in counts.items()]
+    return Section(title, (what, column), rows, [what], [column], bars={column: _parts(counts.values())})
+
+
+def _changed_counts(
+    title: str,
+    what: str,
+    names: Sequence[str],
+    base: Mapping[str, int],
+    model: Mapping[str, int],
+    show: Callable[[int], str] = "{:,}".format,
+) -> Section:
+    """Return those of the names of which the base and the model have another count."""
+    counts = [(name, base.get(name, 0), model.get(name, 0)) for name in names]
+    counts = [(name, before, after) for name, before, after in counts if before != after]
+    rows = [(name, show(before), show(after), signed(after - before, show)) for name, before, after in counts]
+    parts = _parts([count for _, *both in counts for count in both])
+    bars = {"Base": parts[::2], "Model": parts[1::2]}
+    return Section(title, (what, *_CHANGES), rows, [what], _CHANGES, bars=bars, is_long=what == "Part")
+
+
+def _most_changed(changes: MappingDelta, base: Stats, model: Stats) -> list[str]:
+    """Return the operators that differ, those that differ most first."""
+    return sorted(names_of(changes), key=lambda op: (-abs(model.ops.get(op, 0) - base.ops.get(op, 0)), op))
+
+
+def _parts(amounts: Iterable[int]) -> list[float]:
+    """Return each amount as a part of the largest."""
+    amounts = list(amounts)
+    largest = max(amounts, default=0) or 1
+    return [amount / largest for amount in amounts]
 
 
 def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
@@ -119,7 +260,6 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
         ("Initializers", str(stats.num_initializers)),
         ("Parameters", f"{stats.num_parameters:,}"),
         ("Size", f"{format_bytes(stats.size_bytes)} ({stats.size_bytes:,} bytes){external}"),
-        ("Weights", join(stats.initializer_bytes, format_bytes)),
         ("Duplicates", format_bytes(stats.duplicate_bytes)),
         ("Fused attentions", str(stats.num_attentions)),
         ("Opsets", join(stats.opsets)),
@@ -140,100 +280,54 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
     return [*facts, *((name, show(amount)) for name, amount, show in optional if amount)]
 
 
-def _cost_blocks(cost: Cost) -> list[Block]:
-    facts = [
-        ("Multiplications", f"{format_count(cost.macs)} ({cost.macs:,} MACs)"),
-        ("By operator", join(cost.macs_by_op, format_count)),
-        ("Activations", f"{format_bytes(cost.activation_bytes)}, {format_bytes(cost.peak_activation_bytes)} at once"),
-    ]
-    blocks: list[Block] = [Heading(f"One run on {shape_of(cost)}"), Facts(facts)]
-    if cost.num_unknown_nodes:
-        ops = join(cost.unknown_ops)
-        blocks.append(Note(f"{cost.num_unknown_nodes} nodes of unknown shape are not in these figures: {ops}"))
-    return blocks
-
-
-def difference_blocks(difference: Difference) -> list[Block]:
-    """Describe what separates a model from its base: the figures first, then what changed in detail."""
-    base, model, delta = difference.base, difference.model, difference.delta
-    blocks: list[Block] = [Heading(f"{model.path} against {base.path}"), Facts(_difference_facts(base, model))]
-    notes = interface_notes(base, model, delta.inputs, delta.outputs)
-    if not notes and not any((delta.ops, delta.weights, delta.layers, delta.renamed)):
-        notes = ["the same operators and initializers; " + _not_compared(difference)]
-    blocks += [Note(text) for text in notes]
-    for section in difference_sections(difference):
-        blocks += _section_blocks(section) if section.rows else []
-    return blocks
-
-
-def difference_sections(difference: Difference) -> list[Section]:
-    """Return what changed, a section for each kind."""
-    base, model, delta = difference.base, difference.model, difference.delta
-    numbers = ("Base", "Model", "Change")
-    columns = ("Name", "Base", "Model")
-    entries = [
-        Section(title, columns, [(n, before.get(n, ABSENT), after.get(n, ABSENT)) for n in names_of(changes)], columns)
-        for title, changes, before, after in (
-            ("Inputs", delta.inputs, signatures(base.inputs), signatures(model.inputs)),
-            ("Outputs", delta.outputs, signatures(base.outputs), signatures(model.outputs)),
-            ("Metadata", delta.metadata, metadata_of(base), metadata_of(model)),
-        )
-    ]
-    operators = operator_rows(delta.ops, base.ops, model.ops)
-    renamed = list(delta.renamed.items())
-    return [
-        Section("Operators", ("Operator", *numbers), operators, ["Operator"], numbers),
-        *entries,
-        Section("Parts by scope", ("Part", *numbers), layer_rows(base, model), ["Part"], is_long=True),
-        Section("Initializers", columns, entry_rows(delta.weights, show_weight), columns, is_long=True),
-        Section("Initializers of another name", ("Base", "Model"), renamed, ["Base", "Model"], is_long=True),
-    ]
-
-
-def _not_compared(difference: Difference) -> str:
-    what = "attributes" if difference.delta.hashed else "values of weights, attributes"
-    return f"{what} and edges are not compared"
-
-
-def _difference_facts(base: Stats, model: Stats) -> list[tuple[str, str]]:
+def _difference_figures(base: Stats, model: Stats) -> list[Row]:
     rows = [
-        ("Number of nodes", compared(model.num_nodes, base.num_nodes)),
-        ("Number of inputs", compared(model.num_inputs, base.num_inputs)),
-        ("Number of outputs", compared(model.num_outputs, base.num_outputs)),
-        ("Initializers", compared(model.num_initializers, base.num_initializers)),
-        ("Parameters", compared(model.num_parameters, base.num_parameters)),
-        ("Size", compared(model.size_bytes, base.size_bytes, format_bytes)),
+        compared("Number of nodes", model.num_nodes, base.num_nodes),
+        compared("Number of inputs", model.num_inputs, base.num_inputs),
+        compared("Number of outputs", model.num_outputs, base.num_outputs),
+        compared("Initializers", model.num_initializers, base.num_initializers),
+        compared("Parameters", model.num_parameters, base.num_parameters),
+        compared("Size", model.size_bytes, base.size_bytes, format_bytes),
     ]
     for dtype in sorted(model.initializer_bytes.keys() | base.initializer_bytes.keys()):
         before, after = base.initializer_bytes.get(dtype, 0), model.initializer_bytes.get(dtype, 0)
-        rows.append((f"Weights in {dtype}", compared(after, before, format_bytes)))
+        rows.append(compared(f"Weights in {dtype}", after, before, format_bytes))
     rows += [
-        ("Duplicates", compared(model.duplicate_bytes, base.duplicate_bytes, format_bytes)),
-        ("Fused attentions", compared(model.num_attentions, base.num_attentions)),
+        compared("Duplicates", model.duplicate_bytes, base.duplicate_bytes, format_bytes),
+        compared("Fused attentions", model.num_attentions, base.num_attentions),
     ]
     if model.cost is not None and base.cost is not None:
-        peaks = model.cost.peak_activation_bytes, base.cost.peak_activation_bytes
+        shape, peaks = shape_of(model.cost), (model.cost.peak_activation_bytes, base.cost.peak_activation_bytes)
         rows += [
-            (f"MACs of {shape_of(model.cost)}", compared(model.cost.macs, base.cost.macs, format_count)),
-            (f"Activations of {shape_of(model.cost)}", compared(*peaks, format_bytes)),
+            compared(f"MACs of {shape}", model.cost.macs, base.cost.macs, format_count),
+            compared(f"Activations of {shape}", *peaks, format_bytes),
         ]
     domains = sorted(model.opsets.keys() | base.opsets.keys())
     return [
         *rows,
-        *((f"Opset {domain}", replaced(model.opsets.get(domain), base.opsets.get(domain))) for domain in domains),
-        ("IR version", replaced(model.ir_version, base.ir_version)),
-        ("Least onnxruntime", replaced(model.min_onnxruntime, base.min_onnxruntime)),
-        ("Producer", replaced(model.producer, base.producer)),
+        *(replaced(f"Opset {domain}", model.opsets.get(domain), base.opsets.get(domain)) for domain in domains),
+        replaced("IR version", model.ir_version, base.ir_version),
+        replaced("Least onnxruntime", model.min_onnxruntime, base.min_onnxruntime),
+        replaced("Producer", model.producer, base.producer),
     ]
 
 
 def _section_blocks(section: Section) -> list[Block]:
     """Make a heading and a table in which no cell is so long that it hides the others."""
-    rows = section.rows[:_MAX_ROWS] if section.is_long else section.rows
+    rows, left_out = shown_rows(section)
+    if not section.is_facts:
+        body: Block = Table(section.columns, rows, frozenset(section.numbers))
+    elif section.columns == _COMPARED:
+        body = Facts([(name, comparison(before, after, change)) for name, before, after, change in rows])
+    else:
+        body = Facts([(name, value) for name, value in rows])
+    return [Heading(section.title), body, *([Note(left_out)] if left_out else [])]
+
+
+def shown_rows(section: Section) -> tuple[Sequence[Sequence[str]], str]:
+    """Return the rows that text and HTML show, and what they say of the others; empty where these are all."""
+    rows = section.rows[:MAX_ROWS] if section.is_long else section.rows
+    more = len(section.rows) - len(rows)
     if not section.is_whole:
         rows = [[shorten(cell) for cell in row] for row in rows]
-    table = Table(section.columns, rows, frozenset(section.numbers))
-    blocks: list[Block] = [Heading(section.title), table]
-    if len(section.rows) > len(rows):
-        blocks.append(Note(f"and {len(section.rows) - len(rows)} more, all of them in --format json"))
-    return blocks
+    return rows, f"and {more} more, all of them in --format json" if more else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxtool.cli.render import format_bytes
-from onnxtool.cli.stats_blocks import Section, detail_sections, difference_sections, graph_sections, metadata_sections
+from onnxtool.cli.stats_blocks import MAX_ROWS, Section, difference_sections, summary_sections
 from onnxtool.cli.stats_wording import (
     ABSENT,
     counts_of,
@@ -27,7 +27,6 @@ from onnxtool.summary.figures import Difference, Stats
 
 # GitHub refuses a comment of more than 65,536 characters.
 _MAX_LENGTH = 60_000
-_MAX_ROWS = 40
 _MAX_CELL_LENGTH = 100
 _MAX_GATES = 3
 
@@ -51,10 +50,7 @@ def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
         figures.insert(4, (f"MACs of {shape_of(stats.cost)}", cost))
     top = [f"### {_code(stats.path)}", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in figures), ""]
     top += _last_lines(stats, gates)
-    return _document(
-        top,
-        [*graph_sections(stats), *_figure_sections(stats), *detail_sections(stats), *metadata_sections(stats)],
-    )
+    return _document(top, summary_sections(stats))
 
 
 def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str:
@@ -101,23 +97,9 @@ def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:
     return [" ".join(parts)] if parts else []
 
 
-def _figure_sections(stats: Stats) -> list[Section]:
-    """Return what text has in lines, not in tables."""
-    macs = [] if stats.cost is None else [(op, f"{count:,}") for op, count in stats.cost.macs_by_op.items()]
-    weights = [
-        (dtype, f"{stats.parameters.get(dtype, 0):,}", f"{size:,}") for dtype, size in stats.initializer_bytes.items()
-    ]
-    return [
-        Section("Multiplications by operator", ("Operator", "MACs"), macs, ["Operator"]),
-        Section("Weights by dtype", ("Dtype", "Parameters", "Bytes"), weights, ["Dtype"]),
-    ]
-
-
 def _document(top: Sequence[str], sections: Sequence[Section]) -> str:
     text = "\n".join(top).rstrip() + "\n"
     for section in sections:
-        if not section.rows:
-            continue
         folded = _folded(section)
         if len(text) + len(folded) > _MAX_LENGTH:
             folded = f"\n{section.title}: {len(section.rows)}, left out for their length; `--format json` has them.\n"
@@ -126,14 +108,14 @@ def _document(top: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def _folded(section: Section) -> str:
-    rule = "|".join("---" if column in section.names else "---:" for column in section.columns)
-    lines = [f"| {' | '.join(section.columns)} |", f"|{rule}|"]
-    for row in section.rows[:_MAX_ROWS]:
+    rule = "|".join("---:" if column in section.numbers else "---" for column in section.columns)
+    lines = [f"| {' | '.join(map(_text, section.columns))} |", f"|{rule}|"]
+    for row in section.rows[:MAX_ROWS]:
         cells = [
             _cell(cell, is_name=column in section.names) for column, cell in zip(section.columns, row, strict=True)
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    more = len(section.rows) - _MAX_ROWS
+    more = len(section.rows) - MAX_ROWS
     note = f"\n\nand {more} more; `--format json` has them all" if more > 0 else ""
     summary = f"<summary>{section.title} ({len(section.rows)})</summary>"
     return f"\n<details>{summary}\n\n" + "\n".join(lines) + f"{note}\n\n</details>\n"

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from onnxtool.cli.render import format_bytes, format_shape, format_tensor
+from onnxtool.cli.render import format_shape, format_tensor
 from onnxtool.model_file.metadata import STEPS_KEY
 from onnxtool.reports import Json, TensorInfo
-from onnxtool.summary.figures import Cost, Layer, MappingDelta, Stats
+from onnxtool.summary.figures import Cost, MappingDelta, Stats
 
 ABSENT = "absent"
+_UNCHANGED, _CHANGED = "unchanged", "changed"
 _MAX_CELL_LENGTH = 160
 _MAX_DEPTH = 3
 _VERIFICATION = ("reference", "max_abs_error", "cosine_min", "cases")
+# What a step records of its verification, in the words of the report that export and optimize print.
+_VERIFICATION_LABELS = {
+    "reference": "Verified against",
+    "verified_on": "Verified on",
+    "cases": "Cases",
+    "max_abs_error": "max_abs_error",
+    "cosine_min": "Lowest cosine",
+    "atol": "Allowed",
+    "mask_effect": "Moving the mask moves the outputs by",
+    "padding_effect": "Moving the padding moves them by",
+}
+_VERIFICATION_KEYS = frozenset({*_VERIFICATION_LABELS, "verified", "rtol", "cosine_required", "error", "arithmetic"})
+_NUM_STEPS = 3  # the last of them stand side by side, which fits a telephone; onnxtool's own files have two
+_NOT_RECORDED = "-"
 
 # A row of a comparison: what it is about, the base's, the model's, and how much that is more.
 Row = tuple[str, str, str, str]
@@ -28,25 +43,35 @@ def shorten(text: str, length: int = _MAX_CELL_LENGTH) -> str:
     return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
 
 
-def replaced(after: int | str | None, before: int | str | None) -> str:
-    """Write a value and what it was: `20, was 17`."""
-    texts = [ABSENT if value is None else str(value) or "not stated" for value in (after, before)]
-    return f"{texts[0]}, unchanged" if after == before else f"{texts[0]}, was {texts[1]}"
+def replaced(name: str, after: int | str | None, before: int | str | None) -> Row:
+    """Return a row of a value of which no difference can be taken, such as a version."""
+    was, now = (ABSENT if value is None else str(value) or "not stated" for value in (before, after))
+    return name, was, now, _UNCHANGED if after == before else _CHANGED
 
 
-def compared(after: int, before: int, show: Callable[[int], str] = "{:,}".format) -> str:
-    """Write a figure and what it was: `3, was 5 (-2, -40.0%)`."""
-    if after == before:
-        return f"{show(after)}, unchanged"
-    return f"{show(after)}, was {show(before)} ({growth(after, before, show)})"
+def compared(name: str, after: int, before: int, show: Callable[[int], str] = "{:,}".format) -> Row:
+    """Return a row of a figure."""
+    return name, show(before), show(after), growth(after, before, show)
+
+
+def comparison(before: str, after: str, change: str) -> str:
+    """Write a row in a line: `3, was 5 (-2, -40.0%)`."""
+    if change == _UNCHANGED:
+        return f"{after}, unchanged"
+    return f"{after}, was {before}" + (f" ({change})" if change != _CHANGED else "")
 
 
 def growth(after: int, before: int, show: Callable[[int], str] = "{:,}".format) -> str:
     """Write how much a figure has grown: `-2, -40.0%`."""
     if after == before:
-        return "unchanged"
+        return _UNCHANGED
     percent = f", {(after - before) / before:+.1%}" if before else ""
-    return f"{'+' if after > before else ''}{show(after - before)}{percent}"
+    return f"{signed(after - before, show)}{percent}"
+
+
+def signed(amount: int, show: Callable[[int], str] = "{:,}".format) -> str:
+    """Write an amount with its sign."""
+    return f"{'+' if amount > 0 else ''}{show(amount)}"
 
 
 def format_count(count: float) -> str:
@@ -77,38 +102,6 @@ def counts_of(changes: MappingDelta) -> str:
     """Write how much differs: `1 added, 2 removed, 3 changed`; empty where nothing does."""
     counts = {"added": changes.added, "removed": changes.removed, "changed": changes.changed}
     return ", ".join(f"{len(entries)} {what}" for what, entries in counts.items() if entries)
-
-
-def operator_rows(changes: MappingDelta, base: Mapping[str, int], model: Mapping[str, int]) -> list[Row]:
-    """Return the operators that differ, those that differ most first."""
-    more = {op: model.get(op, 0) - base.get(op, 0) for op in names_of(changes)}
-    return [
-        (op, str(base.get(op, 0)), str(model.get(op, 0)), f"{more[op]:+d}")
-        for op in sorted(more, key=lambda op: (-abs(more[op]), op))
-    ]
-
-
-def layer_rows(base: Stats, model: Stats) -> list[Row]:
-    """Return the parts of the model that lost or gained nodes or bytes, in their order."""
-    rows = []
-    for name in [*base.layers, *(name for name in model.layers if name not in base.layers)]:
-        before, after = base.layers.get(name), model.layers.get(name)
-        if before == after:
-            continue
-        more = (after.num_nodes if after else 0) - (before.num_nodes if before else 0)
-        bytes_more = (after.size_bytes if after else 0) - (before.size_bytes if before else 0)
-        changes = [f"{more:+d} nodes" if more else "", f"{signed_bytes(bytes_more)}" if bytes_more else ""]
-        rows.append((name, _layer(before), _layer(after), ", ".join(filter(None, changes))))
-    return rows
-
-
-def _layer(layer: Layer | None) -> str:
-    return ABSENT if layer is None else f"{layer.num_nodes}, {format_bytes(layer.size_bytes)}"
-
-
-def signed_bytes(amount: int) -> str:
-    """Write bytes with their sign."""
-    return f"{'+' if amount > 0 else ''}{format_bytes(amount)}"
 
 
 def entry_rows(changes: MappingDelta, show: Callable[[Json], str]) -> list[tuple[str, str, str]]:
@@ -163,10 +156,61 @@ def interface_notes(base: Stats, model: Stats, inputs: MappingDelta, outputs: Ma
     return notes
 
 
-def step_row(step: Mapping[str, Json]) -> tuple[str, str]:
-    """Write a step that onnxtool recorded: its name, and its details."""
-    details = [f"{key} {show(value)}" for key, value in step.items() if key != "step"]
-    return show(step.get("step", "?")), ", ".join(details)
+def step_row(number: int, step: Mapping[str, Json]) -> tuple[str, str]:
+    """Write a step that onnxtool recorded: its name, and its details but for those of its verification."""
+    details = {key: value for key, value in step.items() if key not in _VERIFICATION_KEYS}
+    passes = details.get("passes")
+    if isinstance(passes, dict):
+        details["passes"] = {name: count for name, count in passes.items() if count != 0}
+    return step_title(number, step), ", ".join(
+        f"{key} {show(value)}" for key, value in details.items() if key != "step"
+    )
+
+
+def step_title(number: int, step: Mapping[str, Json]) -> str:
+    """Write which step it is: `2. optimize int8`."""
+    words = [show(step[key]) for key in ("step", "precision") if key in step]
+    return f"{number}. {shorten(' '.join(words), 40)}"
+
+
+def verification_table(steps: Sequence[Mapping[str, Json]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return columns and rows of what the last steps recorded of their verification; no row where none did.
+
+    Whoever writes a file may record anything, so that a value may be of any type.
+    """
+    numbered = [(number, step) for number, step in enumerate(steps, 1) if "verified" in step][-_NUM_STEPS:]
+    columns = ("Figure", *(step_title(number, step) for number, step in numbered))
+    recorded = [_recorded(step) for _, step in numbered]
+    labels = list(dict.fromkeys(label for figures in recorded for label in figures))
+    return columns, [(label, *(figures.get(label, _NOT_RECORDED) for figures in recorded)) for label in labels]
+
+
+def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
+    if step.get("verified") is not True:
+        return {"Result": "not verified"}
+    allowed = None
+    if step.get("atol") is not None:
+        atol, rtol, cosine = (_bound(step.get(key)) for key in ("atol", "rtol", "cosine_required"))
+        allowed = f"{atol} + {rtol} x largest value, cosine {cosine}"
+    figures = {"Result": "passed"}
+    for key, label in _VERIFICATION_LABELS.items():
+        value = allowed if key == "atol" else step.get(key)
+        if value is not None:
+            is_cosine = key == "cosine_min" and isinstance(value, float)
+            figures[label] = f"{value:.8f}" if is_cosine else show(value)
+    if step.get("error") is not None:
+        figures["Quantization error"] = f"1 - cosine {show(step['error'])}"
+    errors = step.get("arithmetic")
+    for arithmetic, error in errors.items() if isinstance(errors, dict) else ():
+        figures[f"Error in {shorten(arithmetic, 40)} arithmetic"] = (
+            "not for such CPUs" if error is None else f"1 - cosine {show(error)}"
+        )
+    return figures
+
+
+def _bound(value: Json) -> str:
+    """Write a tolerance with all of its digits: a cosine of 0.99999 is not 1."""
+    return f"{value:g}" if isinstance(value, float) else show(value)
 
 
 def last_verification(stats: Stats) -> str:

@@ -63,10 +63,13 @@ def stamp_step(
             "reference": verification.reference,
             "cases": len(verification.cases),
             "max_abs_error": verification.max_abs_error,
+            "atol": verification.atol,
+            "rtol": verification.rtol,
             "cosine_min": verification.cosine_min,
+            "cosine_required": verification.cosine_required,
             "mask_effect": verification.mask_effect,
             "padding_effect": verification.padding_effect,
-            "provider": verification.provider,
+            "verified_on": verification.provider,
         }
     steps = [*previous, {"step": step, **details, **figures}]
     stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})

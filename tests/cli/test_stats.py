@@ -23,7 +23,6 @@ Number of outputs: 1
 Initializers: 2
 Parameters: 2,000
 Size: {size} kB ({size_bytes:,} bytes)
-Weights: float32 8.0 kB
 Duplicates: 4.0 kB
 Fused attentions: 0
 Opsets: ai.onnx 20, com.microsoft 1
@@ -33,6 +32,11 @@ Producer: maker 1.2
 Subgraphs: 0
 Functions: 0
 Nodes by domain: ai.onnx 2, com.microsoft 1
+
+Verification, as the model records it:
+Figure         1. export
+Result         passed
+max_abs_error  1.23e-06
 
 Inputs:
 Name  Dtype    Shape
@@ -46,6 +50,10 @@ Operators:
 Operator             Nodes
 MatMul                   2
 com.microsoft::Gelu      1
+
+Weights by dtype:
+Dtype    Parameters   Bytes
+float32       2,000  8.0 kB
 
 Largest initializers:
 Name  Dtype    Shape     Size
@@ -61,9 +69,9 @@ Key     Value
 author  somebody
 
 What onnxtool did:
-Step      Details
-export    opset 20, verified yes, max_abs_error 1.23e-06
-optimize  passes (fuse 3)
+Step         Details
+1. export    opset 20
+2. optimize  passes (fuse 3)
 """
 
 DIFFERENCE_TOP = """\
@@ -147,11 +155,13 @@ def test_the_difference_as_json_has_both_models_and_the_delta(folder: Path) -> N
 
 
 def test_a_model_does_not_differ_from_itself(folder: Path) -> None:
-    """Every figure is unchanged, no table follows, and a note says what was not compared."""
+    """Every figure is unchanged, no table of changes follows, and a note says what was not compared."""
     result = run_onnxtool(folder, "stats", "model.onnx", "model.onnx")
-    lines = result.stdout.splitlines()
+    top, *others = result.stdout.split("\n\n")
+    lines = top.splitlines()
     assert all(line.endswith(", unchanged") for line in lines[1:-1])
     assert lines[-1].startswith("note: the same operators")
+    assert [other.splitlines()[0] for other in others] == ["Verification, as the model records it:"]
 
 
 def test_inputs_in_another_order_are_noted(folder: Path) -> None:

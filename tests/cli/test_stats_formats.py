@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -83,9 +85,9 @@ def test_changes_of_the_interface_stand_at_the_top(folder: Path) -> None:
 def test_details_are_folded_and_complete(folder: Path) -> None:
     """Operators, parts by scope, initializers by name, dtype and shape, and metadata."""
     text = markdown(folder, "model.onnx", "base.onnx")
-    assert text.count("<details>") == text.count("</details>") == 4
+    assert text.count("<details>") == text.count("</details>") == 7
     assert "| `Gelu` | 0 | 1 | +1 |" in text
-    assert "| `bert.layer.0` | 3, 0 B | 2, 0 B | -1 nodes |" in text
+    assert "| `bert.layer.0` | 3 | 2 | -1 |" in text
     assert "bert.layer.1" not in text
     assert "| `old` | `float32 [20]` | `float32 [40]` |" in text
     assert "| `gone` | `float32 [30]` | absent |" in text
@@ -133,6 +135,7 @@ def hostile(folder: Path) -> Path:
     """A model whose names attack whoever renders them."""
     model = make_model([helper.make_node(ATTACK, ["x"], ["y"], domain=ATTACK, name=f"/{ATTACK}/layer.0/n")])
     model.graph.input[0].name = ATTACK
+    model.producer_name = "W" * 150
     model.opset_import.add(domain=ATTACK, version=1)
     model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), f"bert.{ATTACK}.w"))
     helper.set_model_props(model, {ATTACK: ATTACK, STEPS_KEY: '[{"step":"@me <b>","verified":true,"reference":"<i>"}]'})
@@ -165,62 +168,184 @@ def test_names_are_no_links(folder: Path) -> None:
     assert "evil.example" not in outside
 
 
-class _Tags(HTMLParser):
-    def __init__(self) -> None:
+RECORD = {
+    "step": "optimize",
+    "precision": "int8",
+    "verified": True,
+    "reference": "m.onnx",
+    "verified_on": "cpu",
+    "cases": 9,
+    "max_abs_error": 0.25,
+    "cosine_min": 0.9931,
+    "atol": 0.5,
+    "rtol": 0.01,
+    "cosine_required": 0.99999,
+    "mask_effect": 4.0,
+    "padding_effect": None,
+    "error": 0.004,
+    "arithmetic": {"exact": 0.003, "per_row": 0.004, "saturating": None},
+    "passes": {"gelu": 3, "einsum_products": 0},
+}
+RECORDED = [
+    ("Result", "passed"),
+    ("Verified against", "m.onnx"),
+    ("Verified on", "cpu"),
+    ("Cases", "9"),
+    ("max_abs_error", "0.25"),
+    ("Lowest cosine", "0.99310000"),
+    ("Allowed", "0.5 + 0.01 x largest value, cosine 0.99999"),
+    ("Moving the mask moves the outputs by", "4"),
+    ("Quantization error", "1 - cosine 0.004"),
+    ("Error in exact arithmetic", "1 - cosine 0.003"),
+    ("Error in per_row arithmetic", "1 - cosine 0.004"),
+    ("Error in saturating arithmetic", "not for such CPUs"),
+]
+
+
+def test_the_record_of_verification_has_each_step_and_arithmetic(folder: Path) -> None:
+    """Steps stand side by side; the details have the rest, without the passes that did nothing."""
+    export = {"step": "export", "verified": False, "exporter": "dynamo"}
+    save(folder / "int8.onnx", {0: ["MatMul"]})
+    stamp(folder / "int8.onnx", {STEPS_KEY: json.dumps([export, RECORD])})
+    for arguments in (["int8.onnx"], ["int8.onnx", "base.onnx"]):
+        text = markdown(folder, *arguments)
+        assert "| Figure | 1. export | 2. optimize int8 |" in text
+        assert "| Result | not verified | passed |" in text
+        for label, figure in RECORDED[1:]:
+            assert f"| {label} | - | {figure} |" in text
+    assert "| `2. optimize int8` | `precision int8, passes (gelu 3)` |" in markdown(folder, "int8.onnx")
+
+
+def test_a_forged_record_of_verification_is_shown_and_bounded(folder: Path) -> None:
+    """Values of any type, as many as anybody likes."""
+    forged = {
+        "step": ["|"],
+        "verified": True,
+        "cosine_min": "high",
+        "atol": {},
+        "arithmetic": {str(n): n for n in range(99)},
+    }
+    save(folder / "forged.onnx", {0: ["MatMul"]})
+    stamp(folder / "forged.onnx", {STEPS_KEY: json.dumps([forged] * 9)})
+    blocks = run_onnxtool(folder, "stats", "forged.onnx").stdout.split("\n\n")
+    lines = next(block for block in blocks if block.startswith("Verification")).splitlines()
+    assert len(lines) == 43  # the title, the names of the columns, 40 rows and what says that there are more
+    assert lines[1].split()[1::2] == ["7.", "8.", "9."]
+    assert lines[3].split() == ["Lowest", "cosine", *["high"] * 3]
+    assert "7. &#91;&#124;&#93;" in markdown(folder, "forged.onnx")
+
+
+class _Page(HTMLParser):
+    """What a page consists of: its tags, attributes, titles of sections, and the first cells of rows by section."""
+
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
+        self.sections: dict[str, list[str]] = {}
+        self.heads: list[str | None] = []
+        self._open: list[list[str]] = []
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
+        if tag in ("h2", "dt", "th"):
+            self._open.append([])
+        if tag == "th":
+            self.heads.append(dict(attrs)["scope"])
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self._open[-1].append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("h2", "dt", "th"):
+            text = "".join(self._open.pop())
+            if tag == "h2":
+                assert text not in self.sections
+                self.sections[text] = []
+            elif tag == "dt" or self.heads[-1] == "row":
+                self.sections[next(reversed(self.sections))].append(text)
+
+
+@pytest.mark.parametrize("arguments", [["model.onnx"], ["model.onnx", "base.onnx"]], ids=["summary", "difference"])
+def test_all_formats_have_the_same_sections_in_the_same_order(folder: Path, arguments: list[str]) -> None:
+    """And none of them twice: with bars where text and Markdown have numbers alone."""
+    arguments = [*arguments, "--sequence_length", "8"]
+    page = _Page(run_onnxtool(folder, "stats", *arguments, "--format", "html").stdout)
+    text = run_onnxtool(folder, "stats", *arguments).stdout
+    titles = [block.splitlines()[0].removesuffix(":") for block in text.split("\n\n")]
+    assert list(page.sections) == ["Figures", *titles[1:]]
+    assert re.findall(r"<summary>(.*) \(", markdown(folder, *arguments)) == list(page.sections)
+    assert page.sections["Figures"][:2] == ["Number of nodes", "Number of inputs"]
+    assert "Gelu" in page.sections["Operators"]
 
 
 @pytest.mark.parametrize("arguments", [["hostile.onnx"], ["hostile.onnx", "base.onnx"]], ids=["summary", "difference"])
 def test_a_page_holds_no_tag_of_a_name_and_loads_nothing(hostile: Path, arguments: list[str]) -> None:
     """Only tags that a page needs; no script, no link, no address."""
     page = run_onnxtool(hostile, "stats", *arguments, "--format", "html").stdout
-    parser = _Tags()
-    parser.feed(page)
+    parser = _Page(page)
     assert not parser.tags & {"script", "img", "link", "iframe", "a", "object", "code", "b"}
     assert not parser.attributes & {"src", "href", "onerror", "srcset", "action"}
     assert "url(" not in page
     assert "default-src 'none'" in page
 
 
+def test_names_on_a_page_break_after_their_separators(folder: Path) -> None:
+    """And not within a number or a word, but for words that are longer than a narrow page."""
+    weights: dict[str, Any] = {"bert.layer.0.weight": 1, "q" * 30: 2}
+    save(folder / "names.onnx", {0: ["Gelu"]}, **weights)
+    stamp(folder / "names.onnx", {STEPS_KEY: STEPS})
+    page = run_onnxtool(folder, "stats", "names.onnx", "--format", "html").stdout
+    assert ">bert.layer.0.<wbr>weight<" in page
+    assert "<h1>names.onnx</h1>" in page
+    assert f'><span class="long">{"q" * 30}</span><' in page
+    assert "1.2e-06" in page
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here; CI installs Debian's package of that name")
-def test_a_browser_shows_the_page(hostile: Path, tmp_path: Path) -> None:
-    """Headless Chromium lays out bars whose widths follow the figures, and runs nothing of the names."""
-    for arguments, marks in ((["hostile.onnx", "base.onnx"], "base"), (["base.onnx"], "")):
-        run_onnxtool(hostile, "stats", *arguments, "--format", "html", "--output", "page.html", "--force")
-        page = (hostile / "page.html").read_text(encoding="utf-8")
-        assert "owned" in page or not marks
-        dom = browse(hostile / "page.html", tmp_path / "profile", "--dump-dom")
-        assert "<title>owned" not in dom
-        assert dom.count('class="bar') == page.count('class="bar') > 0
-    run_onnxtool(hostile, "stats", "base.onnx", "--format", "html", "--output", "page.html", "--force")
-    browse(hostile / "page.html", tmp_path / "profile", f"--screenshot={tmp_path / 'page.png'}")
-    colors = picture(tmp_path / "page.png")
-    blue = np.abs(colors.astype(int) - (0x2F, 0x6F, 0xEB)).sum(axis=2) < 12
-    widths = sorted({int(row.sum()) for row in blue if row.sum() > 20}, reverse=True)
-    assert len(widths) >= 2  # bars of two lengths at least: three dtypes or operators of different counts
+def test_a_browser_shows_the_page(hostile: Path) -> None:
+    """At any width bars follow the figures and nothing is wider than the page; no name is run."""
+    for page, arguments in (("hostile", ["hostile.onnx", "base.onnx"]), ("base", ["base.onnx"])):
+        run_onnxtool(hostile, "stats", *arguments, "--format", "html", "--output", f"{page}.html")
+    text = (hostile / "hostile.html").read_text(encoding="utf-8")
+    assert "owned" in text
+    dom = browse(hostile / "hostile.html", "--dump-dom")
+    assert "<title>owned" not in dom
+    assert dom.count('class="bar') == text.count('class="bar') > 0
+    for width, pixels in shown(hostile, "hostile", "base").items():
+        assert len(np.unique(pixels["hostile"][:, -12:])) == 1
+        blue = np.abs(pixels["base"].astype(int) - (0x2F, 0x6F, 0xEB)).sum(axis=2) < 12
+        widths = sorted({int(row.sum()) for row in blue if row.sum() > 20}, reverse=True)
+        assert len(widths) >= 2  # bars of two lengths at least: three dtypes or operators of different counts
+        assert widths[0] > width / 2
 
 
-def browse(page: Path, profile: Path, *options: str) -> str:
+def shown(folder: Path, *pages: str, widths: Sequence[int] = (320, 420, 1000)) -> dict[int, dict[str, Any]]:
+    """Return the pixels of each page at each width, uint8 [3000, width, 3]; one start of the browser shows them all."""
+    frame = '<iframe src="{}.html" style="border: 0; flex: none; width: {}px; height: 3000px"></iframe>'
+    frames = [frame.format(page, width) for width in widths for page in pages]
+    (folder / "all.html").write_text(f'<body style="margin: 0; display: flex">{"".join(frames)}</body>')
+    screenshot = folder / "all.png"
+    browse(folder / "all.html", f"--screenshot={screenshot}", f"--window-size={sum(widths) * len(pages)},3000")
+    edges = np.cumsum([width for width in widths for _ in pages])[:-1]
+    pictures = iter(np.split(picture(screenshot), edges, axis=1))
+    return {width: {page: next(pictures) for page in pages} for width in widths}
+
+
+def browse(page: Path, *options: str) -> str:
     command = [
         str(BROWSER),
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--hide-scrollbars",
-        f"--user-data-dir={profile}",
+        f"--user-data-dir={page.parent / 'profile'}",
     ]
     done = subprocess.run(
-        [*command, "--window-size=1000,1400", *options, page.as_uri()],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=True,
+        [*command, *options, page.as_uri()], capture_output=True, encoding="utf-8", timeout=120, check=True
     )
     return done.stdout
 

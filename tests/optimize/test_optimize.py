@@ -81,6 +81,8 @@ def test_steps_and_metadata_go_on(optimized: tuple[Path, OptimizeReport]) -> Non
     assert result.steps[1]["passes"] == {step.name: step.num_changes for step in report.passes}
     assert report.verification is not None
     assert result.steps[1]["max_abs_error"] == report.verification.max_abs_error
+    assert result.steps[1]["atol"] == report.verification.atol
+    assert result.steps[1]["verified_on"] == report.verification.provider
     new = ("onnxtool.steps", "onnxtool.session.disabled_optimizers")
     assert {key: value for key, value in result.metadata.items() if key not in new} == {
         key: value for key, value in source.metadata.items() if key not in new
