@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model_file",),
     ("errors",),
     ("verification",),
-    ("interruption", "lazy", "options", "reports"),
+    ("interruption", "lazy", "options", "progress", "reports"),
     ("renamed", "version"),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
@@ -74,6 +74,7 @@ STANDARD_LIBRARY_ONLY = (
         "lazy",
         "model_file",
         "options",
+        "progress",
         "renamed",
         "reports",
         "stats",

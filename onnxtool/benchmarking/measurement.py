@@ -35,6 +35,7 @@ from onnxtool.benchmarking.samples import waited_share as waited_share_of
 from onnxtool.benchmarking.workload import TextReader, Workload, check_lengths, fit_lengths, random_workloads
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
+from onnxtool.progress import Stage
 from onnxtool.reports import to_json
 from onnxtool.runtime.device_memory import DeviceMemory, device_memory
 from onnxtool.runtime.disturbance import load_average
@@ -96,7 +97,9 @@ def benchmark(
     if other is not None and other.kind == "baseline":
         gates = replace(gates, in_turns=True)
     timer = _ShapeTimer(SessionRunner(session, options.io_binding), other, options, gates, reader, on_progress)
-    for workload in _workloads(session.model, reader, options):
+    workloads = list(_workloads(session.model, reader, options))
+    for number, workload in enumerate(workloads):
+        on_progress(Stage("timing shape", number, len(workloads), workload.description))
         timer.time(workload)
     report = _complete(report, timer, tuple(watch.warnings(session.threads, available_cores())))
     report = replace(report, peak_vram_bytes=_taken(memory))
@@ -169,7 +172,6 @@ class _ShapeTimer:
 
     def time(self, workload: Workload) -> None:
         """Time a shape, alone or in turns with the compared model, and longer where a gate is not decided."""
-        self.on_progress(f"timing {workload.description}")
         if self.first_run_ms is None:
             start = time.perf_counter()
             self.runner.session.run_unchecked(workload.batches[0])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.options import derived_options, progress, report_options
+from onnxtool.cli.options import derived_options, report_options
+from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
 from onnxtool.training.options import ForwardOptions, PreparationOptions
 

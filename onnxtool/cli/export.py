@@ -11,9 +11,10 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.options import derived_options, progress, report_options
+from onnxtool.cli.options import derived_options, report_options
+from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
-from onnxtool.cli.verification import verification_blocks
+from onnxtool.cli.verification import verdict, verification_blocks
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport
 from onnxtool.reports import TensorInfo
@@ -69,7 +70,8 @@ def command(options: ExportOptions, *, optimize: bool, stats: bool, format_name:
 
         document["optimize"] = optimized
         blocks += optimize_blocks(optimized, stats=stats)
-    emit(document, blocks, format_name)
+    last = optimized or report
+    emit(document, [*blocks, verdict(last.verification, last.output)], format_name)
 
 
 def export_blocks(report: ExportReport) -> list[Block]:

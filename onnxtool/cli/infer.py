@@ -15,14 +15,8 @@ from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
 from onnxtool.cli.infer_answers import answer_blocks, generation_blocks
 from onnxtool.cli.infer_corpus import encode_folder
-from onnxtool.cli.options import (
-    FORMATS,
-    PathType,
-    derived_options,
-    format_options,
-    option_names,
-    progress,
-)
+from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, option_names
+from onnxtool.cli.progress import progress
 from onnxtool.cli.render import emit, write_out
 from onnxtool.corpus.options import CorpusOptions
 from onnxtool.errors import GateError

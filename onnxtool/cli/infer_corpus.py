@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxtool.cli.progress import LINE_EVERY_S, bar, clock, is_interactive
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.corpus.report import CorpusReport
 
 if TYPE_CHECKING:
     from onnxtool.corpus import CorpusOptions, CorpusProgress
-
-_LINE_EVERY_S = 10.0
 
 
 def encode_folder(
@@ -67,7 +64,7 @@ def corpus_progress(*, quiet: bool) -> Iterator[Callable[[CorpusProgress], None]
     """Give a function that shows on stderr how far a run is: a bar on a terminal, else a line now and then."""
     if quiet:
         yield lambda _progress: None
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    elif is_interactive():
         with _bar() as show:
             yield show
     else:
@@ -76,13 +73,11 @@ def corpus_progress(*, quiet: bool) -> Iterator[Callable[[CorpusProgress], None]
 
 @contextmanager
 def _bar() -> Iterator[Callable[[CorpusProgress], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 
-    columns = (TextColumn("encoding"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("encoding", total=1.0, state="loading the model")
-        yield lambda progress: bar.update(task, completed=progress.share, state=_state(progress))
+    with bar(TextColumn("encoding"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[state]}")) as shown:
+        task = shown.add_task("encoding", total=1.0, state="loading the model")
+        yield lambda progress: shown.update(task, completed=progress.share, state=_state(progress))
 
 
 class _Lines:
@@ -95,15 +90,9 @@ class _Lines:
         now = time.monotonic()
         if now >= self._next:
             click.echo(f"encoded {_state(progress)} ({progress.share:.0%})", err=True)
-            self._next = now + _LINE_EVERY_S
+            self._next = now + LINE_EVERY_S
 
 
 def _state(progress: CorpusProgress) -> str:
-    left = "" if progress.seconds_left is None else f", {_clock(progress.seconds_left)} left"
+    left = "" if progress.seconds_left is None else f", {clock(progress.seconds_left)} left"
     return f"{progress.num_texts} texts, {progress.texts_per_s:.1f} texts/s{left}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

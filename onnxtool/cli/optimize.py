@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import click
 
-from onnxtool.cli.options import derived_options, progress, report_options
+from onnxtool.cli.options import derived_options, report_options
+from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
-from onnxtool.cli.verification import verification_blocks
+from onnxtool.cli.verification import verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization, Ranking
 
@@ -30,7 +31,8 @@ def command(options: OptimizeOptions, *, stats: bool, format_name: str, quiet: b
 
     with progress(quiet=quiet) as on_progress:
         report = optimize_model(options, on_progress=on_progress)
-    emit(report, optimize_blocks(report, stats=stats), format_name)
+    blocks = [*optimize_blocks(report, stats=stats), verdict(report.verification, report.output)]
+    emit(report, blocks, format_name)
 
 
 def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:

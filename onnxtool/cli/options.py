@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -187,18 +184,3 @@ class CountList(click.ParamType[tuple[int, ...]]):
         if not all(len(part.strip()) < 20 and int(part) <= self.highest for part in parts):
             self.fail(f"{value!r} has a number above {self.highest}", param, ctx)
         return tuple(int(part) for part in parts)
-
-
-@contextmanager
-def progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Give a function that says on stderr what is being done: a spinner on a terminal, else a line a stage."""
-    if quiet:
-        yield lambda _stage: None
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from rich.console import Console
-
-        # Bound to the stream itself: what is run may replace sys.stderr to keep others quiet.
-        with Console(file=sys.stderr).status("starting") as status:
-            yield lambda stage: status.update(f"{stage} …")
-    else:
-        yield lambda stage: click.echo(f"{stage} …", err=True)

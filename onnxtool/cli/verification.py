@@ -6,6 +6,11 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.verification import Verification
 
 
+def verdict(verification: Verification | None, output: str) -> Block:
+    """Say last what the command made, and whether it was verified."""
+    return Facts([("Not verified" if verification is None else "Verified", output)])
+
+
 def verification_blocks(verification: Verification | None) -> list[Block]:
     """Describe a verification, or note that there was none."""
     if verification is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +37,7 @@ from onnxtool.export.target_specification import TargetSpecification, specify
 from onnxtool.export.targets import find_target
 from onnxtool.export.token_states import give_states
 from onnxtool.model_file import check_model_output
+from onnxtool.progress import tell
 from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.timing import Stopwatch
 
@@ -108,7 +108,6 @@ class Job:
     tokenizer: Any
     max_length: int | None
     reasons: tuple[str, ...]
-    on_progress: Callable[[str], None]
     stopwatch: Stopwatch
     references: dict[tuple[tuple[str, int], ...], ReferenceOutputs] = field(default_factory=dict)
 
@@ -133,7 +132,7 @@ class _Plan:
     reasons: tuple[str, ...] = ()
 
 
-def prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> Job:
+def prepare(options: ExportOptions) -> Job:
     """Load the model once, and find out all that does not depend on the strategy.
 
     Raises:
@@ -160,7 +159,7 @@ def prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> Job:
         )
     paths = layout(target, options.output, source.name)
     check_model_output(paths.graph, force=options.force)
-    on_progress(f"loading {options.model_name}")
+    tell(f"loading {options.model_name}")
     checkpoint = _open(options, source, target)
     models = Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
@@ -186,7 +185,7 @@ def prepare(options: ExportOptions, on_progress: Callable[[str], None]) -> Job:
     stopwatch.lap("load")
     return Job(
         options, paths, checkpoint, models, plan.pipeline, specification, plan.task, plan.head_name, tokenizer,
-        max_length, plan.reasons, on_progress, stopwatch,
+        max_length, plan.reasons, stopwatch,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,14 @@ from onnxtool.model_file.metadata import (
     stamp_step,
 )
 from onnxtool.model_file.weights import write_inline
+from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.verification import Verification
 
 _Failure = ExportError | VerificationError | SessionError
 
 
-def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] = lambda _stage: None) -> ExportReport:
+def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
 
     Strategies are tried in their order until one gives a file with the model's outputs; the report says which, and its
@@ -48,10 +49,15 @@ def export_model(options: ExportOptions, *, on_progress: Callable[[str], None] =
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
+    with listening(on_progress):
+        return _export(options)
+
+
+def _export(options: ExportOptions) -> ExportReport:
     if options.exporter not in EXPORTER_NAMES:
         raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
     check_opset(options.opset)
-    job = prepare(options, on_progress)
+    job = prepare(options)
     if not options.force:
         check_sidecar_files(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
     failures: list[tuple[ExportStrategy, _Failure]] = []
@@ -87,7 +93,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
     model = job.models.take(strategy.attention)
     architecture = type(model).__name__
     stopwatch.lap("load")
-    job.on_progress(f"tracing {architecture} by {strategy.name}")
+    tell(f"tracing {architecture} by {strategy.name}")
     graphs = job.pipeline.trace(model, strategy, options.opset)
     graph, encoder = graphs.model, graphs.encoder
     del graphs
@@ -113,7 +119,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         specification.adapt(graph)
     stopwatch.lap("trace")
     with staged(paths.graph, force=options.force, root=paths.root) as staging:
-        job.on_progress(f"writing {paths.graph}")
+        tell(f"writing {paths.graph}")
         path = save_model(graph, staging)
         twin = _write_second(specification, second, path)
         before = [] if encoder is None else [save_beside(encoder, staging, encoder_path(path).name)]
@@ -197,7 +203,6 @@ def _write_second(specification: TargetSpecification | None, second: Any, path: 
 
 def _verify(path: Path, job: Job, strategy: ExportStrategy) -> Verification:
     """Compare the file with a model that was loaded again: running and tracing may change a model."""
-    job.on_progress("verifying against PyTorch")
     fixed = _fixed(strategy)
     if fixed not in job.references:
         # In float32 whatever the weights are: PyTorch in half precision has rounding errors itself.

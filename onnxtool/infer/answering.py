@@ -23,6 +23,7 @@ from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.text_model import TextModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
+from onnxtool.progress import Stage
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput
@@ -101,7 +102,7 @@ def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str]
     read = Read()
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = texts[start : start + _TEXTS_AT_A_TIME]
-        on_progress(f"running texts {start + 1} to {start + len(part)} of {len(texts)}")
+        on_progress(Stage("running text", start, len(texts)))
         _answer_part(model, part, request, read, first=start + 1)
     kind = "scores" if read.queries else model.head.kind
     return InferReport(

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
+from onnxtool.progress import Stage, tell
 
 _MOST_ROUNDS = 4
 Match = TypeVar("Match")
@@ -79,7 +80,6 @@ def run_passes(
     model: ir.Model,
     passes: Sequence[Pass],
     context: Context,
-    on_progress: Callable[[str], None],
     *,
     most_rounds: int = _MOST_ROUNDS,
 ) -> tuple[ir.Model, tuple[PassResult, ...]]:
@@ -93,8 +93,8 @@ def run_passes(
     results = {step.name: PassResult(step.name, 0, 0.0, "") for step in passes}
     for _ in range(most_rounds):
         num_changes = 0
-        for step in passes:
-            on_progress(f"optimizing: {step.name}")
+        for number, step in enumerate(passes):
+            tell(Stage("optimizing", number, len(passes), step.name))
             start = time.perf_counter()
             outcome = _apply(step, model, context)
             model = outcome.model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -26,6 +26,7 @@ from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
+from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import Json
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.opsets import runtime_version
@@ -40,9 +41,7 @@ _OF_SIZES = ("Shape", "Size")
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
 
-def optimize_model(
-    options: OptimizeOptions, *, on_progress: Callable[[str], None] = lambda _stage: None
-) -> OptimizeReport:
+def optimize_model(options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> OptimizeReport:
     """Optimize an ONNX file for a provider and a precision, verified against the file itself.
 
     Raises:
@@ -53,7 +52,13 @@ def optimize_model(
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
+    with listening(on_progress):
+        return _optimize(options)
+
+
+def _optimize(options: OptimizeOptions) -> OptimizeReport:
     stopwatch = Stopwatch()
+    tell(f"loading {options.model_path}")
     source = ModelFile.open(options.model_path)
     source.check_sound()
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
@@ -71,8 +76,8 @@ def optimize_model(
     with staged(output, force=options.force) as staging, ExitStack() as stack:
         # What the result is compared with gives the vectors as they are before they are stored.
         reference = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
-        conversion = _conversion(options, source, context, staging.folder, on_progress)
-        run = _Run(options, source, before, attentions, staging, reference, stopwatch, on_progress, [(model, storage)])
+        conversion = _conversion(options, source, context, staging.folder)
+        run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)])
         del model, storage
         written = run.write_with_right_passes(passes, conversion)
         left_out = [result.name for result in written.results if result.left_out]
@@ -135,7 +140,6 @@ class _Run:
     staging: Staging
     reference: Path
     stopwatch: Stopwatch
-    on_progress: Callable[[str], None]
     loaded: list[tuple[ir.Model, Storage | None]]
 
     def write_with_right_passes(self, passes: Sequence[Pass], conversion: Conversion) -> _Written:
@@ -157,7 +161,7 @@ class _Run:
                 left_out.append(PassResult(name, 0, 0.0, f"left out: {error.why}", left_out=True))
             else:
                 return replace(written, results=(*written.results, *left_out))
-            self.on_progress(f"starting again without {name}")
+            tell(f"starting again without {name}")
             passes = [step for step in passes if step.name != name]
             finishing = [step for step in conversion.finishing if step.name != name]
             if len(finishing) < len(conversion.finishing):
@@ -173,13 +177,13 @@ class _Run:
         """Run the passes, convert, write and verify."""
         options, context = self.options, conversion.context
         model, storage = self._take()
-        model, results = run_passes(model, passes, context, self.on_progress)
+        model, results = run_passes(model, passes, context)
         self.stopwatch.lap("passes")
         converted, candidates = _convert(model, options, conversion)
         steps, results = (*passes, *converted.steps), (*results, *converted.results)
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")
-        self.on_progress(f"writing {self.staging.output}")
+        tell(f"writing {self.staging.output}")
         if storage is not None:
             storage.put_back(converted.model)
         path = save_model(converted.model, self.staging)
@@ -196,7 +200,6 @@ class _Run:
             _require_attention(fusions, results)
         verification = None
         if options.verify:
-            self.on_progress("verifying against the input")
             stored = None if storage is None else storage.stored
             tolerance = _tolerance(options, precision, self.before)
             verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored)
@@ -205,7 +208,7 @@ class _Run:
         ranking = None
         # Vectors that are stored in another form have other neighbours for that reason as well.
         if options.verify and quantization is not None and self.reference == self.source.path:
-            self.on_progress("comparing neighbours")
+            tell("comparing neighbours")
             ranking = measure_ranking(self.reference, path, self.source)
             self.stopwatch.lap("ranking")
         return _Written(path, precision, results, fusions, quantization, ranking, candidates, verification)
@@ -237,9 +240,7 @@ def _check_precision(options: OptimizeOptions) -> None:
         raise PassError(f"--cpu is for int8 and auto, and the precision is {precision}", "pass --precision int8")
 
 
-def _conversion(
-    options: OptimizeOptions, source: ModelFile, context: Context, folder: Path, on_progress: Callable[[str], None]
-) -> Conversion:
+def _conversion(options: OptimizeOptions, source: ModelFile, context: Context, folder: Path) -> Conversion:
     return Conversion(
         source=source,
         feeds=verification_feeds(source) if options.precision != "fp32" else (),
@@ -250,7 +251,6 @@ def _conversion(
         max_error=options.max_error,
         texts_path=options.calibration,
         cpu=options.cpu or ANY_CPU,
-        on_progress=on_progress,
     )
 
 

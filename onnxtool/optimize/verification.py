@@ -103,7 +103,7 @@ class Verifier:
     def _is_wrong_after(self, place: int, case: ReferenceOutputs, folder: Path) -> bool:
         """Whether the model after the pass at `place`, and those before it, gives other outputs for a case."""
         model = load_model(self.reference)
-        model, _ = run_passes(model, self.passes[: place + 1], self.context, lambda _stage: None, most_rounds=1)
+        model, _ = run_passes(model, self.passes[: place + 1], self.context, most_rounds=1)
         with scratch_file(model, folder) as path:
             return not self._compare(path, case).passed
 

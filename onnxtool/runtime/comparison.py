@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
+from onnxtool.progress import counted
 from onnxtool.verification import Verification, VerificationCase
 
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
@@ -167,7 +168,7 @@ def run_reference(
     done: list[Case] = []
     outputs: list[Mapping[str, NDArray[Any]]] = []
     refused: list[str] = []
-    for case in cases:
+    for case in counted(cases, f"running {name} on case"):
         try:
             outputs.append(reference(case.feeds))
             done.append(case)
@@ -195,7 +196,7 @@ def verify(
     results = []
     likes = [case for case in expected.cases if case.like]
     found: list[Mapping[str, NDArray[Any]]] = []
-    for case, wanted in zip(expected.cases, expected.outputs, strict=True):
+    for case, wanted in counted(list(zip(expected.cases, expected.outputs, strict=True)), "comparing case"):
         try:
             outputs, failure = _restored(candidate(case.feeds), wanted, stored), ""
         except SessionError as error:  # a graph that is fixed to one size runs on that size only

@@ -60,7 +60,9 @@ def test_every_shape_of_the_grid_runs_as_often_as_asked(path: Path, calls: list[
         (3, 4, 2),
         (3, 7, 2),
     ]
-    assert stages[1:] == ["timing 1 x 4", "timing 1 x 7", "timing 3 x 4", "timing 3 x 7"]
+    assert stages[1:] == [
+        f"timing shape {number} of 4: {shape}" for number, shape in enumerate(("1 x 4", "1 x 7", "3 x 4", "3 x 7"), 1)
+    ]
 
 
 def test_the_report_says_what_ran(path: Path) -> None:

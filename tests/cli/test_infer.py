@@ -39,7 +39,7 @@ def test_texts_are_answered_on_stdout_and_progress_is_on_stderr(folder: Path) ->
     assert lines[first + 1].split() == ["term", "weight"]
     assert [len(line.split()) for line in lines[first + 2 : first + 5]] == [2, 2, 0]
     assert "2. a dog (4 tokens):" in lines
-    assert process.stderr.splitlines() == ["loading models/splade.onnx …", "running texts 1 to 2 of 2 …"]
+    assert process.stderr.splitlines() == ["loading models/splade.onnx …", "running text 1 of 2 …"]
 
 
 def test_json_is_one_document_with_the_ids_of_the_corpus(folder: Path) -> None:

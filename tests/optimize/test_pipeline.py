@@ -38,7 +38,7 @@ def test_passes_run_in_the_order_of_the_list() -> None:
     """Each sees what the one before it left."""
     seen: list[str] = []
     passes = [noting("first", seen), noting("second", seen)]
-    _, results = run_passes(small_model(), passes, Context(), lambda _stage: None)
+    _, results = run_passes(small_model(), passes, Context())
     assert seen == ["first", "second"]
     assert [(result.name, result.num_changes, result.note) for result in results] == [
         ("first", 0, "note 1 of first"),
@@ -50,7 +50,7 @@ def test_passes_run_again_until_none_of_them_changes_anything() -> None:
     """What one leaves another may find; the changes of all rounds are counted, and the last note stays."""
     seen: list[str] = []
     passes = [noting("first", seen, 1), noting("second", seen, 2)]
-    _, results = run_passes(small_model(), passes, Context(), lambda _stage: None)
+    _, results = run_passes(small_model(), passes, Context())
     assert seen == ["first", "second"] * 3
     assert [(result.num_changes, result.note) for result in results] == [
         (2, "note 3 of first"),
@@ -61,7 +61,7 @@ def test_passes_run_again_until_none_of_them_changes_anything() -> None:
 def test_passes_that_never_come_to_rest_are_stopped() -> None:
     """Two that undo each other's work would run for ever."""
     seen: list[str] = []
-    run_passes(small_model(), [noting("restless", seen, 1000)], Context(), lambda _stage: None)
+    run_passes(small_model(), [noting("restless", seen, 1000)], Context())
     assert len(seen) < 10
 
 
@@ -72,7 +72,7 @@ def test_a_pass_that_fails_is_named() -> None:
         raise ZeroDivisionError("of all things")
 
     with pytest.raises(PassError, match="the pass clumsy failed: ZeroDivisionError: of all things"):
-        run_passes(small_model(), [Pass("clumsy", fail)], Context(), lambda _stage: None)
+        run_passes(small_model(), [Pass("clumsy", fail)], Context())
 
 
 def test_an_unchanged_model_counts_no_change() -> None:
@@ -132,7 +132,7 @@ def test_renamed_values_take_no_name_of_the_main_graph() -> None:
         result.replace_input_with(1, negated.outputs[0])
         return Outcome(model, 1)
 
-    model, _ = run_passes(model, [Pass("add", add)], Context(), lambda _stage: None, most_rounds=1)
+    model, _ = run_passes(model, [Pass("add", add)], Context(), most_rounds=1)
     assert [output.name for output in model.graph[-1].outputs] == ["val_0_2", ""]
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.array([[[1.0, -2.0, 0.0, 4.0]]], np.float32)
@@ -156,7 +156,7 @@ def test_new_values_do_not_take_the_names_of_those_in_branches() -> None:
             result.replace_input_with(1, negated.outputs[0])
         return Outcome(model, 2)
 
-    model, _ = run_passes(model, [Pass("add", add)], Context(), lambda _stage: None, most_rounds=1)
+    model, _ = run_passes(model, [Pass("add", add)], Context(), most_rounds=1)
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.array([1.0, -2.0], np.float32)
     np.testing.assert_array_equal(session.run(None, {"x": x, "c": np.array(True)})[0], [2.0, 0.0])

@@ -20,6 +20,7 @@ from onnxtool.model_file import scratch_file
 from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.error import padding_mask
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers, unfuse_linear_layers
+from onnxtool.progress import counted
 from onnxtool.runtime.session import Arrays, Session, open_session
 
 Feeds = Mapping[str, "NDArray[Any]"]
@@ -101,7 +102,7 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
     generator, most_rows = np.random.default_rng(0), max(1, _MOST_ROWS // len(feeds))
     activations = {name: Activations() for name in values}
     outputs = []
-    for given in feeds:
+    for given in counted(feeds, "recording activations of batch"):
         found, wanted = session.run(given), _fitted(padding_mask(given))
         outputs.append({name: found[name] for name in names})
         for name, one in activations.items():

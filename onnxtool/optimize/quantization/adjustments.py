@@ -26,6 +26,7 @@ from onnxtool.optimize.quantization.arithmetic import (
 )
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.rounding import damped_factors, round_together
+from onnxtool.progress import counted
 from onnxtool.summary.kinds import FUSED_OPERATORS
 
 # The part of its range that the widest channel keeps; the smoothing scales of the others follow.
@@ -162,7 +163,7 @@ def choose_adjustments(
         if name not in turned:
             groups.setdefault(recording.inputs[name], []).append(layer)
     choices: dict[str, Choice] = {}
-    for names, group in groups.items():
+    for names, group in counted(list(groups.items()), "choosing scales of layers, group"):
         known = Activations.joined([recording.activations[name] for name in names])
         plain, best = (
             GroupAdjustments(tuple(group), one)

@@ -20,8 +20,6 @@ from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linea
 from onnxtool.optimize.quantization.switches import Level, open_switchable
 from onnxtool.optimize.report import FallbackLayer
 
-OnProgress = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class QuantizationConfig:
@@ -70,8 +68,7 @@ def quantize_within(
     model: ir.Model,
     feeds: Sequence[Feeds],
     max_error: float | None,
-    configure: Callable[[Sequence[LinearLayer], Recording, OnProgress], QuantizationConfig],
-    on_progress: OnProgress,
+    configure: Callable[[Sequence[LinearLayer], Recording], QuantizationConfig],
 ) -> Quantized:
     """Quantize the linear layers of a float32 model by a configuration, within `max_error`.
 
@@ -81,7 +78,6 @@ def quantize_within(
         max_error: the most that 1 - cosine of any row of an output, or of an output as a whole, may be. None
             for no bound, with all layers at the lowest level.
         configure: returns the configuration for the layers of the model and their activations on `feeds`.
-        on_progress: receives the current step.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
@@ -96,9 +92,8 @@ def quantize_within(
         raise PassError("no linear layer has a float32 weight to quantize", "the model has another precision already")
     with tempfile.TemporaryDirectory(prefix="onnxtool-quantize-") as name:
         folder = Path(name)
-        on_progress("recording activations")
         recording = record(model, feeds, folder)
-        config = configure(layers, recording, on_progress)
+        config = configure(layers, recording)
         precision = config.levels[0].precision
 
         def quantize(fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
@@ -125,7 +120,6 @@ def quantize_within(
                 errors,
             )
 
-        on_progress("measuring the error")
         result = quantize((), config.embeddings[0])
         if max_error is not None and result.error > MARGIN * max_error:
             errors = result.errors
@@ -133,9 +127,8 @@ def quantize_within(
             for arithmetic in sorted(errors, key=lambda name: -errors[name]):
                 del result
                 switchable = open_switchable(model, config.levels, folder, feeds, recording.outputs, arithmetic)
-                fallbacks = find_fallback_layers(switchable, max_error, on_progress)
+                fallbacks = find_fallback_layers(switchable, max_error)
                 del switchable  # it holds every weight at every level
-                on_progress("measuring the error")
                 # Embeddings in the lowest precision first, and at last none.
                 for embeddings in (*config.embeddings, None):
                     result = quantize(fallbacks, embeddings)

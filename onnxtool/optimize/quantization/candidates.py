@@ -21,6 +21,7 @@ from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.conversion import Conversion, Converted
 from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.report import Candidate
+from onnxtool.progress import tell
 from onnxtool.runtime.feeds import FeedShape
 from onnxtool.runtime.input_cases import sized_feeds
 from onnxtool.runtime.providers import resolve_provider
@@ -117,7 +118,7 @@ def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: P
     """Convert a copy of `model` and write it; the weights of the copy stay on disk."""
     place = folder / one.label
     place.mkdir()
-    conversion.on_progress(f"trying {one.label}")
+    tell(f"trying {one.label}")
     try:
         one.converted = conversion.convert(model.clone(), one.precision, one.activations or MIXED)
         one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
@@ -141,7 +142,7 @@ def _measure_errors(candidates: Sequence[_CandidateRun], conversion: Conversion)
     expected = [session.run(given) for given in feeds]
     del session
     for one, path in unknown:
-        conversion.on_progress(f"measuring the error of {one.label}")
+        tell(f"measuring the error of {one.label}")
         try:
             session = open_session(path, provider=provider, frugal=True)
             one.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
@@ -176,7 +177,7 @@ def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds], conve
         for one in candidates:
             if one.reason or one.path is None:
                 continue
-            conversion.on_progress(f"timing {one.label}, round {number} of {_ROUNDS}")
+            tell(f"timing {one.label}, round {number} of {_ROUNDS}")
             try:
                 session = open_session(one.path, provider=conversion.context.provider)
                 for name, given in feeds.items():

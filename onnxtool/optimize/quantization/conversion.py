@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
 from onnxtool.optimize.report import PassResult, Quantization
+from onnxtool.progress import tell
 from onnxtool.runtime.products import products_saturate
 
 MAX_ERROR = 0.01
@@ -71,7 +72,6 @@ class Conversion:
         max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
         texts_path: texts to calibrate on; None for onnxtool's own.
         cpu: what int8 is for, one of `CPUS`.
-        on_progress: receives the current step.
     """
 
     source: ModelFile
@@ -83,7 +83,6 @@ class Conversion:
     max_error: float | None
     texts_path: Path | None
     cpu: str
-    on_progress: Callable[[str], None]
 
     @property
     def bound(self) -> float:
@@ -109,10 +108,10 @@ class Conversion:
         """
         steps, quantization = tuple(self.finishing), None
         if precision != "fp32":
-            self.on_progress(f"converting to {precision}")
+            tell(f"converting to {precision}")
             step, quantization = self._prepare(model, precision, activations)
             steps = (step, *steps)
-        model, results = run_passes(model, steps, self.context, self.on_progress, most_rounds=1)
+        model, results = run_passes(model, steps, self.context, most_rounds=1)
         converted = Converted(model, precision, steps, results, quantization)
         self._describe(converted)
         return converted
@@ -155,13 +154,13 @@ class Conversion:
         )
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
-        feeds, say = self.calibration.feeds, self.on_progress
+        feeds = self.calibration.feeds
         if precision == "int8":
             exact = self.is_for_exact_cpus
             if exact:  # also for the sessions that measure it here
                 model.metadata_props[EXACT_PRODUCTS_KEY] = REQUIRED
-            return to_int8(model, feeds, self.bound, activations=activations, exact=exact, on_progress=say)
-        return to_int4(model, feeds, self.bound, provider=self.context.provider, on_progress=say)
+            return to_int8(model, feeds, self.bound, activations=activations, exact=exact)
+        return to_int4(model, feeds, self.bound, provider=self.context.provider)
 
     def _describe(self, converted: Converted) -> None:
         """Record in the metadata the precision, and the optimizers that a session must not run."""

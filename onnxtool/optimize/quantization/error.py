@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.progress import counted
 from onnxtool.runtime.comparison import measure
 from onnxtool.runtime.session import Session
 
@@ -19,7 +20,7 @@ def measure_errors(
     session: Session, feeds: Sequence[Mapping[str, NDArray[Any]]], expected: Sequence[Mapping[str, NDArray[Any]]]
 ) -> NDArray[np.float64]:
     """Run a session on each of `feeds`, and return the errors of all outputs (see `output_errors`)."""
-    pairs = zip(feeds, expected, strict=True)
+    pairs = counted(list(zip(feeds, expected, strict=True)), "measuring the error of batch")
     return np.concatenate([output_errors(session.run(given), wanted, padding_mask(given)) for given, wanted in pairs])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from onnxtool.errors import PassError
 from onnxtool.optimize.quantization.switches import SwitchableModel
 from onnxtool.optimize.report import FallbackLayer
+from onnxtool.progress import counted, tell
 
 # The part of the allowed error that calibration inputs may have: other texts are worse, most of all in 4 bits.
 MARGIN = 0.5
@@ -14,9 +15,7 @@ _MOST_FEEDS_TO_RANK_BY = 2
 _HIGHEST = "float32"
 
 
-def find_fallback_layers(
-    model: SwitchableModel, max_error: float, on_progress: Callable[[str], None]
-) -> tuple[FallbackLayer, ...]:
+def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[FallbackLayer, ...]:
     """Return the fewest layers of the ranking that must be at a higher level for the error to be below `max_error`.
 
     Layers rise to the next level one after another; when all are there, the first of them rises again. The
@@ -40,23 +39,21 @@ def find_fallback_layers(
     level = next((one for one in range(last) if holds(dict.fromkeys(names, one + 1))), last)
     # Layers are ranked in the lowest precision, at its most exact level.
     ranking_level = max(one for one in range(level + 1) if precisions[one] == precisions[0])
-    ranked = _ranked(model, ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY], on_progress)
+    ranked = _ranked(model, ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY])
     if level == last:
         _require_one(tuple(ranked), precisions, max_error, model)
 
     def is_enough(steps: int) -> bool:
         levels = _levels_after(steps, tuple(ranked), level)
         above = sum(precisions[one] != precisions[0] for one in levels.values())
-        on_progress(f"trying {above} of {len(names)} layers in higher precision")
+        tell(f"trying {above} of {len(names)} layers in higher precision")
         return holds(levels)
 
     levels = _levels_after(_fewest(len(names) - (level == last), is_enough), tuple(ranked), level)
     return tuple(FallbackLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
 
 
-def _ranked(
-    model: SwitchableModel, level: int, places: Sequence[int], on_progress: Callable[[str], None]
-) -> dict[str, float]:
+def _ranked(model: SwitchableModel, level: int, places: Sequence[int]) -> dict[str, float]:
     """Return all layers with the error of each alone at `level`, on the worst of the feeds at `places`.
 
     They are sorted by error per weight, the largest first. Errors of layers add up almost independently, and the
@@ -64,8 +61,7 @@ def _ranked(
     """
     sizes = model.num_weights
     errors = {}
-    for number, name in enumerate(sizes, start=1):
-        on_progress(f"measuring layer {number} of {len(sizes)}")
+    for name in counted(list(sizes), "measuring layer"):
         errors[name] = max(model.error({name: level}, place) for place in places)
     return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
 

@@ -13,13 +13,14 @@ from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.blocks import Grids
-from onnxtool.optimize.quantization.bounded import OnProgress, QuantizationConfig, Quantized, quantize_within
+from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
 from onnxtool.optimize.quantization.int4_embeddings import int4_embeddings
 from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4, write_blocks
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
 from onnxtool.optimize.report import FallbackLayer
+from onnxtool.progress import counted
 
 
 def to_int4(
@@ -28,7 +29,6 @@ def to_int4(
     max_error: float | None = None,
     *,
     provider: str = "cpu",
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
 
@@ -42,17 +42,15 @@ def to_int4(
         feeds: calibration inputs, each input name to array, on which the error is measured.
         max_error: see `quantize_within`.
         provider: the execution provider of the result.
-        on_progress: receives the current step.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
 
-    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> QuantizationConfig:
+    def choose(layers: Sequence[LinearLayer], recording: Recording) -> QuantizationConfig:
         grids = Grids(_activations(layers, recording))
-        for number, layer in enumerate(layers, start=1):
-            say(f"choosing scales of layer {number} of {len(layers)}")
+        for layer in counted(layers, "choosing scales of layer"):
             grids.find(layer.stored_name, 4, layer.weight_reader())
 
         def level(precision: str, bits: int) -> Level:
@@ -67,7 +65,7 @@ def to_int4(
         embeddings = (("int4", int4_embeddings(grids)), ("int8", int8_embeddings))
         return QuantizationConfig((level("int4", 4), level("int8", 8)), convert, embeddings)
 
-    return quantize_within(model, feeds, max_error, choose, on_progress)
+    return quantize_within(model, feeds, max_error, choose)
 
 
 def _activations(layers: Sequence[LinearLayer], recording: Recording) -> Mapping[str, Callable[[], Floats]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -12,12 +12,13 @@ from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import PLAIN, Adjustment, RowGrid
-from onnxtool.optimize.quantization.bounded import OnProgress, QuantizationConfig, Quantized, quantize_within
+from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
 from onnxtool.optimize.quantization.int8_linear_layers import find_free_smoothing, quantize_int8, write_adjusted
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
 from onnxtool.optimize.report import FallbackLayer
+from onnxtool.progress import counted
 
 _INT8 = "int8"
 
@@ -29,7 +30,6 @@ def to_int8(
     *,
     activations: str = MIXED,
     exact: bool = False,
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model to int8, within `max_error`.
 
@@ -47,15 +47,13 @@ def to_int8(
             that costs little, and `per_row` elsewhere.
         exact: whether the result is only for CPUs on which no product of uint8 and int8 saturates. Without it, products
             are exact on every CPU, and weights have slightly coarser steps.
-        on_progress: receives the current step.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
 
-    def choose(layers: Sequence[LinearLayer], recording: Recording, say: OnProgress) -> QuantizationConfig:
-        say("choosing scales")
+    def choose(layers: Sequence[LinearLayer], recording: Recording) -> QuantizationConfig:
         choices = choose_adjustments(
             layers, recording, activations, exact=exact, free_smoothing=find_free_smoothing(layers)
         )
@@ -64,7 +62,7 @@ def to_int8(
         defaults = {layer.name: others for layer in layers}
         return _config(choices, defaults, is_bounded=max_error is not None, is_exact=exact)
 
-    return quantize_within(model, feeds, max_error, choose, on_progress)
+    return quantize_within(model, feeds, max_error, choose)
 
 
 def _config(
@@ -89,8 +87,7 @@ def _config(
         divided = {choices[layer.name].group for layer in fallbacks if layer.name in choices}
         adjustments = {
             name: adjustment(name, is_free=name not in choices or choices[name].group not in divided)
-            for name in defaults
-            if name not in exact
+            for name in counted([name for name in defaults if name not in exact], "rounding layer")
         }
         return quantize_int8(exact, adjustments, exact=is_exact)
 

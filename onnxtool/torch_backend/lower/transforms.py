@@ -67,7 +67,7 @@ def _named(name: str) -> Transform:
 
     def transform(proto: onnx.ModelProto) -> None:
         steps = [passes[step] for step in names]
-        model, _ = run_passes(ir.from_proto(proto), steps, Context(provider="cpu"), lambda _stage: None)
+        model, _ = run_passes(ir.from_proto(proto), steps, Context(provider="cpu"))
         proto.CopyFrom(ir.to_proto(model))
 
     return transform

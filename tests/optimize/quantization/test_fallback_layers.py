@@ -36,7 +36,7 @@ def switchable(num_levels: int) -> Any:
 
 
 def find(max_error: float, num_levels: int = 2) -> dict[str, str]:
-    layers = find_fallback_layers(switchable(num_levels), max_error, lambda _stage: None)
+    layers = find_fallback_layers(switchable(num_levels), max_error)
     return {layer.name: layer.precision for layer in layers}
 
 
@@ -61,7 +61,7 @@ def test_of_levels_of_one_precision_the_last_tells_what_stays_in_float32(monkeyp
     """A layer whose error the exact way of writing it takes away is not kept for what it cost before."""
     monkeypatch.setitem(ERRORS, "a", (0.08, 0.0001))
     model: Any = Model(2, ("int8", "int8"), 1.0)
-    layers = find_fallback_layers(model, 0.042 / MARGIN, lambda _stage: None)
+    layers = find_fallback_layers(model, 0.042 / MARGIN)
     assert {layer.name: layer.precision for layer in layers if layer.precision != "int8"} == {"c": "float32"}
     assert {layer.error for layer in layers if layer.name == "c"} == {0.04}
 
@@ -80,7 +80,7 @@ def test_a_bound_that_only_float32_holds_is_an_error() -> None:
 
 def test_the_error_of_a_layer_is_that_at_the_lowest_level() -> None:
     """On the worst input, alone."""
-    layers = find_fallback_layers(switchable(2), 0.07 / MARGIN, lambda _stage: None)
+    layers = find_fallback_layers(switchable(2), 0.07 / MARGIN)
     assert {layer.name: layer.error for layer in layers} == {"a": 0.08, "c": 0.4, "b": 0.02}
 
 

@@ -1,0 +1,113 @@
+"""What a person sees on stderr while a command works: one line that rewrites itself, or a line a stage in a log."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxtool.progress import OnProgress, Stage, ignore
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+LINE_EVERY_S = 10.0  # of a stage that goes on, in a log
+
+
+def is_interactive() -> bool:
+    """Whether stderr is a terminal whose lines can be rewritten."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[OnProgress]:
+    """Give a function that says on stderr what is being done: a bar on a terminal, else a line a stage."""
+    if quiet:
+        yield ignore
+    elif is_interactive():
+        with stage_bar() as show:
+            yield show
+    else:
+        yield Lines()
+
+
+@contextmanager
+def stage_bar() -> Iterator[OnProgress]:
+    """Give a function that shows a stage on the terminal: how much of it is done, the time it took and has left."""
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with bar(*columns) as shown:
+        task = shown.add_task("starting", total=None, left="")
+        name = ""
+
+        def show(stage: str) -> None:
+            nonlocal name
+            if _name(stage) != name:
+                shown.reset(task, total=stage.total if isinstance(stage, Stage) else None)
+                name = _name(stage)
+            done = stage.done if isinstance(stage, Stage) else 0
+            shown.update(task, description=stage, completed=done, left=_left(shown.tasks[0].elapsed, stage))
+
+        yield show
+
+
+@contextmanager
+def bar(*columns: object) -> Iterator[Progress]:
+    """Show columns of rich on stderr, and leave nothing behind."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # Bound to the stream itself: what is run may replace sys.stderr to keep others quiet.
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as shown:  # type: ignore[arg-type]
+        yield shown
+
+
+class Lines:
+    """Prints a line for each new stage, and one now and then while it goes on."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin; `clock` gives seconds."""
+        self._clock = clock
+        self._name = ""
+        self._start = self._last = 0.0
+
+    def __call__(self, stage: str) -> None:
+        """Say it, or not."""
+        now = self._clock()
+        is_new = _name(stage) != self._name
+        if is_new:
+            self._name, self._start = _name(stage), now
+        if is_new or now - self._last >= LINE_EVERY_S:
+            self._last = now
+            left = _left(now - self._start, stage)
+            click.echo(f"{stage} …{left and f' {left}'}", err=True)
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as hours, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def _name(stage: str) -> str:
+    return stage.name if isinstance(stage, Stage) else stage
+
+
+def _left(elapsed_s: float | None, stage: str) -> str:
+    """Say how long a stage still takes, once some of it is done."""
+    if not isinstance(stage, Stage) or not stage.done or not elapsed_s:
+        return ""
+    return f"{clock(elapsed_s * (stage.total - stage.done) / stage.done)} left"

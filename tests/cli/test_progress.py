@@ -1,0 +1,84 @@
+"""What is said on stderr while a command works."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxtool.cli.progress import LINE_EVERY_S, Lines, clock
+from onnxtool.progress import Stage, counted, listening, tell
+from tests.workshop import Workshop
+
+
+def test_whoever_listens_hears_how_far_it_is() -> None:
+    """Only inside of the block; a stage is text, and numbers."""
+    heard: list[str] = []
+    tell("nobody hears this")
+    with listening(heard.append):
+        assert list(counted("ab", "reading letter")) == ["a", "b"]
+        tell("done")
+    tell("nor this")
+    assert heard == ["reading letter 1 of 2", "reading letter 2 of 2", "done"]
+    assert [(one.name, one.done, one.total) for one in heard if isinstance(one, Stage)] == [
+        ("reading letter", 0, 2),
+        ("reading letter", 1, 2),
+    ]
+
+
+def test_a_log_has_a_line_for_each_stage_and_few_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stage that goes on is heard of every ten seconds, with the time that is left."""
+    now = 0.0
+    lines = Lines(lambda: now)
+    lines("loading")
+    for number in range(100):
+        lines(Stage("measuring layer", number, 100))
+        now += LINE_EVERY_S / 40
+    lines(Stage("optimizing", 0, 3, "attention"))
+    assert capsys.readouterr().err.splitlines() == [
+        "loading …",
+        "measuring layer 1 of 100 …",
+        "measuring layer 41 of 100 … 0:00:15 left",
+        "measuring layer 81 of 100 … 0:00:05 left",
+        "optimizing 1 of 3: attention …",
+    ]
+
+
+def test_a_duration_is_written_as_a_clock_shows_it() -> None:
+    """With hours, whatever there are."""
+    assert [clock(seconds) for seconds in (0.4, 61, 3600 * 26)] == ["0:00:00", "0:01:01", "26:00:00"]
+
+
+def test_on_a_terminal_one_line_is_rewritten(workshop: Workshop, tmp_path: Path) -> None:
+    """With a bar for passes and cases, and nothing of it is left at the end but the result."""
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(workshop.exported("tiny-encoder").read_bytes())
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "onnxtool", "optimize", "--model_path", str(path)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, text=True, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    stdout, _ = process.communicate()
+    os.close(ours)
+    text = shown.decode()
+    assert process.returncode == 0, text
+    assert "comparing case" in text
+    assert "━" in text
+    assert stdout.splitlines()[-1] == f"Verified: {tmp_path / 'tiny-optimized.onnx'}"
+    # The last thing that happens to the line is that it is cleared.
+    assert re.search(r"\x1b\[2K(\x1b\[\?25h|\r|\x1b\[1A|\n)*$", text), repr(text[-80:])
