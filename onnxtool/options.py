@@ -19,6 +19,7 @@ class Option(NamedTuple):
         minimum: the least value; with `is_open`, what the value must be above.
         maximum: the largest value.
         default: what happens without the option, where the field's default does not say so itself.
+        is_checkpoint: whether it names a checkpoint, which shells complete.
     """
 
     help: str
@@ -29,6 +30,7 @@ class Option(NamedTuple):
     maximum: float | None = None
     is_open: bool = False
     default: str = ""
+    is_checkpoint: bool = False
 
 
 Force = Annotated[bool, Option("Replace an output that exists.")]

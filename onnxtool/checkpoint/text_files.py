@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
+
+STDIN = Path("-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +49,20 @@ class LineError(ValueError):
 
 
 def read_texts(path: Path) -> tuple[TextInput, ...]:
-    """Read the texts of the file at `path`, skipping blank lines.
+    """Read the texts of the file at `path`, skipping blank lines; `.gz` behind the suffix is unpacked.
+
+    `-` is stdin: JSON Lines where the first text begins with a brace, else a text a line.
 
     Raises:
         InputError: the file cannot be read or has no text, its suffix is unknown, or a line is malformed.
     """
-    parse = _FORMATS.get(path.suffix.lower())
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    parse = _Undecided() if path == STDIN else _FORMATS.get(suffix)
     if parse is None:
         raise InputError(
             f"cannot tell the format of {path} from its suffix {path.suffix!r}",
-            f"use {' or '.join(_FORMATS)}: a text a line, or a JSON object with id and contents a line",
+            f"use {' or '.join(_FORMATS)}, or these with .gz behind them: a text a line, or a JSON object with id and "
+            "contents a line",
         )
     texts = tuple(_texts(path, parse))
     if not texts:
@@ -62,7 +73,7 @@ def read_texts(path: Path) -> tuple[TextInput, ...]:
 def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]:
     """Yield the text of each line of the UTF-8 file at `path` that is not blank; only a line feed ends a line."""
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             for number, raw in enumerate(file, start=1):
                 try:
                     line = decode_line(raw)
@@ -72,8 +83,28 @@ def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]
                     raise InputError(f"{path}:{number} {error.reason}", error.hint) from None
     except FileNotFoundError:
         raise InputError(f"no such input file: {path}", "check the path") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is no whole gzip file: {error}", "copy it again, or unpack it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
+
+
+def _open(path: Path) -> AbstractContextManager[IO[bytes] | gzip.GzipFile]:
+    if path == STDIN:
+        return nullcontext(sys.stdin.buffer)
+    return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+class _Undecided:
+    """Parses the lines of a file without a suffix, as the first of them is written."""
+
+    def __init__(self) -> None:
+        self._parse: Callable[[str], TextInput] | None = None
+
+    def __call__(self, line: str) -> TextInput:
+        if self._parse is None:
+            self._parse = parse_object if line.lstrip().startswith("{") else TextInput
+        return self._parse(line)
 
 
 def decode_line(raw: bytes) -> str:

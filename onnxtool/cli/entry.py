@@ -26,6 +26,7 @@ COMMANDS = {
     "stats": "Summarize an ONNX file, or its difference from another.",
     "artifacts": "Make what on-device training needs, of standard operators.",
     "env": "Show versions, execution providers, and what is wrong here.",
+    "completion": "Let a shell complete commands, options, paths and checkpoints.",
 }
 
 
@@ -58,7 +59,7 @@ def _with_underscores(token: str) -> str:
         "token_normalize_func": _with_underscores,
         "max_content_width": 110,
     },
-    epilog="Example: onnxtool export --model_name naver/splade-cocondenser-ensembledistil",
+    epilog="\b\nExample: onnxtool export --model_name naver/splade-cocondenser-ensembledistil",
 )
 @click.version_option(__version__, prog_name="onnxtool")
 def main() -> None:
@@ -71,6 +72,7 @@ def run_group(arguments: Sequence[str]) -> int:
     if wrong := [argument for argument in arguments if not is_text(argument)]:
         return _report(f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2)
     try:
+        arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
     except OnnxtoolError as error:

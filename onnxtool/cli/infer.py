@@ -24,6 +24,7 @@ from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import check_writable
 
+_STDOUT = Path("-")
 # Parameters by what they are for.
 _ALWAYS = frozenset({"model_path", "provider", "threads"})
 _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
@@ -54,8 +55,8 @@ class _OutputType(PathType):
 @click.option(
     "--output",
     type=_OutputType(),
-    help="Write the result to this file instead of stdout. A folder that exists or is written with / at its end gets "
-    "a vector for each text of --input.",
+    help="Write the result to this file instead of stdout, which is -. A folder that exists or is written with / at "
+    "its end gets a vector for each text of --input.",
 )
 @format_options([*FORMATS, "csv"], "; csv is for --benchmark")
 def command(
@@ -79,6 +80,7 @@ def command(
     Decoders with a cache write with --max_new_tokens, and give candidates for the next token without it;
     encoder-decoders always write.
     """
+    output = None if output == _STDOUT else output
     if format_name == "csv" and not benchmark:
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
     if output is not None and (click.get_current_context().meta[__name__] or output.is_dir()):

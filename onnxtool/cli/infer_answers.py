@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
@@ -14,6 +15,7 @@ _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "la
 # A wider table of all pairs does not fit a screen; the nearest text of each is shown instead.
 _MAX_MATRIX = 12
 _MAX_TEXT_WIDTH = 80
+_NUMBERS_SHOWN = 5  # of an embedding
 
 
 def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
@@ -64,8 +66,17 @@ def _answer_block(kind: str, answer: TextAnswer) -> Block:
         ]
         return Table(("label", "score", "characters", "text"), spans, frozenset({"score", "characters"}))
     if answer.outputs:
-        return Facts([(name, format_shape(shape)) for name, shape in answer.outputs.items()])
+        return Facts([(name, _vector(shape, answer.vector)) for name, shape in answer.outputs.items()])
     return Facts([("spans" if kind == "spans" else _COLUMNS[kind][0], "none")])
+
+
+def _vector(shape: tuple[int, ...], vector: tuple[float, ...]) -> str:
+    """Show the first numbers of an embedding, and its length in both senses."""
+    if not vector:
+        return format_shape(shape)
+    first = " ".join(f"{number:.4f}" for number in vector[:_NUMBERS_SHOWN])
+    more = " …" if len(vector) > _NUMBERS_SHOWN else ""
+    return f"{format_shape(shape)} with norm {math.hypot(*vector):.4f}: {first}{more}"
 
 
 def _ranking_blocks(report: InferReport) -> list[Block]:

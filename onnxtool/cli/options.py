@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import click
 
+from onnxtool.cli.completion import complete_checkpoint
 from onnxtool.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -97,6 +98,8 @@ def _option(field: _Field, *, required: bool) -> click.Option:
         attributes |= {"type": _value_type(kind, described)}
         if default not in (None, _MISSING):
             attributes["default"] = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    if described.is_checkpoint:
+        attributes["shell_complete"] = complete_checkpoint
     if described.default:
         attributes["help"] += f"  [default: {described.default}]"
     else:

@@ -65,7 +65,7 @@ class ExportOptions:
         atol: replaces the tolerance of the dtype; so do `rtol` and `min_cosine`.
     """
 
-    model_name: Annotated[str, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR")]
+    model_name: Annotated[str, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]
     output: Annotated[
         Path | None,
         Option("The ONNX file, or the folder for a --target.", default="models/NAME.onnx, or models/NAME/"),

@@ -13,7 +13,13 @@ from onnxtool.runtime.providers import PROVIDERS
 LONG_TEXTS = ("truncate", "window", "fail")
 
 ModelName = Annotated[
-    str | None, Option("Folder or hub id with tokenizer.json.", default="the files beside the model", metavar="TEXT")
+    str | None,
+    Option(
+        "Folder or hub id with tokenizer.json.",
+        default="the files beside the model",
+        metavar="ID_OR_DIR",
+        is_checkpoint=True,
+    ),
 ]
 Prompt = Annotated[
     str | None,
@@ -87,8 +93,9 @@ class InferOptions:
     input_path: Annotated[
         Path | None,
         Option(
-            "A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line. For a model of "
-            "pictures, a folder of them, or a file with a path, or id and image, on each line.",
+            "A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line, also with .gz; - "
+            "is stdin. For a model of pictures, a folder of them, or a file with a path, or id and image, on each "
+            "line.",
             name="input",
         ),
     ] = None

@@ -37,7 +37,12 @@ class ForwardOptions:
     """The checkpoint to export, with options of `onnxtool export`."""
 
     model_name: Annotated[
-        str, Option("In place of --model_path: an id on the hub, or a folder, which is exported.", metavar="ID_OR_DIR")
+        str,
+        Option(
+            "In place of --model_path: an id on the hub, or a folder, which is exported.",
+            metavar="ID_OR_DIR",
+            is_checkpoint=True,
+        ),
     ]
     task: Task = "auto"
     revision: Revision = None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import sys
 from pathlib import Path
 
 import pytest
 
-from onnxtool.checkpoint.text_files import TextInput, read_texts
+from onnxtool.checkpoint.text_files import STDIN, TextInput, read_texts
 from onnxtool.errors import InputError
 
 
@@ -22,6 +25,34 @@ def test_a_jsonl_file_holds_id_and_contents_a_line(tmp_path: Path) -> None:
     path = tmp_path / "corpus.JSONL"
     path.write_text('{"id": "d1", "contents": "one\\ntwo", "title": "x"}\n\n{"id": 2, "contents": ""}\n')
     assert read_texts(path) == (TextInput("one\ntwo", "d1"), TextInput("", "2"))
+
+
+def test_a_packed_file_is_unpacked(tmp_path: Path) -> None:
+    """Whatever its format is; one that ends early is refused, and its texts with it."""
+    path = tmp_path / "corpus.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": 1, "contents": "one"}\n'))
+    assert read_texts(path) == (TextInput("one", "1"),)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz is no whole gzip file"):
+        read_texts(path)
+    path.write_bytes(b"no gzip")
+    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz is no whole gzip file"):
+        read_texts(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (b"one\n{two}\n", (TextInput("one"), TextInput("{two}"))),
+        (b'\n {"id": "a", "contents": "one"}\n', (TextInput("one", "a"),)),
+    ],
+)
+def test_stdin_is_read_as_its_first_text_is_written(
+    monkeypatch: pytest.MonkeyPatch, given: bytes, expected: tuple[TextInput, ...]
+) -> None:
+    """It has no suffix that tells."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    assert read_texts(STDIN) == expected
 
 
 @pytest.mark.parametrize(

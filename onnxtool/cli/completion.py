@@ -1,0 +1,48 @@
+"""`onnxtool completion`: what a shell runs to complete commands, options, paths and the names of checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+_SHELLS = ("bash", "zsh", "fish")
+_FOLDER = "models--"  # of a repository in the hub's cache: models--OWNER--NAME
+
+
+@click.command(epilog="Example: onnxtool completion bash")
+@click.argument("shell", type=click.Choice(_SHELLS))
+def command(shell: str) -> None:
+    """Print a script that lets SHELL complete onnxtool's commands, options, choices and paths.
+
+    --model_name completes folders, and ids of the hub that are in its cache. For bash, add the line
+    eval "$(onnxtool completion bash)" to ~/.bashrc; for zsh likewise to ~/.zshrc; for fish, save the output as
+    ~/.config/fish/completions/onnxtool.fish.
+    """
+    from onnxtool.cli.entry import main
+
+    completion = get_completion_class(shell)
+    if completion is None:  # click has all of _SHELLS
+        raise click.UsageError(f"no completion for {shell}")
+    click.echo(completion(main, {}, "onnxtool", "_ONNXTOOL_COMPLETE").source())
+
+
+def complete_checkpoint(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return folders, which the shell lists itself, and the ids in the cache that begin with `incomplete`."""
+    # The folder first: a script of click forgets what came before it.
+    return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, cached_ids(incomplete))]
+
+
+def cached_ids(beginning: str = "") -> list[str]:
+    """Return the ids in the hub's cache that begin so, by name."""
+    # The library knows this folder as well, and takes longer to load than a person waits for a key.
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    try:
+        names = [entry.name for entry in os.scandir(cache) if entry.name.startswith(_FOLDER)]
+    except OSError:
+        return []
+    ids = (name.removeprefix(_FOLDER).replace("--", "/", 1) for name in names)
+    return sorted(one for one in ids if one.startswith(beginning))
