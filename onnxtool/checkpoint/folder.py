@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.hub_names import hub_id, is_path
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError, ModelFileError
@@ -124,7 +125,10 @@ def _plain_name(model: ModelFile, name: str) -> str:
 def _named_folder(model_name: str, needs: Sequence[str]) -> CheckpointFolder:
     folder = Path(model_name).expanduser()
     if not folder.is_dir():
-        folder = _fetch(model_name)
+        model_name, revision = hub_id(model_name)
+        if is_path(model_name):
+            raise InputError(f"no such folder: {model_name}", "check the path, or pass an id such as org/name")
+        folder = _fetch(model_name, revision)
     if not any((folder / name).is_file() for name in needs):
         raise InputError(
             f"{model_name} has no {' or '.join(needs)}",
@@ -133,12 +137,12 @@ def _named_folder(model_name: str, needs: Sequence[str]) -> CheckpointFolder:
     return CheckpointFolder(folder)
 
 
-def _fetch(model_name: str) -> Path:
+def _fetch(model_name: str, revision: str | None) -> Path:
     """Fetch the small files of a checkpoint from the hub, or take them from the local cache where it is offline."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model_name, allow_patterns=_HUB_PATTERNS))
+        return Path(snapshot_download(model_name, revision=revision, allow_patterns=_HUB_PATTERNS))
     except (OSError, ValueError) as error:  # the roots of everything that huggingface_hub raises for its users
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import signal
@@ -41,6 +42,16 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"onnxtool.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is asked for, and suggest those that look like it."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            more = f" Did you mean {close[0]!r}?" if close else f" There are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}.{more}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

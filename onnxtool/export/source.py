@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.hub_names import hub_id, is_path
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.module_settings import require_no_routes
 from onnxtool.checkpoint.sentence_modules import (
@@ -65,6 +66,8 @@ class Source(CheckpointFiles):
             CheckpointError: `model_name` is a path at which there is nothing.
         """
         path = Path(model_name)
+        if not path.exists():
+            model_name, revision = hub_id(model_name, revision)
         if path.is_dir():
             if revision is not None:
                 raise CheckpointError(
@@ -72,15 +75,10 @@ class Source(CheckpointFiles):
                     "leave it out, or pass the id of a model on the hub",
                 )
             return cls(model_name, None, trust_remote_code, local_only=True, route=route)
-        if (
-            path.exists()
-            or path.is_absolute()
-            or model_name.startswith(("./", "../", "~"))
-            or model_name.count("/") > 1
-        ):
-            raise CheckpointError(
-                f"{model_name} is neither a folder nor an id on the hub", "pass a folder, or an id such as org/name"
-            )
+        if path.exists():
+            raise CheckpointError(f"{model_name} is a file", "pass the folder that it is in")
+        if is_path(model_name):
+            raise CheckpointError(f"no such folder: {model_name}", "check the path, or pass an id such as org/name")
         return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves(), route=route)
 
     def require_transformer(self) -> None:
@@ -218,8 +216,8 @@ class Source(CheckpointFiles):
         """Turn an error of transformers or of the hub into a CheckpointError."""
         if not self.is_local and self.local_only and isinstance(error, OSError):
             return CheckpointError(
-                f"cannot reach the hub for {self.model_name}, and it is not in the local cache",
-                "without a network, pass a folder: --model_name path/to/checkpoint",
+                f"cannot reach the hub for {self.model_name}: it is no folder here, and not in the hub's cache",
+                "check the path; without a network, pass a folder: --model_name path/to/checkpoint",
             )
         hint = (
             "the folder may be incomplete or damaged"

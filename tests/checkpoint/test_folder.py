@@ -85,7 +85,8 @@ def test_a_hub_id_fetches_the_small_files_only(tmp_path: Path, monkeypatch: pyte
     wanted = write_checkpoint(tmp_path / "cache")
     asked: list[str] = []
 
-    def fetch(name: str, *, allow_patterns: tuple[str, ...]) -> str:
+    def fetch(name: str, *, revision: str | None, allow_patterns: tuple[str, ...]) -> str:
+        assert revision is None
         asked.extend((name, *allow_patterns))
         return str(wanted)
 

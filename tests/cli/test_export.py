@@ -98,5 +98,5 @@ def test_a_hub_id_without_a_network_says_how_to_go_on(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "error: cannot reach the hub for nobody/nothing" in done.stderr
-    assert "hint: without a network, pass a folder" in done.stderr
+    assert "without a network, pass a folder" in done.stderr
     assert not (tmp_path / "models").exists()

@@ -57,7 +57,7 @@ def test_a_folder_without_config_says_what_belongs_there(folder: Path) -> None:
 
 def test_a_path_with_nothing_at_it_is_not_asked_of_the_hub(tmp_path: Path) -> None:
     """A mistyped folder must not become a request to a server."""
-    with pytest.raises(CheckpointError, match="neither a folder nor an id"):
+    with pytest.raises(CheckpointError, match="no such folder"):
         Source.find(str(tmp_path / "nothing"))
 
 

@@ -110,7 +110,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"hello, this is a text\n" * 9, "is not a complete ONNX model"),
-        (b"PK\x03\x04" + bytes(100), "is not a complete ONNX model"),
+        (b"PK\x03\x04" + bytes(100), "is a ZIP archive, and no ONNX model"),
         (b"\x08\x0a", "no graph"),
         (MODEL_BYTES + b"\x00\x01", "field number 0"),
         (MODEL_BYTES + b"\x0b\x0c", "wire type 3"),

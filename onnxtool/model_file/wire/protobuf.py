@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxtool.errors import ModelFileError
+from onnxtool.model_file.formats import foreign_format
 
 VARINT, BYTES = 0, 2
 _FIXED64, _FIXED32 = 1, 5
@@ -101,6 +102,9 @@ def opened(path: Path) -> Iterator[Data]:
                 raise ModelFileError(f"{path} is empty", "export or copy it again")
             yield Data(file, size)
     except _MalformedError as error:
+        foreign = foreign_format(*_beginning(path))
+        if foreign is not None:
+            raise ModelFileError(f"{path} is {foreign[0]}, and no ONNX model", foreign[1]) from None
         raise ModelFileError(
             f"{path} is not a complete ONNX model: {error}",
             "the file may be truncated or of another format; export or copy it again",
@@ -113,6 +117,15 @@ def opened(path: Path) -> Iterator[Data]:
         raise ModelFileError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
     except ValueError:  # a path with a NUL in it
         raise ModelFileError(f"no such model file: {str(path)!r}", "check the path") from None
+
+
+def _beginning(path: Path) -> tuple[bytes, int]:
+    """Return the first bytes of a file, and its size; nothing where it cannot be read again."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1024), os.fstat(file.fileno()).st_size
+    except OSError:
+        return b"", 0
 
 
 def fields(data: Data, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:

@@ -1,0 +1,45 @@
+"""The names by which people call a checkpoint: an id on the hub, its page there, or a folder."""
+
+from __future__ import annotations
+
+import re
+
+from onnxtool.errors import CheckpointError
+
+_URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.*)", re.IGNORECASE)
+_PAGE = re.compile(r"(?P<id>[^/]+/[^/]+)(?:/(?:tree|blob|resolve|commit)/(?P<revision>[^/]+)(?:/.*)?)?/?")
+# Of Windows, where a drive or a backslash is in a path and in no id.
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]|.*\\")
+
+
+def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Return the id that the address of a page on the hub has, and its revision; other names as they are.
+
+    Raises:
+        CheckpointError: it is an address that leads to no model, or to another revision than `revision`.
+    """
+    found = _URL.fullmatch(model_name.strip())
+    if found is None:
+        if "://" in model_name:
+            raise CheckpointError(
+                f"{model_name} is no address of a model on huggingface.co", "pass a folder, or an id such as org/name"
+            )
+        return model_name, revision
+    page = _PAGE.fullmatch(re.split("[?#]", found["rest"])[0])
+    if page is None or page["id"].split("/")[0] in ("datasets", "spaces", "docs", "papers"):
+        raise CheckpointError(f"{model_name} is not the page of a model", "pass an id such as org/name")
+    if revision is not None and page["revision"] not in (None, revision):
+        raise CheckpointError(
+            f"{model_name} is of the revision {page['revision']}, and --revision is {revision}", "pass one of them"
+        )
+    return page["id"], revision or page["revision"]
+
+
+def is_path(model_name: str) -> bool:
+    """Whether a name can only be a path: no id looks like that."""
+    return (
+        model_name.startswith(("/", "./", "../", "~", "."))
+        or model_name.count("/") > 1
+        or model_name.endswith("/")
+        or _WINDOWS_PATH.match(model_name) is not None
+    )
