@@ -156,7 +156,7 @@ def test_what_is_optimized_is_judged_by_the_exported_file(bert: Path, exported: 
     wrong = judge_optimized(_saved(model, output), cases, "fp32")
     assert not wrong["right"]
     assert "differs by" in wrong["reason"]
-    assert optimize(str(tmp_path / "cases" / "0.npz"), str(output), "fp32")["error"].endswith("(at byte 2)")
+    assert "is a ZIP archive" in optimize(str(tmp_path / "cases" / "0.npz"), str(output), "fp32")["error"]
 
 
 def test_only_right_exports_are_optimized(tmp_path: Path) -> None:
