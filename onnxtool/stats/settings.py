@@ -89,7 +89,7 @@ def _read(file: Path) -> Settings | None:
 
     try:
         table: Any = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{file} is not valid TOML: {error}", "correct the file") from error
     for part in _table(file).split("."):
         table = table.get(part) if isinstance(table, dict) else None
