@@ -81,7 +81,9 @@ def run_group(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
     _handle_signals()
     if wrong := [argument for argument in arguments if not is_text(argument)]:
-        return report_error(f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2)
+        return report_error(
+            f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2
+        )
     try:
         arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")

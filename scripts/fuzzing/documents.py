@@ -66,7 +66,9 @@ def _tokenizer_pieces() -> dict[str, dict[str, Any]]:
         "unigram without unknown": {"model": {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": 99}},
         "unigram of NaN": {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", 1e308]], "unk_id": 0}},
         "merges of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["x y"]}},
-        "huge ids": {"model": {"type": "WordLevel", "vocab": {"hello": 2**32 - 1, "[UNK]": 2**31}, "unk_token": "[UNK]"}},
+        "huge ids": {
+            "model": {"type": "WordLevel", "vocab": {"hello": 2**32 - 1, "[UNK]": 2**31}, "unk_token": "[UNK]"}
+        },
         "huge truncation": {
             "truncation": {"max_length": 2**62, "strategy": "LongestFirst", "stride": 2**61, "direction": "Right"}
         },
@@ -117,7 +119,15 @@ def damage_document(folder: Path, choices: random.Random) -> str:
     kind = choices.randrange(8)
     if kind == 0:
         text = choices.choice(
-            ["", "[" * _DEPTH, "[" * _DEPTH + "]" * _DEPTH, '{"a":' * _DEPTH + "1" + "}" * _DEPTH, "nul", "\ufeff{}", "9" * 9_999]
+            [
+                "",
+                "[" * _DEPTH,
+                "[" * _DEPTH + "]" * _DEPTH,
+                '{"a":' * _DEPTH + "1" + "}" * _DEPTH,
+                "nul",
+                "\ufeff{}",
+                "9" * 9_999,
+            ]
         )
         path.write_text(text, "utf-8")
         return f"{where}: other text"

@@ -158,7 +158,9 @@ def _functions(calls: Sequence[Sequence[int]]) -> Gadget:
                 for place, call in enumerate(called)
             ] or [helper.make_node("Neg", ["v0"], ["v1"])]
             piece.functions.append(
-                helper.make_function("hostile", f"{piece.prefix}F{number}", ["v0"], [nodes[-1].output[0]], nodes, opsets)
+                helper.make_function(
+                    "hostile", f"{piece.prefix}F{number}", ["v0"], [nodes[-1].output[0]], nodes, opsets
+                )
             )
         return piece.node(f"{piece.prefix}F0", piece.source, domain="hostile")
 

@@ -42,9 +42,7 @@ class Damage:
 
     def a_graph(self) -> onnx.GraphProto:
         """Choose the main graph or, now and then, one inside a node."""
-        inner = [
-            attribute.g for node in self.graph.node for attribute in node.attribute if attribute.HasField("g")
-        ]
+        inner = [attribute.g for node in self.graph.node for attribute in node.attribute if attribute.HasField("g")]
         return self.choose(inner) if inner and self.random.random() < 0.5 else self.graph
 
     def a_node(self) -> onnx.NodeProto:
@@ -118,7 +116,9 @@ def _operator(damage: Damage) -> None:
 
 
 def _domain(damage: Damage) -> None:
-    damage.a_node().domain = damage.choose(["", "ai.onnx", "com.microsoft", "ai.onnx.ml", "local", "nowhere", "a" * 999])
+    damage.a_node().domain = damage.choose(
+        ["", "ai.onnx", "com.microsoft", "ai.onnx.ml", "local", "nowhere", "a" * 999]
+    )
 
 
 def _inputs(damage: Damage) -> None:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, save_model, staged
+from onnxtool.model_file.order import sort_nodes
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
@@ -224,7 +225,9 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
     file = ModelFile.open(model)
     check_harmless(file)
     require_loadable(file.path)
-    return onnx.load(file.path, load_external_data=False), file.path
+    loaded = onnx.load(file.path, load_external_data=False)
+    sort_nodes(loaded)
+    return loaded, file.path
 
 
 def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.Block:

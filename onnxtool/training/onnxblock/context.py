@@ -182,7 +182,9 @@ def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
         prepared = ir.from_proto(model)
     except (ir.serde.SerdeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ArtifactError(f"the model is not valid: {reason}", "check it with onnx.checker, or export it again") from error
+        raise ArtifactError(
+            f"the model is not valid: {reason}", "check it with onnx.checker, or export it again"
+        ) from error
     if path is not None:
         ir.external_data.set_base_dir(prepared.graph, path.parent)
     if model.functions or opset_of(prepared) < LOWEST_OPSET:
