@@ -55,7 +55,7 @@ def stage_bar() -> Iterator[OnProgress]:
         def show(stage: str) -> None:
             nonlocal name
             if _name(stage) != name:
-                shown.reset(task, total=stage.total if isinstance(stage, Stage) else None)
+                shown.reset(task, total=(stage.total or None) if isinstance(stage, Stage) else None)
                 name = _name(stage)
             done = stage.done if isinstance(stage, Stage) else 0
             shown.update(task, description=stage, completed=done, left=_left(shown.tasks[0].elapsed, stage))
@@ -108,6 +108,6 @@ def _name(stage: str) -> str:
 
 def _left(elapsed_s: float | None, stage: str) -> str:
     """Say how long a stage still takes, once some of it is done."""
-    if not isinstance(stage, Stage) or not stage.done or not elapsed_s:
+    if not isinstance(stage, Stage) or not stage.done or not stage.total or not elapsed_s:
         return ""
     return f"{clock(elapsed_s * (stage.total - stage.done) / stage.done)} left"
