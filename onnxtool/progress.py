@@ -18,7 +18,7 @@ class Stage(str):
     Attributes:
         name: the same for all steps of a stage.
         done: how many steps are finished.
-        total: how many there are.
+        total: how many there are; 0 where that is not known.
     """
 
     name: str
@@ -29,7 +29,8 @@ class Stage(str):
 
     def __new__(cls, name: str, done: int, total: int, detail: str = "") -> Stage:
         """Say it as text, e.g. `optimizing 3 of 20: attention`; `detail` is of the step under way."""
-        stage = super().__new__(cls, f"{name} {min(done + 1, total)} of {total}{': ' if detail else ''}{detail}")
+        step = f"{min(done + 1, total)} of {total}" if total else str(done + 1)
+        stage = super().__new__(cls, f"{name} {step}{': ' if detail else ''}{detail}")
         stage.name, stage.done, stage.total = name, done, total
         return stage
 

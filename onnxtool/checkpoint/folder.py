@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from onnxtool.model_file.metadata import FILES_KEY
 TOKENIZER_NAME = "tokenizer.json"
 
 # What is fetched from the hub: everything that decides how a text is read and an output is understood.
+_LOGGER = logging.getLogger(__name__)
 _HUB_PATTERNS = (
     TOKENIZER_NAME,
     "tokenizer_config.json",
@@ -141,6 +143,7 @@ def _fetch(model_name: str, revision: str | None) -> Path:
     """Fetch the small files of a checkpoint from the hub, or take them from the local cache where it is offline."""
     from huggingface_hub import snapshot_download
 
+    _LOGGER.info("fetching %s from the hub or its cache", model_name)
     try:
         return Path(snapshot_download(model_name, revision=revision, allow_patterns=_HUB_PATTERNS))
     except (OSError, ValueError) as error:  # the roots of everything that huggingface_hub raises for its users

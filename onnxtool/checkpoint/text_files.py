@@ -49,7 +49,12 @@ class LineError(ValueError):
 
 
 def read_texts(path: Path) -> tuple[TextInput, ...]:
-    """Read the texts of the file at `path`, skipping blank lines; `.gz` behind the suffix is unpacked.
+    """Read all texts of the file at `path`; see `iterate_texts`."""
+    return tuple(iterate_texts(path))
+
+
+def iterate_texts(path: Path) -> Iterator[TextInput]:
+    """Yield the texts of the file at `path`, skipping blank lines; `.gz` behind the suffix is unpacked.
 
     `-` is stdin: JSON Lines where the first text begins with a brace, else a text a line.
 
@@ -64,10 +69,20 @@ def read_texts(path: Path) -> tuple[TextInput, ...]:
             f"use {' or '.join(_FORMATS)}, or these with .gz behind them: a text a line, or a JSON object with id and "
             "contents a line",
         )
-    texts = tuple(_texts(path, parse))
-    if not texts:
+    is_empty = True
+    for text in _texts(path, parse):
+        is_empty = False
+        yield text
+    if is_empty:
         raise InputError(f"{path} has no texts", "put one on each line")
-    return texts
+
+
+def count_lines(path: Path) -> int:
+    """Return the line feeds of the file at `path`; 0 where that is known only after reading it (stdin, `.gz`)."""
+    if path == STDIN or path.name.lower().endswith(".gz") or not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -52,6 +52,13 @@ class _LazyGroup(click.Group):
             more = f" Did you mean {close[0]!r}?" if close else f" There are {', '.join(COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{more}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was found; click itself would end with 1 where a reader is gone."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(_reader_is_gone()) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -99,8 +106,7 @@ def run_group(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return report_error("interrupted", "", 130)
     except BrokenPipeError:
-        drop_output()  # the reader of our output is gone (`| head`); nothing is left to say
-        return 141
+        return _reader_is_gone()
     except OSError as error:
         if error.errno is None:  # no failure of the system: other libraries derive theirs from OSError as well
             raise
@@ -108,6 +114,12 @@ def run_group(arguments: Sequence[str]) -> int:
         place = f"cannot read or write {error.filename}" if error.filename else "cannot write to stdout"
         return report_error(f"{place}: {error.strerror}", "", 1)
     return code if isinstance(code, int) else 0
+
+
+def _reader_is_gone() -> int:
+    """Stop as other tools do where their output has no reader any more (`| head`); nothing is left to say."""
+    drop_output()
+    return 141
 
 
 def _handle_signals() -> None:

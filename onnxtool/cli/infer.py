@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,6 +18,8 @@ from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
 from onnxtool.cli.infer_answers import answer_blocks, generation_blocks
 from onnxtool.cli.infer_corpus import encode_folder
+from onnxtool.cli.infer_lines import FORMAT as LINES
+from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT, is_lines_file, write_lines
 from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, option_names
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import emit, write_out
@@ -22,7 +27,10 @@ from onnxtool.corpus.options import CorpusOptions
 from onnxtool.errors import GateError
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
-from onnxtool.model_file import check_writable
+from onnxtool.model_file import ModelFile, check_writable
+
+if TYPE_CHECKING:
+    from onnxtool.checkpoint.text_files import TextInput
 
 _STDOUT = Path("-")
 # Parameters by what they are for.
@@ -58,7 +66,11 @@ class _OutputType(PathType):
     help="Write the result to this file instead of stdout, which is -. A folder that exists or is written with / at "
     "its end gets a vector for each text of --input.",
 )
-@format_options([*FORMATS, "csv"], "; csv is for --benchmark")
+@format_options(
+    [*FORMATS, LINES, "csv"],
+    "; jsonl is a JSON object for each text as soon as it is answered, in bounded memory, and the default for an "
+    f"--output NAME.jsonl, or .jsonl.gz, and for more than {MAX_IN_ONE_REPORT:,} texts; csv is for --benchmark",
+)
 def command(
     options: InferOptions,
     generation: GenerateOptions,
@@ -83,6 +95,10 @@ def command(
     output = None if output == _STDOUT else output
     if format_name == "csv" and not benchmark:
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
+    if format_name == LINES and (benchmark or stream):
+        raise click.UsageError(
+            f"--format {LINES} is for answers; leave out {'--benchmark' if benchmark else '--stream'}"
+        )
     if output is not None and (click.get_current_context().meta[__name__] or output.is_dir()):
         _refuse(
             _FOR_BENCHMARKS | _FOR_TEXTS - {"input", "prompt", "task", "representation", "model_name"} | {"benchmark"},
@@ -109,7 +125,8 @@ def command(
         check_writable(output, force=corpus.force)
     # Imported here so that --help needs neither numpy nor tokenizers.
     from onnxtool.infer.generation.loading import writes_text
-    from onnxtool.infer.run import given_texts, run_texts
+    from onnxtool.infer.pictures.model import takes_pictures
+    from onnxtool.infer.run import given_texts, run_texts, stream_texts
 
     if benchmark:
         return _run_benchmark(
@@ -122,13 +139,41 @@ def command(
             quiet=quiet,
         )
     generation = replace(generation, top_k=options.top_k)
-    if stream or writes_text(options.model_path, generation):
+    writes = stream or writes_text(options.model_path, generation)
+    if writes:
         _refuse({"query", "overlap", "vectors"}, "the model writes text;")
+    texts = None
+    if not stream and not _is_given("format_name"):
+        if is_lines_file(output):
+            format_name = LINES
+        elif options.input_path is not None and not takes_pictures(ModelFile.open(options.model_path)):
+            rest = given_texts(options)
+            texts = tuple(islice(rest, MAX_IN_ONE_REPORT + 1))
+            if len(texts) > MAX_IN_ONE_REPORT:
+                click.echo(f"more than {MAX_IN_ONE_REPORT:,} texts: answers are written as --format {LINES}", err=True)
+                format_name = LINES
+    if format_name == LINES:
+        answered = partial(
+            stream_texts,
+            options,
+            texts=None if texts is None else chain(texts, rest),
+            generation=generation if writes else None,
+        )
+        write_lines(answered, output, force=corpus.force, quiet=quiet)
+        return 0
+    if writes:
         return _write(
-            options, generation, stream=stream, output=output, force=corpus.force, format_name=format_name, quiet=quiet
+            options,
+            generation,
+            texts,
+            stream=stream,
+            output=output,
+            force=corpus.force,
+            format_name=format_name,
+            quiet=quiet,
         )
     with progress(quiet=quiet) as on_progress:
-        report = run_texts(options, on_progress)
+        report = run_texts(options, on_progress, texts=texts)
     emit(report, answer_blocks(report, vectors=vectors), format_name, output=output, force=corpus.force)
     return 0
 
@@ -136,6 +181,7 @@ def command(
 def _write(
     options: InferOptions,
     generation: GenerateOptions,
+    texts: Sequence[TextInput] | None,
     *,
     stream: bool,
     output: Path | None,
@@ -148,7 +194,7 @@ def _write(
 
     if not stream:
         with progress(quiet=quiet) as on_progress:
-            report = write_texts(options, generation, on_progress=on_progress)
+            report = write_texts(options, generation, texts=texts, on_progress=on_progress)
         emit(report, generation_blocks(report), format_name, output=output, force=force)
         return 0
     if output is not None or format_name != "text":
@@ -204,6 +250,11 @@ def _run_benchmark(
         if gate.met or not gate.decided:
             click.echo(f"gate {gate}", err=True)
     return 1 if any(gate.met for gate in report.gates) else 0
+
+
+def _is_given(name: str) -> bool:
+    """Whether a parameter was chosen, and is not the default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _refuse(names: AbstractSet[str], reason: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 import click
 
 from onnxtool.cli.completion import complete_checkpoint
+from onnxtool.cli.logs import log_options
 from onnxtool.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -128,7 +129,7 @@ def report_options(command: Command) -> Command:
 
 
 def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
-    """Add --format, which takes one of `formats`, and --quiet; `more` is said of the formats."""
+    """Add --format, which takes one of `formats`, --quiet, and those of logging; `more` is said of the formats."""
 
     def decorate(command: Command) -> Command:
         quiet = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
@@ -139,7 +140,7 @@ def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command]
             default="text",
             show_default=True,
             help=f"How to print the result on stdout{more}.",
-        )(quiet(command))
+        )(quiet(log_options(command)))
 
     return decorate
 

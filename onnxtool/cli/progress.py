@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -16,12 +17,13 @@ from onnxtool.progress import OnProgress, Stage, ignore
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+_LOGGER = logging.getLogger(__name__)
 LINE_EVERY_S = 10.0  # of a stage that goes on, in a log
 
 
 def is_interactive() -> bool:
-    """Whether stderr is a terminal whose lines can be rewritten."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    """Whether stderr is a terminal whose lines can be rewritten, and gets no lines of a log between them."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not _LOGGER.isEnabledFor(logging.INFO)
 
 
 @contextmanager
@@ -29,6 +31,8 @@ def progress(*, quiet: bool) -> Iterator[OnProgress]:
     """Give a function that says on stderr what is being done: a bar on a terminal, else a line a stage."""
     if quiet:
         yield ignore
+    elif _LOGGER.isEnabledFor(logging.INFO):
+        yield Lines(say=_LOGGER.info)
     elif is_interactive():
         with stage_bar() as show:
             yield show
@@ -55,7 +59,7 @@ def stage_bar() -> Iterator[OnProgress]:
         def show(stage: str) -> None:
             nonlocal name
             if _name(stage) != name:
-                shown.reset(task, total=stage.total if isinstance(stage, Stage) else None)
+                shown.reset(task, total=(stage.total or None) if isinstance(stage, Stage) else None)
                 name = _name(stage)
             done = stage.done if isinstance(stage, Stage) else 0
             shown.update(task, description=stage, completed=done, left=_left(shown.tasks[0].elapsed, stage))
@@ -74,12 +78,21 @@ def bar(*columns: object) -> Iterator[Progress]:
         yield shown
 
 
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
 class Lines:
     """Prints a line for each new stage, and one now and then while it goes on."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin; `clock` gives seconds."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], object] = _say,
+    ) -> None:
+        """Begin; `clock` gives seconds, and `say` prints a line."""
         self._clock = clock
+        self._say = say
         self._name = ""
         self._start = self._last = 0.0
 
@@ -92,7 +105,7 @@ class Lines:
         if is_new or now - self._last >= LINE_EVERY_S:
             self._last = now
             left = _left(now - self._start, stage)
-            click.echo(f"{stage} …{left and f' {left}'}", err=True)
+            self._say(f"{stage} …{left and f' {left}'}")
 
 
 def clock(seconds: float) -> str:
@@ -108,6 +121,6 @@ def _name(stage: str) -> str:
 
 def _left(elapsed_s: float | None, stage: str) -> str:
     """Say how long a stage still takes, once some of it is done."""
-    if not isinstance(stage, Stage) or not stage.done or not elapsed_s:
+    if not isinstance(stage, Stage) or not stage.done or not stage.total or not elapsed_s:
         return ""
     return f"{clock(elapsed_s * (stage.total - stage.done) / stage.done)} left"

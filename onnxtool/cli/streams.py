@@ -35,11 +35,20 @@ def drop_output() -> None:
 
 def json_document(report: object) -> str:
     """Write `report` as JSON in which all control characters are escaped."""
+    return _json(report, indent=2)
+
+
+def json_line(report: object) -> str:
+    """Write `report` as one line of JSON, with the characters escaped that `json_document` escapes."""
+    return _json(report, indent=None)
+
+
+def _json(report: object, indent: int | None) -> str:
     values = to_json(report)
-    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False)
     if not all(line.isprintable() for line in text.split("\n")):
         # JSON itself escapes only some of the control characters.
-        text = json.dumps(values, indent=2, ensure_ascii=True, allow_nan=False)
+        text = json.dumps(values, indent=indent, ensure_ascii=True, allow_nan=False)
     return text + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.verification import Verification
 
+_LOGGER = logging.getLogger(__name__)
 _Failure = ExportError | VerificationError | SessionError
 
 
@@ -68,7 +70,9 @@ def _export(options: ExportOptions) -> ExportReport:
             report = _export_by(strategy, job)
         except (ExportError, VerificationError, SessionError) as error:
             failures.append((strategy, error))
+            _LOGGER.info("strategy %s failed: %s", strategy.name, _without_staging(error.message))
         else:
+            _LOGGER.info("strategy %s is taken", strategy.name)
             reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
             return replace(
                 report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons))
@@ -118,6 +122,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         second = specification.second_graph(graph)
         specification.adapt(graph)
     stopwatch.lap("trace")
+    _LOGGER.info("strategy %s traced %d nodes, opset %d", strategy.name, graph.graph.num_nodes(), opset)
     with staged(paths.graph, force=options.force, root=paths.root) as staging:
         tell(f"writing {paths.graph}")
         path = save_model(graph, staging)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,12 @@ from onnxtool.progress import Stage
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput
+AnItem = TypeVar("AnItem")
 
 # Texts are read and sorted by length this many at a time, so that batches are even and any number of them fits.
 _TEXTS_AT_A_TIME = 1024
+# Fewer where answers are handed on at once, so that the first come soon.
+_STREAMED_AT_A_TIME = 256
 # A table of all pairs grows with the square of the texts.
 MAX_SIMILARITIES = 1000
 _TOP_TERMS = 10
@@ -64,10 +68,22 @@ class Request:
 
 
 @dataclass
-class Read:
-    """What was read and answered so far, a text an entry; and the queries that texts were ranked for."""
+class Counts:
+    """How many texts and windows were read so far, and how many of them are cut, in windows, empty or padded."""
 
-    windows: list[list[EncodedText]] = field(default_factory=list)
+    texts: int = 0
+    windows: int = 0
+    cut: int = 0
+    parted: int = 0
+    empty: int = 0
+    padded: int = 0
+
+
+@dataclass
+class Read:
+    """What was answered so far, a text an entry; the queries that texts were ranked for, and what was counted."""
+
+    counts: Counts = field(default_factory=Counts)
     answers: list[TextAnswer] = field(default_factory=list)
     vectors: list[DenseVectors] = field(default_factory=list)
     queries: dict[str, TokenVectors] = field(default_factory=dict)
@@ -103,17 +119,64 @@ def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str]
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = texts[start : start + _TEXTS_AT_A_TIME]
         on_progress(Stage("running text", start, len(texts)))
-        _answer_part(model, part, request, read, first=start + 1)
-    kind = "scores" if read.queries else model.head.kind
+        _answer_part(model, part, request, read)
+    similarities = _similarities(model, read)
+    report = _report(model, request, read)
+    rankings = _rankings(read.answers) if report.kind == "scores" else ()
+    return replace(report, similarities=similarities, rankings=rankings)
+
+
+def stream_answers(
+    model: TextModel,
+    texts: Iterable[Item],
+    query: str | None,
+    asked: Asked,
+    on_progress: Callable[[str], None],
+    total: int = 0,
+) -> Iterator[InferReport]:
+    """Answer for texts as they come, in their order, and hold a part of them at a time.
+
+    Args:
+        model: answers.
+        texts: texts and pairs; their ids need not differ.
+        query: makes a pair with every text that is none.
+        asked: how they are answered.
+        on_progress: is told how many texts are done.
+        total: about how many there are; 0 where that is not known.
+
+    Yields:
+        A report of each part, without similarities and rankings, which are of all texts; its notes are of all texts
+        so far.
+
+    Raises:
+        InputError: as `make_request`, once the text comes.
+    """
+    counts = Counts()
+    notes: dict[str, None] = {}
+    for part in in_parts(texts):
+        on_progress(Stage("running text", counts.texts, max(total, counts.texts + len(part)) if total else 0))
+        request = make_request(model, part, query, asked)
+        read = Read(counts, notes=list(notes))
+        _answer_part(model, request.texts, request, read)
+        notes |= dict.fromkeys(read.notes)
+        yield _report(model, request, read)
+
+
+def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
+    """Yield texts that are streamed in groups, in their order."""
+    rest = iter(texts)
+    while part := tuple(islice(rest, _STREAMED_AT_A_TIME)):
+        yield part
+
+
+def _report(model: TextModel, request: Request, read: Read) -> InferReport:
     return InferReport(
         model=str(model.session.model.path),
         provider=model.session.provider,
         task=model.task,
-        kind=kind,
+        kind="scores" if read.queries else model.head.kind,
         answers=tuple(read.answers),
-        similarities=_similarities(model, read),
-        rankings=_rankings(read.answers) if kind == "scores" else (),
-        notes=tuple(dict.fromkeys([*_notes(model, request, read), *read.notes])),
+        notes=tuple(dict.fromkeys([*_notes(model, request, read.counts), *read.notes])),
     )
 
 
@@ -191,13 +254,13 @@ def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | No
     return model.task_of(task)
 
 
-def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request, read: Read, *, first: int) -> None:
-    head = model.head
+def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request, read: Read) -> None:
+    head, counts = model.head, read.counts
     items: list[Text] = [
         text.contents if text.query is None or model.is_late_interaction else (text.query, text.contents)
         for text in texts
     ]
-    windows = model.windows(items, prompt=request.prompt, task=request.task, long=request.long, first=first)
+    windows = model.windows(items, prompt=request.prompt, task=request.task, long=request.long, first=counts.texts + 1)
     answers: Iterable[Answer]
     vectors: Sequence[DenseVectors] = ()
     if isinstance(head, AnswerHead):
@@ -214,7 +277,13 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request,
             answers = [Answer(outputs={"sentence_embedding": vector.shape}) for vector in vectors]
         read.notes += [head.note] if head.note else []
     answers = list(answers)
-    read.windows += windows
+    counts.texts += len(texts)
+    counts.windows += sum(map(len, windows))
+    counts.cut += sum(window.truncated for group in windows for window in group)
+    counts.parted += sum(len(group) > 1 for group in windows)
+    counts.empty += sum(not text.contents.strip() for text in texts)
+    length = model.batch_rules.sequence_length or 0
+    counts.padded += sum(len(window) < length for group in windows for window in group)
     read.vectors += vectors
     read.notes += [answer.note for answer in answers if answer.note]
     for position, (text, group, answer) in enumerate(zip(texts, windows, answers, strict=True)):
@@ -303,7 +372,7 @@ def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
     )
 
 
-def _notes(model: TextModel, request: Request, read: Read) -> list[str]:
+def _notes(model: TextModel, request: Request, counts: Counts) -> list[str]:
     """Say what a user should know of how the texts were read."""
     notes = []
     if not stated_task(model.session.model):
@@ -311,22 +380,19 @@ def _notes(model: TextModel, request: Request, read: Read) -> list[str]:
     if prompt := model.prompts.find(request.prompt, request.task):
         notes.append(f"{prompt!r} stands before each text")
     limit = model.limit_of(request.task)
-    flat = [window for group in read.windows for window in group]
-    total = len(read.windows)
-    cut, parted = sum(window.truncated for window in flat), sum(len(group) > 1 for group in read.windows)
-    if limit is not None and cut:
-        notes.append(f"{cut} of {total} texts were cut to {limit.tokens} tokens ({limit.source})")
-    if limit is not None and parted:
+    total = counts.texts
+    if limit is not None and counts.cut:
+        notes.append(f"{counts.cut} of {total} texts were cut to {limit.tokens} tokens ({limit.source})")
+    if limit is not None and counts.parted:
         most = f"windows of at most {limit.tokens} tokens ({limit.source})"
-        notes.append(f"{parted} of {total} texts were read in {most}")
-    empty = sum(not text.contents.strip() for text in request.texts)
-    if empty:
-        notes.append(f"{empty} of {total} texts are empty; what is said of them is of the tokens that frame a text")
-    length, has_mask = model.batch_rules.sequence_length, model.batch_rules.has_mask
-    padded = 0 if length is None or has_mask else sum(len(window) < length for window in flat)
-    if padded:
+        notes.append(f"{counts.parted} of {total} texts were read in {most}")
+    if counts.empty:
         notes.append(
-            f"{padded} of {len(flat)} texts are padded to {length} tokens, and the padding is not masked: "
-            "the graph has no mask input"
+            f"{counts.empty} of {total} texts are empty; what is said of them is of the tokens that frame a text"
+        )
+    if counts.padded and not model.batch_rules.has_mask:
+        notes.append(
+            f"{counts.padded} of {counts.windows} texts are padded to {model.batch_rules.sequence_length} tokens, and "
+            "the padding is not masked: the graph has no mask input"
         )
     return notes

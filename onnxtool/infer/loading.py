@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
@@ -10,7 +10,7 @@ from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.infer.answering import Asked, Item, answer_texts, make_request
+from onnxtool.infer.answering import Asked, Item, answer_texts, make_request, stream_answers
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.generation.encoders import find_encoder
@@ -58,6 +58,18 @@ class LoadedModel(TextModel):
         """
         asked = None if long is None else LongTexts.of(long)
         return answer_texts(self, make_request(self, texts, query, Asked(prompt, task, asked, top_k)), on_progress)
+
+    def stream(
+        self,
+        texts: Iterable[Item],
+        *,
+        query: str | None = None,
+        asked: Asked = Asked(),  # noqa: B008  frozen
+        total: int = 0,
+        on_progress: Callable[[str], None] = lambda _stage: None,
+    ) -> Iterator[InferReport]:
+        """Answer as `answer` does for any number of texts, a few hundred at a time; see `stream_answers`."""
+        return stream_answers(self, texts, query, asked, on_progress, total)
 
 
 def load(

@@ -2,71 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
-from onnxtool.checkpoint.text_files import TextInput, read_texts
+from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
 from onnxtool.errors import InputError
-from onnxtool.infer.answering import answer_queries
+from onnxtool.infer.answering import Asked, answer_queries, in_parts
 from onnxtool.infer.generation.loading import load_writer
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.generation.report import GenerationReport
-from onnxtool.infer.generation.writing import OnText
-from onnxtool.infer.loading import load
+from onnxtool.infer.generation.writing import OnText, Writer
+from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures.answering import answer_pictures
 from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.infer.report import InferReport
-from onnxtool.infer.static_queries import QUERY, load_queries
+from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
 from onnxtool.model_file import ModelFile
 
 
-def given_texts(options: InferOptions) -> list[TextInput]:
-    """Return the texts of the options, then those of their file.
+def given_texts(options: InferOptions) -> Iterator[TextInput]:
+    """Yield the texts of the options, then those of their file.
 
     Raises:
         InputError: the file cannot be read.
     """
-    texts = [TextInput(text) for text in options.texts]
-    return texts if options.input_path is None else [*texts, *read_texts(options.input_path)]
+    yield from map(TextInput, options.texts)
+    if options.input_path is not None:
+        yield from iterate_texts(options.input_path)
 
 
-def run_texts(options: InferOptions, on_progress: Callable[[str], None] = lambda _stage: None) -> InferReport:
+def run_texts(
+    options: InferOptions,
+    on_progress: Callable[[str], None] = lambda _stage: None,
+    *,
+    texts: Sequence[TextInput] | None = None,
+) -> InferReport:
     """Load a model with its tokenizer, and answer each text by what the model is for; pictures, for a model of them.
 
     Queries of an inference-free sparse encoder (`task` or `prompt` is `query`) are looked up, and no model is loaded.
+
+    Args:
+        options: what to run.
+        on_progress: is told what is being done.
+        texts: those of the options, where they are read already.
 
     Raises:
         OnnxtoolError: of `load`, or of `LoadedModel.answer`.
     """
     if takes_pictures(ModelFile.open(options.model_path)):
         return answer_pictures(options, on_progress)
+    _refuse_pictures(options)
+    texts = tuple(given_texts(options)) if texts is None else texts
+    queries = _queries(options)
+    if queries is not None:
+        return answer_queries(queries, texts, options)
+    asked = _asked(options)
+    return _load(options, on_progress).answer(
+        texts,
+        query=options.query,
+        prompt=asked.prompt,
+        task=asked.task,
+        long=asked.long,
+        top_k=asked.top_k,
+        on_progress=on_progress,
+    )
+
+
+def stream_texts(
+    options: InferOptions,
+    on_progress: Callable[[str], None] = lambda _stage: None,
+    *,
+    texts: Iterator[TextInput] | None = None,
+    generation: GenerateOptions | None = None,
+) -> Iterator[InferReport | GenerationReport]:
+    """Answer as `run_texts` does, or with `generation` as `write_texts`, for any number of texts in bounded memory.
+
+    Args:
+        options: what to run.
+        on_progress: is told what is being done.
+        texts: those of the options, where some are read already.
+        generation: how a model writes; None for one that does not.
+
+    Yields:
+        A report for a few hundred texts at a time, in their order. The answers are as in one report of all texts;
+        there are no similarities and no rankings. Pictures come in one report.
+
+    Raises:
+        OnnxtoolError: as these, once it comes to the text.
+    """
+    if takes_pictures(ModelFile.open(options.model_path)):
+        yield replace(answer_pictures(options, on_progress), similarities=(), rankings=())
+        return
+    _refuse_pictures(options)
+    texts = given_texts(options) if texts is None else texts
+    if generation is not None:
+        yield from _stream_written(options, generation, texts, on_progress)
+        return
+    queries = _queries(options)
+    if queries is not None:
+        for part in in_parts(texts):
+            yield answer_queries(queries, part, options)
+        return
+    total = 0 if options.input_path is None else len(options.texts) + count_lines(options.input_path)
+    model = _load(options, on_progress)
+    yield from model.stream(texts, query=options.query, asked=_asked(options), total=total, on_progress=on_progress)
+
+
+def _stream_written(
+    options: InferOptions, generation: GenerateOptions, texts: Iterator[TextInput], on_progress: Callable[[str], None]
+) -> Iterator[GenerationReport]:
+    writer, long = _load_writer(options, generation, on_progress)
+    first = 0
+    for part in in_parts(texts):
+        report = writer.write(part, prompt=options.prompt, long=long, on_progress=on_progress, first=first)
+        first += len(part)
+        yield replace(report, notes=())  # each answer says itself whether it, or its text, was cut
+
+
+def _refuse_pictures(options: InferOptions) -> None:
     if options.images or options.text_model is not None:
         raise InputError(
             f"{options.model_path} takes no pictures, and --image or --text_model was passed",
             f"pass the side of a dual encoder for pictures, exported with --task {TASK_OF_PICTURES}",
         )
-    texts = given_texts(options)
-    if QUERY in (options.task, options.prompt):
-        queries = load_queries(options.model_path, model_name=options.model_name)
-        if queries is not None:
-            return answer_queries(queries, texts, options)
-    model = load(
+
+
+def _queries(options: InferOptions) -> StaticQueries | None:
+    """Return what looks the texts up, where they are queries of an inference-free sparse encoder."""
+    if QUERY not in (options.task, options.prompt):
+        return None
+    return load_queries(options.model_path, model_name=options.model_name)
+
+
+def _asked(options: InferOptions) -> Asked:
+    long = None if options.long is None else LongTexts(options.long, options.overlap)
+    return Asked(options.prompt, options.task, long, options.top_k)
+
+
+def _load(options: InferOptions, on_progress: Callable[[str], None]) -> LoadedModel:
+    return load(
         options.model_path,
         model_name=options.model_name,
         provider=options.provider,
         threads=options.threads,
         representation=options.representation,
-        on_progress=on_progress,
-    )
-    return model.answer(
-        texts,
-        query=options.query,
-        prompt=options.prompt,
-        task=options.task,
-        long=None if options.long is None else LongTexts(options.long, options.overlap),
-        top_k=options.top_k,
         on_progress=on_progress,
     )
 
@@ -75,20 +157,28 @@ def write_texts(
     options: InferOptions,
     generation: GenerateOptions,
     *,
+    texts: Sequence[TextInput] | None = None,
     on_text: OnText | None = None,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> GenerationReport:
-    """Load a model that writes, and let it write after each text.
+    """Load a model that writes, and let it write after each text; `texts` are as in `run_texts`.
 
     Raises:
         OnnxtoolError: of `load_writer`, or of `Writer.write`.
     """
+    writer, long = _load_writer(options, generation, on_progress)
+    texts = tuple(given_texts(options)) if texts is None else texts
+    return writer.write(texts, prompt=options.prompt, long=long, on_text=on_text, on_progress=on_progress)
+
+
+def _load_writer(
+    options: InferOptions, generation: GenerateOptions, on_progress: Callable[[str], None]
+) -> tuple[Writer, LongTexts]:
     if options.query is not None:
         raise InputError(
             f"{options.model_path} writes after texts, and --query was passed",
             "write both into one --text, as the model was trained on them",
         )
-    texts = given_texts(options)
     writer = load_writer(
         options.model_path,
         options=generation,
@@ -97,5 +187,4 @@ def write_texts(
         threads=options.threads,
         on_progress=on_progress,
     )
-    long = CUT if options.long is None else LongTexts(options.long, options.overlap)
-    return writer.write(texts, prompt=options.prompt, long=long, on_text=on_text, on_progress=on_progress)
+    return writer, CUT if options.long is None else LongTexts(options.long, options.overlap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
 from onnxtool.progress import Stage, tell
 
+_LOGGER = logging.getLogger(__name__)
 _MOST_ROUNDS = 4
 Match = TypeVar("Match")
 
@@ -105,6 +107,14 @@ def run_passes(
             total = results[step.name].num_changes + outcome.num_changes
             results[step.name] = PassResult(step.name, total, duration_ms, outcome.note)
             num_changes += outcome.num_changes
+            _LOGGER.log(
+                logging.INFO if outcome.num_changes else logging.DEBUG,
+                "pass %s: %d changes in %.1f ms%s",
+                step.name,
+                outcome.num_changes,
+                (time.perf_counter() - start) * 1e3,
+                outcome.note and f"; {outcome.note}",
+            )
         if not num_changes:
             break
     return model, tuple(results.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from onnxtool.summary.figures import Stats
 from onnxtool.summary.kinds import FUSED_OPERATORS
 from onnxtool.verification import Verification
 
+_LOGGER = logging.getLogger(__name__)
 _MOST_LEFT_OUT = 3  # where more passes are wrong, the graph is none that they were made for
 _OF_SIZES = ("Shape", "Size")
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
@@ -164,6 +166,7 @@ class _Run:
                 left_out.append(PassResult(name, 0, 0.0, f"left out: {error.why}", left_out=True))
             else:
                 return replace(written, results=(*written.results, *left_out))
+            _LOGGER.info("pass %s is left out: %s", name, left_out[-1].note)
             tell(f"starting again without {name}")
             passes = [step for step in passes if step.name != name]
             finishing = [step for step in conversion.finishing if step.name != name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from onnxtool.verification import Verification, VerificationCase
 
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 
+_LOGGER = logging.getLogger(__name__)
 _PIECE = 1 << 20  # elements compared at a time: logits of a long text are 60 MB, and as much again for each copy
 
 _CLEARLY = 1e-2  # of the largest value: far above any rounding
@@ -202,9 +204,12 @@ def verify(
         except SessionError as error:  # a graph that is fixed to one size runs on that size only
             outputs, failure = {}, error.message
         results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))
+        _LOGGER.debug("case %s: %s", case.description, failure or f"largest error {results[-1].max_abs_error:.3g}")
         found.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
+    num_passed = sum(result.passed for result in results)
+    _LOGGER.info("%d of %d cases are as %s gives them", num_passed, len(results), expected.reference)
     return Verification(
-        passed=bool(results) and all(result.passed for result in results),
+        passed=bool(results) and num_passed == len(results),
         atol=tolerance.atol,
         rtol=tolerance.rtol,
         cosine_required=tolerance.cosine,

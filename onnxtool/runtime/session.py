@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Arrays = dict[str, "NDArray[Any]"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ def open_session(
     except Exception as error:  # onnxruntime has no error of its own
         raise _not_loaded(path, error) from error
     load_ms = (time.perf_counter() - start) * 1e3
+    _LOGGER.debug("onnxruntime %s loaded %s on %s in %.0f ms", ort.__version__, path, provider, load_ms)
     if inference.get_providers()[0] != PROVIDERS[provider]:
         raise ProviderError(
             f"onnxruntime could not start {PROVIDERS[provider]} and fell back to {inference.get_providers()[0]}",

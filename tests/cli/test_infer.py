@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -55,6 +56,35 @@ def test_json_is_one_document_with_the_ids_of_the_corpus(folder: Path) -> None:
     assert [answer["id"] for answer in report["answers"]] == [None, "d1", "d2"]
     assert [len(answer["candidates"]) for answer in report["answers"]] == [3, 3, 3]
     assert set(report["answers"][0]["candidates"][0]) == {"label", "score"}
+
+
+def test_any_number_of_texts_is_answered_in_lines(folder: Path) -> None:
+    """A line is an answer of the JSON report, in the order of the texts; facts and notes of all are on stderr."""
+    texts = [{"id": f"d{number}", "contents": "cat " * (1 + number % 50)} for number in range(300)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    options = ("--model_path", "models/splade.onnx", "--input", "corpus.jsonl")
+    report = json_of(run_infer(folder, *options, "--format", "json"))
+    process = run_infer(folder, *options, "--format", "jsonl")
+    assert [json.loads(line) for line in process.stdout.splitlines()] == report["answers"]
+    assert f"note: {report['notes'][0]}" in process.stderr.splitlines()
+    assert process.stderr.splitlines()[-1] == "300 texts answered by models/splade.onnx (sparse-encoding, cpu)"
+    packed = run_infer(folder, *options, "--output", "answers.jsonl.gz")
+    assert (packed.returncode, packed.stdout) == (0, "")
+    assert gzip.decompress((folder / "answers.jsonl.gz").read_bytes()).decode() == process.stdout
+
+
+def test_more_texts_than_a_report_holds_are_answered_in_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no format is asked for; a line that is wrong leaves no file."""
+    monkeypatch.setattr("onnxtool.cli.infer.MAX_IN_ONE_REPORT", 2)
+    (folder / "texts.txt").write_text("a\nb\nc\n")
+    options = ("--model_path", "models/dense.onnx", "--input", "texts.txt")
+    assert [json.loads(line)["text"] for line in run_infer(folder, *options).stdout.splitlines()] == ["a", "b", "c"]
+    assert run_infer(folder, *options, "--format", "text").stdout.startswith("Model: ")
+    (folder / "wrong.jsonl").write_text('{"id": 1, "contents": "a"}\n' * 300 + "x\n")
+    process = run_infer(folder, *options[:2], "--input", "wrong.jsonl", "--output", "o.jsonl")
+    assert process.returncode == 1
+    assert "wrong.jsonl:301 is not JSON" in process.stderr
+    assert [path.name for path in folder.iterdir() if "o.jsonl" in path.name] == []
 
 
 def test_embeddings_are_shown_as_a_table_of_similarities(folder: Path) -> None:

@@ -49,6 +49,17 @@ def test_wrong_usage_exits_with_2_though_nobody_reads_why(folder: Path, redirect
 
 
 @pytest.mark.parametrize("arguments", [STATS, JSON], ids=" ".join)
+def test_a_reader_that_goes_away_ends_a_command_quietly(folder: Path, arguments: list[str]) -> None:
+    """As other tools end behind `| head -1`: with the code of the signal that it would be."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "onnxtool", *arguments]
+    done = subprocess.run(words, cwd=folder, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [STATS, JSON], ids=" ".join)
 def test_a_closed_stdout_is_no_error(folder: Path, arguments: list[str]) -> None:
     """Whoever closes it asks for the exit code alone."""
     done = run_in_shell(folder, ">&-", *arguments)

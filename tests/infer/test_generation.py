@@ -154,6 +154,7 @@ def test_what_is_drawn_depends_on_the_seed_and_on_no_other_text(loaded: dict[str
     options = GenerateOptions(max_new_tokens=8, decoding="sample", seed=5)
     together = Writer(loaded["llama"], options).write(TEXTS).answers
     assert Writer(loaded["llama"], options).write(TEXTS[:1]).answers[0] == together[0]
+    assert Writer(loaded["llama"], options).write(TEXTS[1:], first=1).answers == together[1:]
     assert Writer(loaded["llama"], replace(options, seed=6)).write(TEXTS).answers != together
 
 

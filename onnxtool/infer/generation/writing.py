@@ -110,6 +110,7 @@ class Writer:
         long: LongTexts | str = CUT,
         on_text: OnText | None = None,
         on_progress: Callable[[str], None] = lambda _stage: None,
+        first: int = 0,
     ) -> GenerationReport:
         """Write after each of N texts, in their order.
 
@@ -119,6 +120,7 @@ class Writer:
             long: what becomes of a text that is longer than the model takes: `truncate` or `fail`.
             on_text: is told what is written while it is; texts then run one after the other.
             on_progress: is told what is being done.
+            first: the number of the first text, counted from 0, where these are a part of all texts.
 
         Raises:
             InputError: there are no texts, or one leaves no room for an answer.
@@ -135,20 +137,22 @@ class Writer:
         long = LongTexts.of(long)
         if long.way == "window":
             raise InputError("a model that writes reads a text at once, in no windows", "pass --long truncate or fail")
-        windows = self._model.windows([text.contents for text in inputs], prompt=prompt, long=long)
+        windows = self._model.windows([text.contents for text in inputs], prompt=prompt, long=long, first=first + 1)
         read = [group[0] for group in windows]
-        for number, text in enumerate(read):
+        for number, text in enumerate(read, start=first):
             self._require_room(number, text)
         rows: dict[int, _Row] = {}
         seconds = first_seconds = 0.0
         for batch in self._batches(read, one_by_one=on_text is not None):
-            on_progress(f"writing after text {min(batch) + 1} of {len(read)}")
-            together = [self._row(number, read[number], on_text) for number in batch]
-            took, first = self._write_batch(together, [read[number] for number in batch])
+            on_progress(f"writing after text {first + min(batch) + 1} of {first + len(read)}")
+            together = [self._row(first + number, read[number], on_text) for number in batch]
+            took, to_first = self._write_batch(together, [read[number] for number in batch])
             rows |= {row.number: row for row in together}
             seconds += took
-            first_seconds = first_seconds or first
-        report = self._report(inputs, read, [rows[number] for number in range(len(read))], seconds, first_seconds)
+            first_seconds = first_seconds or to_first
+        report = self._report(
+            inputs, read, [rows[first + number] for number in range(len(read))], seconds, first_seconds
+        )
         before = self._model.prompts.find(prompt)
         return replace(report, notes=(f"{before!r} stands before each text", *report.notes)) if before else report
 

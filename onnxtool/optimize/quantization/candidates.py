@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 import time
@@ -34,6 +35,7 @@ CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """The candidates of each provider: precision, and how activations get their ranges. The first is the reference."""
 
+_LOGGER = logging.getLogger(__name__)
 _SHAPES = ((1, 16), (8, 128))
 # Sessions are opened one after another, round by round, so that other load on the machine affects all of them alike and
 # only one model is in memory at a time.
@@ -125,6 +127,7 @@ def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: P
         one.size_bytes = ModelFile.open(one.path).size_bytes
     except OnnxtoolError as error:
         one.give_up(error)
+    _LOGGER.info("%s: %s", one.label, one.reason or f"{one.size_bytes} bytes")
 
 
 def _measure_errors(candidates: Sequence[_CandidateRun], conversion: Conversion) -> None:

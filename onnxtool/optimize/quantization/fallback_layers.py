@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from onnxtool.errors import PassError
@@ -11,6 +12,7 @@ from onnxtool.progress import counted, tell
 
 # The part of the allowed error that calibration inputs may have: other texts are worse, most of all in 4 bits.
 MARGIN = 0.5
+_LOGGER = logging.getLogger(__name__)
 _MOST_FEEDS_TO_RANK_BY = 2
 _HIGHEST = "float32"
 
@@ -47,7 +49,14 @@ def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[Fall
         levels = _levels_after(steps, tuple(ranked), level)
         above = sum(precisions[one] != precisions[0] for one in levels.values())
         tell(f"trying {above} of {len(names)} layers in higher precision")
-        return holds(levels)
+        is_within = holds(levels)
+        _LOGGER.info(
+            "%d of %d layers in higher precision: the error is %s the bound",
+            above,
+            len(names),
+            "within" if is_within else "above",
+        )
+        return is_within
 
     levels = _levels_after(_fewest(len(names) - (level == last), is_enough), tuple(ranked), level)
     return tuple(FallbackLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
@@ -63,6 +72,7 @@ def _ranked(model: SwitchableModel, level: int, places: Sequence[int]) -> dict[s
     errors = {}
     for name in counted(list(sizes), "measuring layer"):
         errors[name] = max(model.error({name: level}, place) for place in places)
+        _LOGGER.debug("layer %s alone in %s: error %.3g", name, level, errors[name])
     return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
 
 

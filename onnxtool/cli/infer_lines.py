@@ -1,0 +1,66 @@
+"""How `onnxtool infer` answers any number of texts: a line of JSON for each, as soon as it is answered."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxtool.cli.progress import progress
+from onnxtool.cli.streams import json_line, printable
+from onnxtool.model_file import staged
+
+if TYPE_CHECKING:
+    from onnxtool.infer.generation.report import GenerationReport
+    from onnxtool.infer.report import InferReport
+    from onnxtool.progress import OnProgress
+
+FORMAT = "jsonl"
+MAX_IN_ONE_REPORT = 10_000
+"""More texts are answered in lines where no format is asked for: a report of all of them is held in memory."""
+
+Reports = Callable[["OnProgress"], "Iterator[InferReport | GenerationReport]"]
+
+
+def is_lines_file(output: Path | None) -> bool:
+    """Whether the name of an output says that it holds JSON Lines."""
+    return output is not None and output.name.lower().removesuffix(".gz").endswith(f".{FORMAT}")
+
+
+def write_lines(reports: Reports, output: Path | None, *, force: bool, quiet: bool) -> None:
+    """Print a line of JSON for each answer of what `reports` gives, or write them to `output`, packed for `.gz`.
+
+    What a report has beside its answers is said on stderr at the end.
+    """
+    count, last = 0, None
+    # A bar that rewrites its line would run into the lines of a terminal.
+    is_shown = output is None and sys.stdout.isatty()
+    with progress(quiet=quiet or is_shown) as on_progress, _lines(output, force=force) as write:
+        for report in reports(on_progress):
+            last = report
+            count += len(report.answers)
+            write("".join(map(json_line, report.answers)))
+    if last is not None and not quiet:
+        for note in last.notes:
+            click.echo(f"note: {printable(note)}", err=True)
+        place = "" if output is None else f": {output}"
+        click.echo(f"{count} texts answered by {last.model} ({last.task}, {last.provider}){printable(place)}", err=True)
+
+
+@contextmanager
+def _lines(output: Path | None, *, force: bool) -> Iterator[Callable[[str], object]]:
+    if output is None:
+        yield lambda text: click.echo(text, nl=False)  # which flushes
+        return
+    with staged(output, force=force) as staging, staging.model_path.open("wb") as raw:
+        packed = output.name.lower().endswith(".gz")
+        # Without the time, the same answers are the same bytes.
+        binary = gzip.GzipFile(output.name.removesuffix(".gz"), "wb", fileobj=raw, mtime=0) if packed else raw
+        with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:
+            yield file.write

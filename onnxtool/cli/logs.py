@@ -1,0 +1,73 @@
+"""-v, -vv and --log_level: what the library says of its work, with the time, on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from onnxtool.cli.streams import printable
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_OF_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def log_options(command: Command) -> Command:
+    """Add -v and --log_level, which set up logging before the command runs and take it back behind it."""
+    level = click.option(
+        "--log_level",
+        type=click.Choice(tuple(_LEVELS), case_sensitive=False),
+        callback=_set_level,
+        expose_value=False,
+        help="What to log on stderr, with the time.  [default: warning; info with -v, debug with -vv]",
+    )
+    verbose = click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        callback=_set_verbosity,
+        expose_value=False,
+        help="Log what each step did, such as passes and export strategies; -vv logs every case, file and session too.",
+    )
+    return verbose(level(command))
+
+
+class _Formatter(logging.Formatter):
+    """Writes a record on one line without control characters: names of a model are untrusted."""
+
+    default_msec_format = "%s.%03d"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+def _set_level(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.meta[__name__] = True
+        _configure(context, _LEVELS[value])
+
+
+def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
+    if value and __name__ not in context.meta:  # a level that was chosen by name stands
+        _configure(context, _OF_VERBOSITY[min(value, len(_OF_VERBOSITY) - 1)])
+
+
+def _configure(context: click.Context, level: int) -> None:
+    logger = logging.getLogger("onnxtool")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    before = logger.level, logger.propagate, list(logger.handlers)
+    logger.handlers = [handler]
+    logger.propagate = False  # a library may have given the root logger a handler
+    logger.setLevel(level)
+
+    def take_back() -> None:
+        logger.setLevel(before[0])
+        logger.propagate, logger.handlers = before[1:]
+
+    context.call_on_close(take_back)
