@@ -91,21 +91,23 @@ def run_group(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
     _handle_signals()
     if wrong := [argument for argument in arguments if not is_text(argument)]:
-        return _report(f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2)
+        return report_error(
+            f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2
+        )
     try:
         arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
     except OnnxtoolError as error:
-        return _report(error.message, error.hint, 1)
+        return report_error(error.message, error.hint, 1)
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f"see {error.ctx.command_path} --help"
         else:
             hint = ""
-        return _report(error.format_message(), hint, error.exit_code)
+        return report_error(error.format_message(), hint, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _report("interrupted", "", 130)
+        return report_error("interrupted", "", 130)
     except BrokenPipeError:
         return _reader_is_gone()
     except OSError as error:
@@ -113,7 +115,7 @@ def run_group(arguments: Sequence[str]) -> int:
             raise
         drop_output()
         place = f"cannot read or write {error.filename}" if error.filename else "cannot write to stdout"
-        return _report(f"{place}: {error.strerror}", "", 1)
+        return report_error(f"{place}: {error.strerror}", "", 1)
     return code if isinstance(code, int) else 0
 
 
@@ -139,7 +141,8 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
     stop(KeyboardInterrupt())
 
 
-def _report(message: str, hint: str, code: int) -> int:
+def report_error(message: str, hint: str, code: int) -> int:
+    """Print an error and its way out to stderr, and return `code`."""
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     label = click.style("error:", fg="red", bold=True) if color else "error:"
     with suppress(OSError):  # stderr may be closed; the exit code still tells

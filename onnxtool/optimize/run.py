@@ -31,6 +31,8 @@ from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import Json
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.opsets import runtime_version
+from onnxtool.runtime.probation import check_harmless
+from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
@@ -62,7 +64,8 @@ def _optimize(options: OptimizeOptions) -> OptimizeReport:
     stopwatch = Stopwatch()
     tell(f"loading {options.model_path}")
     source = ModelFile.open(options.model_path)
-    source.check_sound()
+    check_harmless(source)
+    require_loadable(source.path)
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")

@@ -19,7 +19,10 @@ import onnx_ir as ir
 
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, save_model, staged
+from onnxtool.model_file.order import sort_nodes
+from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
+from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.report import ArtifactFile, describe
@@ -220,8 +223,11 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
             raise ArtifactError("the model has more than 2 GB", "save it and pass the path of its file")
         return model, None
     file = ModelFile.open(model)
-    file.check_sound()
-    return onnx.load(file.path, load_external_data=False), file.path
+    check_harmless(file)
+    require_loadable(file.path)
+    loaded = onnx.load(file.path, load_external_data=False)
+    sort_nodes(loaded)
+    return loaded, file.path
 
 
 def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.Block:
@@ -231,17 +237,17 @@ def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.B
             raise ArtifactError(f"a list of names is expected, not the string {names!r}", "pass a list")
     if loss is None:
         return onnxblock.blocks.PassThrough()
-    if isinstance(loss, onnxblock.Block):
-        return loss
-    if not isinstance(loss, LossType):
+    if isinstance(loss, LossType):
+        loss = LOSSES[loss]()
+    elif not isinstance(loss, onnxblock.Block):
         raise ArtifactError(f"{loss!r} is not a loss", "pass a LossType, or an instance of a class derived from Block")
     names = options.loss_input_names or [output.name for output in model.graph.output]
-    if len(names) != 1:
+    if isinstance(loss, tuple(LOSSES.values())) and len(names) != 1:
         raise ArtifactError(
-            f"{loss.name} takes one value, and there are {', '.join(names)}",
-            "select one with loss_input_names, or write your own loss for all",
+            f"{type(loss).__name__} takes one value, and there are {', '.join(names) or 'none'}",
+            "select one with loss_input_names (--loss_input), or write your own loss for all",
         )
-    return LOSSES[loss]()
+    return loss
 
 
 def _optimizer_block(options: ArtifactOptions) -> onnxblock.ForwardBlock | None:
