@@ -14,21 +14,11 @@ from typing import Any, NoReturn
 
 import click
 
+from onnxtool.cli.commands import COMMANDS as COMMANDS
 from onnxtool.cli.streams import drop_output, is_text, printable
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import stop
 from onnxtool.version import __version__
-
-# Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
-COMMANDS = {
-    "export": "Export a Hugging Face checkpoint to a verified ONNX file.",
-    "optimize": "Fuse and convert an ONNX file, verified against what went in.",
-    "infer": "Run texts through an ONNX file, or time it.",
-    "stats": "Summarize an ONNX file, or its difference from another.",
-    "artifacts": "Make what on-device training needs, of standard operators.",
-    "env": "Show versions, execution providers, and what is wrong here.",
-    "completion": "Let a shell complete commands, options, paths and checkpoints.",
-}
 
 
 class _LazyGroup(click.Group):
@@ -59,6 +49,15 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise click.exceptions.Exit(_reader_is_gone()) from None
+        except (OnnxtoolError, click.UsageError) as error:
+            from onnxtool.cli.config_option import sources_of
+
+            if isinstance(error, OnnxtoolError):
+                sources = sources_of(ctx, f"{error.message}\n{error.hint}")
+                error.hint = "\n".join(filter(None, (error.hint, sources)))
+            elif sources := sources_of(ctx, error.message):
+                raise click.UsageError(f"{error.format_message()}\n{sources}", error.ctx) from error
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -81,7 +80,11 @@ def _with_underscores(token: str) -> str:
 )
 @click.version_option(__version__, prog_name="onnxtool")
 def main() -> None:
-    """From a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model."""
+    """From a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model.
+
+    Options of a command come from the command line, else from ONNXTOOL_COMMAND_OPTION in the environment, else from
+    [COMMAND] of .onnxtool.toml, else from [tool.onnxtool.COMMAND] of pyproject.toml.
+    """
 
 
 def run_group(arguments: Sequence[str]) -> int:
