@@ -84,7 +84,7 @@ def find_checkpoint_folder(
 
     A folder has one of the files that it `needs`. `model_name`, a folder or an id on the hub, decides where it is
     given. Else the folder that the model's metadata names, folders named after the model, and the model's own folder
-    are tried.
+    are tried; for a symbolic link, then those beside its target.
 
     Raises:
         InputError: there is no tokenizer, or it cannot be fetched.
@@ -92,7 +92,9 @@ def find_checkpoint_folder(
     """
     if model_name is not None:
         return _named_folder(model_name, needs)
-    tried = list(dict.fromkeys(_candidates(model)))
+    tried = list(dict.fromkeys(_candidates(model, model.path)))
+    if model.path.is_symlink():  # a model in a cache or a store has its files beside the target, or beside the link
+        tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
         if any((path / name).is_file() for name in needs):
             return CheckpointFolder(path)
@@ -102,12 +104,12 @@ def find_checkpoint_folder(
     )
 
 
-def _candidates(model: ModelFile) -> Iterator[Path]:
-    beside = model.path.parent
+def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
+    beside = path.parent
     if stamped := model.metadata.get(FILES_KEY):
         yield beside / _plain_name(model, stamped)
-    yield beside / model.path.stem
-    yield beside / model.path.stem.removesuffix(_OPTIMIZED_SUFFIX)
+    yield beside / path.stem
+    yield beside / path.stem.removesuffix(_OPTIMIZED_SUFFIX)
     # The layouts of the hub: everything in one folder, or the graph in a folder `onnx` inside it.
     yield beside
     if beside.name == "onnx":

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.logs import log_options
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -15,7 +16,7 @@ _FOLDER = "models--"  # of a repository in the hub's cache: models--OWNER--NAME
 
 
 @click.command(epilog="Example: onnxtool completion bash")
-@click.argument("shell", type=click.Choice(_SHELLS))
+@click.argument("shell", type=NameChoice(_SHELLS))
 @log_options
 def command(shell: str) -> None:
     """Print a script that lets SHELL complete onnxtool's commands, options, choices and paths.

@@ -101,10 +101,12 @@ def run_group(arguments: Sequence[str]) -> int:
     except OnnxtoolError as error:
         return report_error(error.message, error.hint, 1)
     except click.ClickException as error:
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            hint = f"see {error.ctx.command_path} --help"
-        else:
-            hint = ""
+        hint = ""
+        if isinstance(error, click.UsageError):
+            # The parser of options knows no context.
+            known = arguments[0] if arguments[0] in COMMANDS else ""
+            path = error.ctx.command_path if error.ctx is not None else f"onnxtool {known}".strip()
+            hint = f"see {path} --help"
         return report_error(error.format_message(), hint, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return report_error("interrupted", "", 130)

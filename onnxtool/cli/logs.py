@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.streams import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -21,7 +22,7 @@ def log_options(command: Command) -> Command:
     """Add -v and --log_level, which set up logging before the command runs and take it back behind it."""
     level = click.option(
         "--log_level",
-        type=click.Choice(tuple(_LEVELS), case_sensitive=False),
+        type=NameChoice(tuple(_LEVELS), case_sensitive=False),
         callback=_set_level,
         expose_value=False,
         help="What to log on stderr, with the time.  [default: warning; info with -v, debug with -vv]",

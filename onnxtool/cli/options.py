@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import click
 
+from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.completion import complete_checkpoint
 from onnxtool.cli.config_option import config_option
 from onnxtool.cli.logs import log_options
@@ -137,7 +138,7 @@ def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command]
         return click.option(
             "--format",
             "format_name",
-            type=click.Choice(formats),
+            type=NameChoice(formats),
             default="text",
             show_default=True,
             help=f"How to print the result on stdout{more}.",
@@ -161,14 +162,6 @@ class PathType(click.Path):
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
-
-
-class NameChoice(click.Choice[str]):
-    """One of several names, shown as they are written: their hyphens are not those of options."""
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """List the names as the help shows them."""
-        return f"[{'|'.join(map(str, self.choices))}]"
 
 
 class CountList(click.ParamType[tuple[int, ...]]):

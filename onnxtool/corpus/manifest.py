@@ -101,6 +101,8 @@ def read_manifest(path: Path) -> Manifest | None:
         InputError: the file is not such a record.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would wait for a writer
+            raise ValueError("it is no regular file")
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']}, and this onnxtool writes {_FORMAT}")

@@ -26,7 +26,7 @@ from onnxtool.export.configuration import (
     load_config,
     task_of_architecture,
 )
-from onnxtool.export.source import Source, plain_name
+from onnxtool.export.source import Source, plain_name, refused_object
 from onnxtool.export.vocabularies import has_vocabulary, missing_packages
 from onnxtool.runtime.quiet import quiet
 
@@ -74,6 +74,8 @@ class Checkpoint:
                 has.
         """
         source.require_transformer()
+        if source.is_local:  # known from names in a moment; of the hub, weights are fetched once all else is right
+            _weight_files(source, allow_pickle=allow_pickle)
         config = load_config(source)
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -115,37 +117,12 @@ class Checkpoint:
         Raises:
             CheckpointError: there are none.
         """
-        files = self._files(_WEIGHTS)
-        if files:
-            return files
-        pickles = self._files(_PICKLE)
-        if pickles and self.allow_pickle:
-            return pickles
-        if pickles:
-            raise CheckpointError(
-                f"{self.source.model_name} has its weights in a pickle ({pickles[0].name}) only, which can run code",
-                "if you trust it, pass --allow_pickle; or convert it: save_pretrained(...) writes model.safetensors",
-            )
-        raise CheckpointError(
-            f"{self.source.model_name} has no weights ({_WEIGHTS})",
-            "a tokenizer or configuration alone cannot be exported; pass the model's own folder or id",
-        )
+        return _weight_files(self.source, allow_pickle=self.allow_pickle)
 
     @property
     def is_pickle(self) -> bool:
         """Whether the weights come from a pickle."""
         return any(path.suffix == ".bin" for path in self.weight_files)
-
-    def _files(self, name: str) -> tuple[Path, ...]:
-        """Return the file called `name`, or the shards that its index names; nothing where neither is complete."""
-        single = self.source.locate(name)
-        if single is not None:
-            return (single,)
-        names = self.source.read(f"{name}.index.json").get("weight_map")
-        if not isinstance(names, dict):
-            return ()
-        shards = [self.source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))]
-        return tuple(shard for shard in shards if shard is not None) if all(shards) else ()
 
     @cached_property
     def weights_sha256(self) -> str:
@@ -251,6 +228,12 @@ class Checkpoint:
                     **self.source.arguments,
                 )
         except Exception as error:  # a config of wrong values fails wherever the architecture first uses one
+            if is_pickle and (refused := refused_object(error)):
+                raise CheckpointError(
+                    f"{self.weight_files[0].name} of {self.source.model_name} holds more than tensors ({refused}), "
+                    "and loading that runs code",
+                    "take a checkpoint with safetensors, or save the tensors alone where you trust the file",
+                ) from error
             raise self.source.unreadable(error) from error
         self.initialized[:] = sorted(info["missing_keys"])
         self.unused[:] = sorted(info["unexpected_keys"])
@@ -327,6 +310,36 @@ def _numbered_lists(name: str) -> Iterator[str]:
     """Yield what the numbers in a name count the members of: `decoder.block` of `decoder.block.3.weight`."""
     for match in _NUMBER.finditer(name):
         yield name[: match.start() - 1]
+
+
+def _weight_files(source: Source, *, allow_pickle: bool) -> tuple[Path, ...]:
+    files = _files(source, _WEIGHTS)
+    if files:
+        return files
+    pickles = _files(source, _PICKLE)
+    if pickles and allow_pickle:
+        return pickles
+    if pickles:
+        raise CheckpointError(
+            f"{source.model_name} has its weights in a pickle ({pickles[0].name}) only, which can run code",
+            "if you trust it, pass --allow_pickle; or convert it: save_pretrained(...) writes model.safetensors",
+        )
+    raise CheckpointError(
+        f"{source.model_name} has no weights ({_WEIGHTS})",
+        "a tokenizer or configuration alone cannot be exported; pass the model's own folder or id",
+    )
+
+
+def _files(source: Source, name: str) -> tuple[Path, ...]:
+    """Return the file called `name`, or the shards that its index names; nothing where neither is complete."""
+    single = source.locate(name)
+    if single is not None:
+        return (single,)
+    names = source.read(f"{name}.index.json").get("weight_map")
+    if not isinstance(names, dict):
+        return ()
+    shards = [source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))]
+    return tuple(shard for shard in shards if shard is not None) if all(shards) else ()
 
 
 def _sha256(files: Iterable[Path]) -> str:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from onnxtool.checkpoint.tasks import TASKS, Task, find_task
 from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source
+from onnxtool.reports import Json
 from onnxtool.runtime.quiet import quiet
+
+_MOST_PARTS = 4096  # layers of the deepest models are some hundreds, experts two thousand
+_MOST_LABELS = 1_000_000
+# What a class of transformers builds one by one, by the names of its settings.
+_PARTS = re.compile(r"(^|_)(n|num|nb)_?(\w+_)?(layers?|blocks?|stages?|experts)$|_layers$|(^|_)depths?$|^layers$")
 
 
 def load_config(source: Source) -> Any:
@@ -20,6 +28,7 @@ def load_config(source: Source) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+    _require_counts(source, source.read("config.json"))
     try:
         with quiet():
             return AutoConfig.from_pretrained(source.model_name, **source.arguments)
@@ -27,14 +36,41 @@ def load_config(source: Source) -> Any:
         model_type = source.read("config.json").get("model_type")
         if isinstance(model_type, str) and model_type in CONFIG_MAPPING_NAMES:
             raise source.unreadable(error) from error
+        if source.read("config.json").get("auto_map") and not source.trust_remote_code:
+            raise CheckpointError(
+                f"{source.model_name} is a model with code of its own (auto_map in config.json), which was not run",
+                "read that code, and pass --trust_remote_code if you trust it",
+            ) from error
         near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
         raise CheckpointError(
             f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
             (f"did you mean {', '.join(near)}? " if near else "")
-            + "a newer transformers may know it; a model with code of its own needs --trust_remote_code",
+            + "a newer transformers may know it",
         ) from error
     except Exception as error:  # each configuration checks its values in its own way, or not at all
         raise source.unreadable(error) from error
+
+
+def _require_counts(source: Source, settings: Mapping[str, Json]) -> None:
+    """Refuse more layers, experts or labels than any model has: each is built one by one, for hours and in memory."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            if len(value) > _MOST_LABELS:
+                raise _too_many(source, name, len(value), _MOST_LABELS)
+            _require_counts(source, value)
+        limit = _MOST_LABELS if name == "num_labels" else _MOST_PARTS
+        numbers = value if isinstance(value, list) else [value]
+        if name == "num_labels" or _PARTS.search(name):
+            for number in numbers:
+                if isinstance(number, int | float) and number > limit:
+                    raise _too_many(source, name, number, limit)
+
+
+def _too_many(source: Source, name: str, number: float, limit: int) -> CheckpointError:
+    return CheckpointError(
+        f"config.json of {source.model_name} has {number} as {name}, and no model has more than {limit}",
+        "the file is damaged, or made to do harm; fetch it again",
+    )
 
 
 def find_class(architecture: str, config: Any, source: Source) -> Any:

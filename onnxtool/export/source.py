@@ -6,6 +6,7 @@ Everything is read through transformers, so that its cache, its mirrors and its 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import urllib.request
 from dataclasses import dataclass
@@ -76,6 +77,11 @@ class Source(CheckpointFiles):
                 )
             return cls(model_name, None, trust_remote_code, local_only=True, route=route)
         if path.exists():
+            if path.suffix == ".onnx":
+                raise CheckpointError(
+                    f"{model_name} is an ONNX file, and exported already",
+                    f"go on with onnxtool optimize --model_path {model_name}",
+                )
             raise CheckpointError(f"{model_name} is a file", "pass the folder that it is in")
         if is_path(model_name):
             raise CheckpointError(f"no such folder: {model_name}", "check the path, or pass an id such as org/name")
@@ -234,6 +240,16 @@ def reason(error: Exception) -> str:
     if not text:
         return kind
     return f"{kind}: {text}" if isinstance(error, LookupError) or " " not in text else text
+
+
+def refused_object(error: BaseException | None) -> str:
+    """Return what PyTorch's unpickler of tensors met besides tensors; empty for an error of another kind."""
+    while error is not None:
+        if "Weights only load failed" in str(error):
+            found = re.search(r"GLOBAL (\S+)", str(error))
+            return found[1] if found else "objects"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def plain_name(name: str) -> str:

@@ -48,6 +48,17 @@ def test_a_stamped_folder_that_is_gone_does_not_hide_the_others(tmp_path: Path) 
     assert find_checkpoint_folder(_model(tmp_path / "renamed.onnx", "old-name")).path == wanted
 
 
+def test_of_a_link_the_places_beside_its_target_are_tried_last(tmp_path: Path) -> None:
+    """A store of models has their files beside them, and links to them anywhere."""
+    beside = write_checkpoint(tmp_path / "store" / "bert")
+    target = _model(tmp_path / "store" / "bert.onnx").path
+    link = tmp_path / "current.onnx"
+    link.symlink_to(target)
+    assert find_checkpoint_folder(ModelFile.open(link)).path == beside
+    own = write_checkpoint(tmp_path / "current")
+    assert find_checkpoint_folder(ModelFile.open(link)).path == own
+
+
 def test_where_there_is_none_the_error_lists_the_places(tmp_path: Path) -> None:
     """A folder without tokenizer.json is no checkpoint."""
     (tmp_path / "bert").mkdir()

@@ -101,6 +101,7 @@ def test_a_checkpoint_without_a_transformer_says_what_it_is(
 def test_an_embedder_is_its_base_model_whatever_it_was_trained_as(tmp_path: Path, architecture: str) -> None:
     """As sentence-transformers loads it; Qwen3-Embedding, too, names its causal language model."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
+    (tmp_path / "model.safetensors").touch()
     modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     assert Checkpoint.open(Source.find(str(tmp_path))).architecture == architecture
@@ -140,6 +141,39 @@ def test_a_tokenizer_alone_is_no_model(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="has no weights"):
         load(folder)
+
+
+def test_weights_are_looked_for_before_the_configuration_is_understood(folder: Path) -> None:
+    """Their names are read in a moment, transformers takes seconds."""
+    change_config(folder, lambda config: config.update(model_type="bert9"))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_hidden_layers": 10**9}, "1000000000 as num_hidden_layers"),
+        ({"text_config": {"n_layer": 10**5}}, "100000 as n_layer"),
+        ({"depths": [2, 10**6]}, "1000000 as depths"),
+        ({"num_local_experts": 1e12}, "1000000000000.0 as num_local_experts"),
+        ({"num_labels": 2**40}, f"{2**40} as num_labels"),
+    ],
+)
+def test_more_parts_than_any_model_has_are_not_built(folder: Path, values: dict[str, Any], said: str) -> None:
+    """Each would be built one by one, for hours."""
+    change_config(folder, lambda config: config.update(values))
+    with pytest.raises(CheckpointError, match=said):
+        load(folder)
+
+
+def test_code_of_a_checkpoint_is_called_that(folder: Path) -> None:
+    """A kind of model that transformers does not know is not taken for a misspelled one."""
+    change_config(folder, lambda config: config.update(model_type="mine", auto_map={"AutoConfig": "mine.Config"}))
+    with pytest.raises(CheckpointError, match="code of its own") as error:
+        load(folder)
+    assert "--trust_remote_code" in error.value.hint
 
 
 def test_a_model_without_tokenizer_is_refused(folder: Path) -> None:
@@ -184,10 +218,11 @@ def test_a_pickle_that_holds_more_than_tensors_runs_nothing(folder: Path, tmp_pa
     """Even --allow_pickle loads tensors alone."""
     torch.save({"weight": _Planted(tmp_path / "planted")}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="cannot load"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin of .* holds more than tensors \(") as error:
         Checkpoint.open(Source.find(str(folder)), allow_pickle=True).load_model(
             dtype="float32", device="cpu", attention=None
         )
+    assert "weights_only" not in str(error.value) + error.value.hint
     assert not (tmp_path / "planted").exists()
 
 

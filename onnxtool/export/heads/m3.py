@@ -18,7 +18,7 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS, LexicalWeights, ZeroPadding
 from onnxtool.errors import CheckpointError
 from onnxtool.export.heads.head import Head
-from onnxtool.export.source import Source
+from onnxtool.export.source import Source, refused_object
 
 M3 = "m3"
 _SPARSE, _COLBERT = M3_FILES
@@ -76,6 +76,8 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and tensors each fail in their own way
+        if refused := refused_object(error):
+            raise _damaged(source, name, f"it holds more than tensors ({refused}), which would run code") from error
         raise _damaged(source, name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
     if not isinstance(content, dict) or content.keys() != {"weight", "bias"}:
         found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__

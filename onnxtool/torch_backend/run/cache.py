@@ -117,8 +117,9 @@ class Cache:
     def _read(self, key: str, suffix: str) -> bytes:
         if self.folder is None or not _KEY.fullmatch(key):
             return b""
+        path = self.folder / f"{key}{suffix}"
         try:
-            return (self.folder / f"{key}{suffix}").read_bytes()
+            return path.read_bytes() if path.is_file() else b""  # a pipe would wait for a writer
         except OSError:
             return b""  # writing it fails as well, with an error
 

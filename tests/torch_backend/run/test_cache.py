@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import struct
 import subprocess
 import sys
@@ -163,6 +164,13 @@ def test_a_file_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
 def test_fingerprints_hold_no_addresses(target: object) -> None:
     """What a node calls is called by its name, so that the next process finds the same graph."""
     assert "0x" not in called(target)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are POSIX")
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path) -> None:
+    """Nobody may ever write to it."""
+    os.mkfifo(tmp_path / f"{'a' * 64}.json")
+    assert Cache(tmp_path).read_json("a" * 64) is None
 
 
 def test_several_writers_fill_one_cache(tmp_path: Path) -> None:
