@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtool.errors import FusionError, PassError
-from onnxtool.model_file import ModelFile, Staging, check_model_output, save_model, scratch_file, staged
+from onnxtool.model_file import ModelFile, Staging, check_model_output, follow_link, save_model, scratch_file, staged
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
@@ -68,6 +68,7 @@ def _optimize(options: OptimizeOptions) -> OptimizeReport:
         raise PassError(f"{output} is the input itself", "pass another --output")
     _check_precision(options)
     check_model_output(output, force=options.force)
+    output = follow_link(output)
     context = _context(source, options)
     before = summarize_file(source)
     passes = passes_for(options.provider, options.precision)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from onnxtool.errors import ArtifactError
+from onnxtool.model_file import scratch_folder
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.forward_export import Forward, export_forward
-from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, make_artifacts
+from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, check_prefix, make_artifacts
 from onnxtool.training.artifacts.reference import LossSetting
 from onnxtool.training.artifacts.verification import ArtifactVerification, verify_artifacts
 from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
@@ -27,10 +27,11 @@ def prepare_training(
     """
     if (options.model_path is None) == (options.forward is None):
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
+    check_prefix(options.prefix)
     if options.forward is None:
         return _of_file(options, on_progress)
-    with tempfile.TemporaryDirectory() as folder:
-        forward = export_forward(options.forward, Path(folder), on_progress)
+    with scratch_folder(_folder(options) / f"{options.prefix}training_model.onnx") as folder:
+        forward = export_forward(options.forward, folder, on_progress)
         return make_checkpoint_artifacts(options, forward, on_progress)
 
 
