@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, save_model, staged
 from onnxtool.model_file.order import sort_nodes
+from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
@@ -263,6 +264,22 @@ def _name_of(thing: Enum | onnxblock.Block | None) -> str:
     if thing is None:
         return ""
     return thing.name if isinstance(thing, Enum) else type(thing).__name__
+
+
+def plan_artifacts(options: ArtifactOptions) -> WritePlan:
+    """Say what `make_artifacts` would write; of a model file, names of parameters and the loss are checked.
+
+    Raises:
+        OnnxtoolError: as `make_artifacts`, before it differentiates.
+    """
+    names = ["training_model", "eval_model", *(["optimizer_model"] if options.optimizer is not None else [])]
+    files = [f"{options.prefix}{name}.onnx" for name in names] + [f"{options.prefix}checkpoint"]
+    _check_output(options, files)
+    if options.nominal_checkpoint:
+        files.append(f"{options.prefix}nominal_checkpoint")
+    if options.ort_format:
+        files += [f"{options.prefix}{name}.ort" for name in names]
+    return WritePlan("artifacts", planned_files(options.artifact_directory / name for name in files))
 
 
 def _check_output(options: ArtifactOptions, names: Sequence[str]) -> None:
