@@ -32,7 +32,8 @@ test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 	.venv-lowest/$(SCRIPTS)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[demo,dev]'
 	.venv-lowest/$(SCRIPTS)/python -m pytest -m 'not slow'
 
-fuzz: $(READY) ## Read four hundred times as many damaged models as the tests do; takes an hour.
+fuzz: $(READY) ## Give thousands of hostile models and tokenizers to the commands and to the reader; takes hours.
+	$(BIN)/python scripts/fuzz_models.py
 	ONNXTOOL_FUZZ=400 $(BIN)/python -m pytest tests/model_file/test_wire_fuzz.py
 
 lint: $(READY) ## Check style, types, workflows and CITATION.cff.

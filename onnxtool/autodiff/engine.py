@@ -25,6 +25,8 @@ from onnxtool.graph.shapes import infer_types
 
 # The key of a value's gradient in its `meta`, which is not written to files.
 _GRADIENT = "onnxtool.gradient"
+# What rules raise for attributes and shapes that contradict each other; onnxruntime would find them when it runs.
+_MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def differentiate(
@@ -126,6 +128,8 @@ class _ReverseSweep:
             self._unknown[node] = Refusal(str(error))
         except Refusal as refusal:
             self._refusals[node] = refusal
+        except _MISFITS as error:
+            self._refusals[node] = _misfit(error)
         return ()
 
     def _propagate(self, node: ir.Node) -> None:
@@ -143,8 +147,8 @@ class _ReverseSweep:
             except UnknownDtypeError as error:  # perhaps because of an unknown operator, which is refused as well
                 self._unknown[node] = Refusal(str(error))
                 gradient = self._build.tensor(value)
-            except Refusal as refusal:
-                self._refusals.setdefault(node, refusal)
+            except (Refusal, *_MISFITS) as error:
+                self._refusals.setdefault(node, error if isinstance(error, Refusal) else _misfit(error))
                 gradient = self._build.tensor(value)  # a placeholder, to find all further refusals as well
             self._contributions.setdefault(value, []).append(gradient)
 
@@ -200,6 +204,10 @@ def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientErr
         f"freeze the parameters behind {'it' if len(nodes) == 1 else 'them'}: {', '.join(names)}; "
         "or add a rule in onnxtool/autodiff/rules/",
     )
+
+
+def _misfit(error: Exception) -> Refusal:
+    return Refusal(f"its attributes and shapes do not fit each other ({type(error).__name__}: {error})")
 
 
 def _check_name(name: str, values: Mapping[str, ir.Value]) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS, CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import StoredModule, is_number, stays_inside
+from onnxtool.checkpoint.tokenizer_library import tokenizer_errors
+from onnxtool.errors import OnnxtoolError
 
 _KEYS = frozenset(("frozen", "path"))
 _MOST_TOKENS = 2**24  # far above any vocabulary: a hostile tokenizer may number a token 4 thousand million
@@ -110,11 +113,13 @@ def _vocabulary(stored: StoredModule) -> dict[str, int]:
     for name in (stored.file(TOKENIZER_NAME), TOKENIZER_NAME):
         text = stored.files.read_text(name)
         if text is not None:
-            try:
+            with tokenizer_errors(partial(_no_tokenizer, stored, name)):
                 return dict(Tokenizer.from_str(text).get_vocab())
-            except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
-                raise stored.files.malformed(name, f"no tokenizer: {error}") from error
     raise stored.files.refuse(f"{stored.folder} of {stored.files.label} has no {TOKENIZER_NAME}")
+
+
+def _no_tokenizer(stored: StoredModule, name: str, reason: str) -> OnnxtoolError:
+    return stored.files.malformed(name, f"no tokenizer: {reason}")
 
 
 def read_vectors(stored: StoredModule) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, normalizers
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.pooling_modes import POOLING_MASK, behind_prompts
+from onnxtool.checkpoint.tokenizer_library import require_bounded, tokenizer_errors
 from onnxtool.checkpoint.truncation import PLAIN, EncodedText, ReadOptions, Text, TokenOffsets, WholeText, bounded
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
@@ -45,12 +46,9 @@ class TextTokenizer:
         """
         self._folder = folder
         path = folder.path / TOKENIZER_NAME
-        try:
+        with tokenizer_errors(self._unreadable):
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
-            raise InputError(
-                f"cannot read {path}: {error}", "save it again with a newer transformers, or pass --model_name"
-            ) from error
+        require_bounded(self._tokenizer, self._unreadable)
         self._config = folder.read("tokenizer_config.json")
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
         self._cut_side = _side(self._config, "truncation_side")
@@ -150,11 +148,11 @@ class TextTokenizer:
 
     def word(self, token_id: int) -> str:
         """Return the token as it reads in a text, e.g. `Paris` for byte-level `ĠParis`."""
-        return self._tokenizer.decode([token_id]).strip() or self.token(token_id)
+        return self._decode([token_id], skip_special_tokens=False).strip() or self.token(token_id)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._decode(list(ids), skip_special_tokens=True)
 
     def require_room(self, limit: Limit, *, is_pair: bool = False) -> None:
         """Refuse a limit that leaves no room for a token of the text.
@@ -252,11 +250,28 @@ class TextTokenizer:
         with_offsets = options.with_offsets
         read = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         try:
-            encodings = read(list(texts), add_special_tokens=self._adds_special and options.adds_special)
+            with tokenizer_errors(self._failing):
+                encodings = read(list(texts), add_special_tokens=self._adds_special and options.adds_special)
         except TypeError:  # what the library makes of a string that has no UTF-8
             require_unicode(texts)
             raise
         return [_whole(*item, with_offsets=with_offsets) for item in zip(encodings, texts, strict=True)]
+
+    def _decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        with tokenizer_errors(self._failing):
+            return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def _unreadable(self, reason: str) -> InputError:
+        path = self._folder.path / TOKENIZER_NAME
+        return InputError(
+            f"cannot read {path}: {reason}", "save it again with a newer transformers, or pass --model_name"
+        )
+
+    def _failing(self, reason: str) -> InputError:
+        return InputError(
+            f"{self._folder.path / TOKENIZER_NAME} cannot read this text: {reason}",
+            "the file is damaged, or made to do harm; take it from the checkpoint again, or pass --model_name",
+        )
 
     def _padding(self) -> tuple[int, int, str]:
         """Return id, segment and side of padding: tokenizer_config.json, else tokenizer.json, else config.json."""
@@ -290,7 +305,11 @@ class TextTokenizer:
         for prefix in prefixes:
             known = (one for one in (prefix, *prefix.split(None, 1)[:1]) if one.strip() and one in vocabulary)
             token = next(known, None)
-            if token is not None and self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+            with tokenizer_errors(self._failing):
+                is_split = token is not None and (
+                    self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]
+                )
+            if token is not None and is_split:
                 found.append(AddedToken(token, normalized=False, special=True))
         if found:
             self._tokenizer.add_special_tokens(found)

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
-    sys.exit(run_arguments(sys.argv[1:]))
+    from onnxtool.cli.supervision import is_supervised, supervised
+
+    arguments = sys.argv[1:]
+    sys.exit(supervised(lambda: run_arguments(arguments)) if is_supervised(arguments) else run_arguments(arguments))
 
 
 def run_arguments(arguments: Sequence[str]) -> int:

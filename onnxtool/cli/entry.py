@@ -14,22 +14,11 @@ from typing import Any, NoReturn
 
 import click
 
+from onnxtool.cli.commands import COMMANDS as COMMANDS
 from onnxtool.cli.streams import drop_output, is_text, printable
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import stop
 from onnxtool.version import __version__
-
-# Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
-COMMANDS = {
-    "export": "Export a Hugging Face checkpoint to a verified ONNX file.",
-    "optimize": "Fuse and convert an ONNX file, verified against what went in.",
-    "infer": "Run texts through an ONNX file, or time it.",
-    "stats": "Summarize an ONNX file, or its difference from another.",
-    "artifacts": "Make what on-device training needs, of standard operators.",
-    "env": "Show versions, execution providers, and what is wrong here.",
-    "clean": "Finish or remove what killed runs have left.",
-    "completion": "Let a shell complete commands, options, paths and checkpoints.",
-}
 
 
 class _LazyGroup(click.Group):
@@ -60,6 +49,15 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise click.exceptions.Exit(_reader_is_gone()) from None
+        except (OnnxtoolError, click.UsageError) as error:
+            from onnxtool.cli.config_option import sources_of
+
+            if isinstance(error, OnnxtoolError):
+                sources = sources_of(ctx, f"{error.message}\n{error.hint}")
+                error.hint = "\n".join(filter(None, (error.hint, sources)))
+            elif sources := sources_of(ctx, error.message):
+                raise click.UsageError(f"{error.format_message()}\n{sources}", error.ctx) from error
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -82,28 +80,34 @@ def _with_underscores(token: str) -> str:
 )
 @click.version_option(__version__, prog_name="onnxtool")
 def main() -> None:
-    """From a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model."""
+    """From a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model.
+
+    Options of a command come from the command line, else from ONNXTOOL_COMMAND_OPTION in the environment, else from
+    [COMMAND] of .onnxtool.toml, else from [tool.onnxtool.COMMAND] of pyproject.toml.
+    """
 
 
 def run_group(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
     _handle_signals()
     if wrong := [argument for argument in arguments if not is_text(argument)]:
-        return _report(f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2)
+        return report_error(
+            f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2
+        )
     try:
         arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
     except OnnxtoolError as error:
-        return _report(error.message, error.hint, 1)
+        return report_error(error.message, error.hint, 1)
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f"see {error.ctx.command_path} --help"
         else:
             hint = ""
-        return _report(error.format_message(), hint, error.exit_code)
+        return report_error(error.format_message(), hint, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _report("interrupted", "", 130)
+        return report_error("interrupted", "", 130)
     except BrokenPipeError:
         return _reader_is_gone()
     except OSError as error:
@@ -111,7 +115,7 @@ def run_group(arguments: Sequence[str]) -> int:
             raise
         drop_output()
         place = f"cannot read or write {error.filename}" if error.filename else "cannot write to stdout"
-        return _report(f"{place}: {error.strerror}", "", 1)
+        return report_error(f"{place}: {error.strerror}", "", 1)
     return code if isinstance(code, int) else 0
 
 
@@ -137,7 +141,8 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
     stop(KeyboardInterrupt())
 
 
-def _report(message: str, hint: str, code: int) -> int:
+def report_error(message: str, hint: str, code: int) -> int:
+    """Print an error and its way out to stderr, and return `code`."""
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     label = click.style("error:", fg="red", bold=True) if color else "error:"
     with suppress(OSError):  # stderr may be closed; the exit code still tells

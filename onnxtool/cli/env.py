@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import click
 
+from onnxtool.cli.commands import COMMANDS
+from onnxtool.cli.config_option import PRECEDENCE, Configured, all_configured
 from onnxtool.cli.options import output_options, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit
 from onnxtool.runtime.environment import EnvironmentReport
@@ -19,19 +23,33 @@ def command(*, output: Path | None, force: bool, format_name: str, quiet: bool) 
 
     Problems are listed, each with its remedy; a machine without a GPU is not a problem.
     """
+    from onnxtool.cli.entry import main
     from onnxtool.runtime.environment import describe_environment
 
     report = describe_environment()
-    emit(report, _blocks(report), format_name, output=output, force=force)
+    commands = ((name, main.get_command(click.Context(main), name)) for name in COMMANDS)
+    found, wrong = all_configured((name, command) for name, command in commands if command is not None)
+    report = replace(report, problems=(*report.problems, *wrong))
+    document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
+    document["configuration"] = found
+    document["precedence"] = PRECEDENCE
+    emit(document, _blocks(report, found), format_name, output=output, force=force)
 
 
-def _blocks(report: EnvironmentReport) -> list[Block]:
+def _blocks(report: EnvironmentReport, found: Sequence[Configured]) -> list[Block]:
     blocks: list[Block] = [
         Facts([("Python", report.python), ("Platform", report.platform)]),
         Heading("Packages"),
         Table(("package", "version"), list(report.packages.items())),
         Heading("Execution providers"),
         Table(("provider", "can it run"), list(report.providers.items())),
+        Heading("Configuration, by the first of " + ", ".join(PRECEDENCE)),
+        Table(
+            ("command", "option", "value", "from"),
+            [(one.command, one.option, str(one.value), one.source) for one in found],
+        )
+        if found
+        else Facts([("set", "nothing")]),
         Heading("Problems"),
     ]
     if report.problems:

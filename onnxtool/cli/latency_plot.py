@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,13 @@ def draw_latencies(report: BenchmarkReport, path: Path, *, force: bool) -> None:
         OutputExistsError: the file is there and `force` is not set.
         OutputWriteError: the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    # Nothing is shown, so a backend that the environment names is not used; matplotlib refuses unknown ones.
+    os.environ.pop("MPLBACKEND", None)
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except Exception as error:  # what a matplotlibrc of wrong values, or a broken installation, raises
+        raise OutputWriteError(f"cannot draw {path}: matplotlib does not load: {error}", "leave out --plot") from error
 
     figure = Figure(figsize=(max(6.0, 2.0 + 1.3 * len(report.results)), 4.8), layout="constrained")
     FigureCanvasAgg(figure)

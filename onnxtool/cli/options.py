@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 import click
 
 from onnxtool.cli.completion import complete_checkpoint
+from onnxtool.cli.config_option import config_option
 from onnxtool.cli.logs import log_options
 from onnxtool.options import Option
 
@@ -129,7 +130,7 @@ def report_options(command: Command) -> Command:
 
 
 def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
-    """Add --format, which takes one of `formats`, --quiet, and those of logging; `more` is said of the formats."""
+    """Add --format, which takes one of `formats` and says `more` of them, --quiet, --config, and those of logging."""
 
     def decorate(command: Command) -> Command:
         quiet = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
@@ -140,7 +141,7 @@ def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command]
             default="text",
             show_default=True,
             help=f"How to print the result on stdout{more}.",
-        )(quiet(log_options(command)))
+        )(quiet(log_options(config_option(command))))
 
     return decorate
 

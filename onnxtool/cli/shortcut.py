@@ -20,11 +20,12 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
     paths = _paths(arguments)
     if paths is None:
         return None
+    from onnxtool.cli.configuration import is_configured
     from onnxtool.cli.streams import json_document
-    from onnxtool.stats import Settings, compare_models, describe_model, find_settings
+    from onnxtool.stats import compare_models, describe_model
 
     try:
-        if find_settings(Path()) != Settings():
+        if is_configured("stats"):
             return None
         report: object = describe_model(paths[0]) if len(paths) == 1 else compare_models(paths[0], paths[1])
     except (OnnxtoolError, OSError):

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxtool.cli.config_option import configured
 from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, output_options
 from onnxtool.cli.render import emit, write_out
 from onnxtool.cli.stats_blocks import difference_blocks
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
 from onnxtool.cli.streams import printable
 from onnxtool.reports import to_json
-from onnxtool.stats import Settings, Shape, compare_models, describe_model, find_settings, read_settings
+from onnxtool.stats import Settings, Shape, compare_models, describe_model
 from onnxtool.summary.figures import Difference, Stats
 
 if TYPE_CHECKING:
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 @click.argument("model", type=PathType())
 @click.argument("base", type=PathType(), required=False)
 @derived_options(asked=Settings)
-@click.option(
-    "--config",
-    type=PathType(),
-    help="Read gates from this TOML file; without it, from .onnxtool.toml or pyproject.toml here or above.",
-)
 @output_options("Write the result to this file instead of stdout.")
 @format_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts")
 def command(
@@ -40,7 +36,6 @@ def command(
     *,
     model: Path,
     base: Path | None,
-    config: Path | None,
     format_name: str,
     quiet: bool,
     output: Path | None,
@@ -50,13 +45,12 @@ def command(
 
     Reads the structure and hardly any weights, so gigabytes take no longer. Nodes inside of If, Loop and Scan count.
     """
-    settings = find_settings(Path()) if config is None else read_settings(config)
-    gates = _parse_gates(asked.fail_if, settings, has_base=base is not None)
-    shape = _shape(asked, settings)
+    gates = _parse_gates(asked.fail_if, has_base=base is not None)
+    shape = _shape(asked)
     if base is None:
         report: Stats | Difference = describe_model(model, shape)
     else:
-        report = compare_models(model, base, weights=asked.weights or settings.weights, shape=shape)
+        report = compare_models(model, base, weights=asked.weights, shape=shape)
     met = _met_gates(gates, report)
     if format_name == "markdown":
         write_out(_comment(report, met), output=output, force=force)
@@ -74,33 +68,37 @@ def command(
     return 1 if met else 0
 
 
-def _shape(asked: Settings, settings: Settings) -> Shape | None:
+def _shape(asked: Settings) -> Shape | None:
     """Return the shape whose cost is to be estimated; None where none was requested."""
-    rows = asked.batch_size or settings.batch_size
-    tokens = asked.sequence_length or settings.sequence_length
+    rows, tokens = asked.batch_size, asked.sequence_length
     if rows is None and tokens is None:
         return None
     return Shape(rows or Shape().batch_size, tokens or Shape().sequence_length)
 
 
-def _parse_gates(expressions: Sequence[str], settings: Settings, *, has_base: bool) -> list[Gate]:
-    """Parse the gates of the command line and of the settings, of which relative ones wait for a base.
+def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate]:
+    """Parse the gates of the command line, and those that are configured, of which relative ones wait for a base.
 
     Raises:
         UsageError: an expression is malformed.
     """
-    if not expressions and not settings.fail_if:
+    if not expressions:
         return []
     from onnxtool.errors import GateError
     from onnxtool.summary.gates import parse_gate
 
     gates = []
-    for source, texts in (("--fail_if", expressions), (str(settings.source), settings.fail_if)):
+    # A command line adds to the gates of a repository.
+    of_file = configured("fail_if")
+    source, fixed = ("", ()) if of_file is None else (of_file.source, of_file.value)
+    if expressions == fixed:
+        expressions = ()
+    for place, texts in (("--fail_if", expressions), (source, fixed)):
         for text in texts:
             try:
                 gate = parse_gate(text)
             except GateError as error:
-                raise click.UsageError(f"{source}: {error.message}\n{error.hint}") from error
+                raise click.UsageError(f"{place}: {error.message}\n{error.hint}") from error
             needs_base = gate.sign != 0 or gate.figure.removeprefix("count(").startswith("delta.")
             if has_base or not needs_base or texts is expressions:
                 gates.append(gate)

@@ -84,6 +84,20 @@ class OutputFolder:
         self._remove_others(earlier)
         return earlier
 
+    def require_own(self, *, force: bool) -> bool:
+        """Refuse a folder that `begin` would refuse by its files alone; return whether an earlier run wrote it.
+
+        Raises:
+            InputError: the manifest cannot be read.
+            OutputExistsError: the folder has files of others.
+        """
+        is_known = read_manifest(self.manifest_path) is not None
+        if self.path.is_dir():
+            self._require_own(is_known=force or is_known)
+        elif self.path.exists():
+            raise OutputWriteError(f"{self.path} is no folder", "pass another --output")
+        return is_known
+
     def _require_own(self, *, is_known: bool) -> None:
         """Refuse a folder with files that are not called as shards are, or of which no manifest tells."""
         names = sorted(path.name for path in self.path.iterdir())

@@ -16,6 +16,7 @@ from typing import Any
 from onnxtool.checkpoint.files import M3_FILES, MODULE_WEIGHTS
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
+from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.configuration import (
     architecture_for,
@@ -178,7 +179,7 @@ class Checkpoint:
                 "save it beside the model with tokenizer.save_pretrained(...); models of text need one",
             )
         try:
-            with quiet():
+            with quiet(), panics_as_exceptions():
                 return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
         except Exception as error:  # damaged files fail in each tokenizer's own way, in Rust as well
             missing = missing_packages(self.source, self.config.model_type)
@@ -205,7 +206,7 @@ class Checkpoint:
                 f"save it beside the model with its save_pretrained(...); models of {content} need one",
             )
         try:
-            with quiet():
+            with quiet(), panics_as_exceptions():
                 return getattr(transformers, auto_class).from_pretrained(
                     self.source.model_name, **self.source.arguments
                 )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.sentence_modules import SPARSE_STATIC, STATIC, STATIC_KINDS, as_object, positive
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, read_vectors
+from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
 from onnxtool.errors import CheckpointError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.source import Source
@@ -91,7 +92,7 @@ class StaticCheckpoint(Checkpoint):
             )
         cut = as_object(self.source.read("tokenizer.json").get("truncation"))
         try:
-            with quiet():
+            with quiet(), panics_as_exceptions():
                 tokenizer = PreTrainedTokenizerFast(
                     tokenizer_file=str(path), model_max_length=positive(cut.get("max_length"))
                 )

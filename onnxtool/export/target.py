@@ -331,8 +331,15 @@ def bound_texts(folder: Path, max_length: int | None, *, pad_token: str = "") ->
 
 
 def read_object(path: Path) -> dict[str, Json]:
-    """Return the JSON object in a file; empty where it holds something else."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    """Return the JSON object in a file; empty where it holds something else.
+
+    Raises:
+        TargetError: it is not JSON.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TargetError(f"{path.name} of the checkpoint is not JSON: {error}", "fetch the checkpoint again") from None
     return content if isinstance(content, dict) else {}
 
 

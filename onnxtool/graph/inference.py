@@ -250,7 +250,7 @@ class Inference:
                 types[name].tensor_type.ClearField("shape")
         try:
             found = infer_node_outputs(schema, node, types, opset_imports=opsets)
-        except onnx.shape_inference.InferenceError as error:
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise LookupError(node.op_type) from error
         return found
 

@@ -11,12 +11,12 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from onnxtool.model_file.weights import detached_weights
+from onnxtool.model_file.weights import detached_weights, to_proto
 
 
 def to_full_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as a protobuf with all weights inside it; `model` keeps its own where they are."""
-    proto = ir.to_proto(model)
+    proto = to_proto(model)
     for tensor in proto.graph.initializer:
         weight = model.graph.initializers[tensor.name].const_value
         if tensor.data_location == TensorProto.EXTERNAL and weight is not None:
@@ -34,7 +34,7 @@ def to_light_proto(model: ir.Model) -> onnx.ModelProto:
     with detached_weights(model) as weights:
         graph.inputs.extend(value for name, value in weights.items() if name not in listed)
         try:
-            return ir.to_proto(model)
+            return to_proto(model)
         finally:
             graph.inputs[:] = inputs
 

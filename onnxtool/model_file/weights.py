@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onnxtool.errors import ModelFileError
+from onnxtool.model_file.order import sort_nodes
 from onnxtool.model_file.wire import LARGE_BYTES, externalized
 from onnxtool.model_file.wire.protobuf import encode_header
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
@@ -35,7 +37,9 @@ def load_model(path: Path) -> ir.Model:
 
     path = path.resolve()  # onnx_ir reads no external data through a link, and a hub's cache is made of links
     try:
-        model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(externalized(path)))
+        proto = onnx.ModelProto.FromString(externalized(path))
+        sort_nodes(proto)
+        model: ir.Model = ir.from_proto(proto)
     except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{path} is not a valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
@@ -64,6 +68,24 @@ def _refuse_hard_links(path: Path, model: ir.Model) -> None:
             )
 
 
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return the protobuf of a model.
+
+    Raises:
+        ModelFileError: something in it cannot be stored, such as a text that is not UTF-8 and was not read until now.
+    """
+    import onnx_ir as ir
+
+    try:
+        return ir.to_proto(model)
+    except (ir.serde.SerdeError, TypeError, ValueError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause).splitlines() or [""])[0]
+        raise ModelFileError(f"the model cannot be written: {reason}", "export it again") from error
+
+
 def write_inline(model: ir.Model, path: Path) -> None:
     """Write `model` to one file at `path`. All weights together must be smaller than 2 GiB, protobuf's limit.
 
@@ -74,7 +96,7 @@ def write_inline(model: ir.Model, path: Path) -> None:
 
     _refuse_external_attributes(model)
     with detached_weights(model) as weights:
-        message = ir.to_proto(ir.external_data.load_to_model(model))  # the small rest
+        message = to_proto(ir.external_data.load_to_model(model))  # the small rest
     graph = message.graph.SerializeToString()
     message.ClearField("graph")
     tensors = [value.const_value for value in weights.values() if value.const_value is not None]

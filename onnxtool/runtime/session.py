@@ -15,6 +15,7 @@ from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED
 from onnxtool.model_file.wire import externalized
 from onnxtool.runtime.binding import BoundRun, CachedRun
+from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION, products_saturate
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
 
@@ -137,7 +138,7 @@ def open_session(
     import onnxruntime as ort
 
     model = ModelFile.open(path)
-    model.check_sound()
+    check_harmless(model)
     provider = resolve_provider(provider)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or _threads_to_ask_for()
@@ -154,10 +155,7 @@ def open_session(
             source, options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled_optimizers(model)
         )
     except Exception as error:  # onnxruntime has no error of its own
-        raise SessionError(
-            f"onnxruntime {ort.__version__} cannot load {path}: {first_line(error)}",
-            "check it with onnxtool stats; a newer onnxruntime may be needed for its opsets",
-        ) from error
+        raise _not_loaded(path, error) from error
     load_ms = (time.perf_counter() - start) * 1e3
     _LOGGER.debug("onnxruntime %s loaded %s on %s in %.0f ms", ort.__version__, path, provider, load_ms)
     if inference.get_providers()[0] != PROVIDERS[provider]:
@@ -173,6 +171,40 @@ def open_session(
         inference,
         intra_threads=options.intra_op_num_threads,
         inter_threads=options.inter_op_num_threads,
+    )
+
+
+def require_loadable(path: Path) -> None:
+    """Check that onnxruntime takes the graph as it is: all else may rely on what it checks of names, types and shapes.
+
+    Nothing is optimized for it, and no weight is read. A graph of operators that the CPU has no kernels for passes.
+
+    Raises:
+        SessionError: onnxruntime does not load the model.
+    """
+    import onnxruntime as ort
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
+
+    options = ort.SessionOptions()
+    source = _make_frugal(options, ModelFile.open(path))
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(source, options, providers=[PROVIDERS["cpu"]])
+    except NoKernelError:
+        return
+    except Exception as error:  # onnxruntime has no error of its own
+        raise _not_loaded(path, error) from error
+
+
+def _not_loaded(path: Path, error: Exception) -> SessionError:
+    import onnxruntime as ort
+
+    return SessionError(
+        f"onnxruntime {ort.__version__} cannot load {path}: {first_line(error)}",
+        "check it with onnxtool stats; a newer onnxruntime may be needed for its opsets",
     )
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from onnxtool.model_file import ModelFile
 from onnxtool.stats.settings import Settings as Settings
 from onnxtool.stats.settings import Shape as Shape
-from onnxtool.stats.settings import find_settings as find_settings
-from onnxtool.stats.settings import read_settings as read_settings
 from onnxtool.summary import summarize_file
 from onnxtool.summary import summarize_model as summarize_model
 from onnxtool.summary.difference import compare_stats as compare_stats

@@ -21,7 +21,10 @@ def test_json_tells_versions_and_providers(tmp_path: Path) -> None:
     process = _run(tmp_path, "--format", "json")
     assert (process.returncode, process.stderr) == (0, "")
     report = json.loads(process.stdout)
-    assert set(report) == {"python", "platform", "packages", "providers", "problems"}
+    assert set(report) == {
+        *("python", "platform", "packages", "providers", "problems"),
+        *("configuration", "precedence"),
+    }
     assert report["python"] == platform.python_version()
     for name, version in report["packages"].items():
         assert version == "not installed" or version == importlib.metadata.version(name)

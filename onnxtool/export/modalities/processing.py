@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.modalities.sizes import Feeds
 from onnxtool.export.source import reason
@@ -27,7 +28,8 @@ def run(call: Callable[[], Mapping[str, Any]], kind: str, file: str) -> Mapping[
         CheckpointError: it fails, as one does whose settings load and make no sense.
     """
     try:
-        return call()
+        with panics_as_exceptions():
+            return call()
     except Exception as error:  # settings are checked nowhere, and fail wherever one is first used
         raise CheckpointError(
             f"the checkpoint's {kind} does not run: {reason(error)}", f"check its settings in {file}, or save it again"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
+from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import PROVIDERS
 from onnxtool.runtime.session import first_line, tensor_type
 from onnxtool.training.api.memory import Device
@@ -38,7 +39,7 @@ class BoundSession:
         self.path = path
         self.device = device
         if path.suffix != ".ort":
-            ModelFile.open(path)
+            check_harmless(ModelFile.open(path))
         if options is None:
             options = ort.SessionOptions()
             options.log_severity_level = 3

@@ -19,7 +19,11 @@ import onnx_ir as ir
 
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
+from onnxtool.model_file.order import sort_nodes
+from onnxtool.reports import WritePlan, planned_files
+from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
+from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.report import ArtifactFile, describe
@@ -230,8 +234,11 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
             raise ArtifactError("the model has more than 2 GB", "save it and pass the path of its file")
         return model, None
     file = ModelFile.open(model)
-    file.check_sound()
-    return onnx.load(file.path, load_external_data=False), file.path
+    check_harmless(file)
+    require_loadable(file.path)
+    loaded = onnx.load(file.path, load_external_data=False)
+    sort_nodes(loaded)
+    return loaded, file.path
 
 
 def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.Block:
@@ -241,17 +248,17 @@ def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.B
             raise ArtifactError(f"a list of names is expected, not the string {names!r}", "pass a list")
     if loss is None:
         return onnxblock.blocks.PassThrough()
-    if isinstance(loss, onnxblock.Block):
-        return loss
-    if not isinstance(loss, LossType):
+    if isinstance(loss, LossType):
+        loss = LOSSES[loss]()
+    elif not isinstance(loss, onnxblock.Block):
         raise ArtifactError(f"{loss!r} is not a loss", "pass a LossType, or an instance of a class derived from Block")
     names = options.loss_input_names or [output.name for output in model.graph.output]
-    if len(names) != 1:
+    if isinstance(loss, tuple(LOSSES.values())) and len(names) != 1:
         raise ArtifactError(
-            f"{loss.name} takes one value, and there are {', '.join(names)}",
-            "select one with loss_input_names, or write your own loss for all",
+            f"{type(loss).__name__} takes one value, and there are {', '.join(names) or 'none'}",
+            "select one with loss_input_names (--loss_input), or write your own loss for all",
         )
-    return LOSSES[loss]()
+    return loss
 
 
 def _optimizer_block(options: ArtifactOptions) -> onnxblock.ForwardBlock | None:
@@ -267,6 +274,22 @@ def _name_of(thing: Enum | onnxblock.Block | None) -> str:
     if thing is None:
         return ""
     return thing.name if isinstance(thing, Enum) else type(thing).__name__
+
+
+def plan_artifacts(options: ArtifactOptions) -> WritePlan:
+    """Say what `make_artifacts` would write; of a model file, names of parameters and the loss are checked.
+
+    Raises:
+        OnnxtoolError: as `make_artifacts`, before it differentiates.
+    """
+    _check_output(options)
+    names = _MODELS[: 2 if options.optimizer is None else None]
+    files = [f"{options.prefix}{name}.onnx" for name in names] + [f"{options.prefix}checkpoint"]
+    if options.nominal_checkpoint:
+        files.append(f"{options.prefix}nominal_checkpoint")
+    if options.ort_format:
+        files += [f"{options.prefix}{name}.ort" for name in names]
+    return WritePlan("artifacts", planned_files(options.artifact_directory / name for name in files))
 
 
 def check_prefix(prefix: str) -> None:

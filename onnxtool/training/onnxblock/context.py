@@ -178,7 +178,13 @@ def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     """Return a copy that gradients can be built on."""
-    prepared = ir.from_proto(model)
+    try:
+        prepared = ir.from_proto(model)
+    except (ir.serde.SerdeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ArtifactError(
+            f"the model is not valid: {reason}", "check it with onnx.checker, or export it again"
+        ) from error
     if path is not None:
         ir.external_data.set_base_dir(prepared.graph, path.parent)
     if model.functions or opset_of(prepared) < LOWEST_OPSET:

@@ -1,0 +1,13 @@
+"""The names of all commands, with what each of them does."""
+
+# Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
+COMMANDS = {
+    "export": "Export a Hugging Face checkpoint to a verified ONNX file.",
+    "optimize": "Fuse and convert an ONNX file, verified against what went in.",
+    "infer": "Run texts through an ONNX file, or time it.",
+    "stats": "Summarize an ONNX file, or its difference from another.",
+    "artifacts": "Make what on-device training needs, of standard operators.",
+    "env": "Show versions, execution providers, and what is wrong here.",
+    "clean": "Finish or remove what killed runs have left.",
+    "completion": "Let a shell complete commands, options, paths and checkpoints.",
+}

@@ -1,0 +1,195 @@
+"""Options of commands from configuration files and the environment: checked by the options themselves."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from onnxtool.cli.commands import COMMANDS
+from onnxtool.cli.configuration import (
+    OWN_FILE,
+    PREFIX,
+    PROJECT_FILE,
+    ConfigFile,
+    Setting,
+    find_files,
+    read_file,
+    settings_of,
+)
+from onnxtool.errors import OnnxtoolError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PRECEDENCE = ("the command line", f"{PREFIX}COMMAND_OPTION in the environment", OWN_FILE, PROJECT_FILE, "the defaults")
+"""Where an option comes from, first that which stands above the others."""
+
+# A file that lies in a folder, such as a repository that was cloned, is not the user. None of these is for it to say.
+_NOT_IN_FILES = {
+    "trust_remote_code": "it runs code of a checkpoint",
+    "allow_pickle": "it reads files that can run code",
+    "force": "it replaces files",
+    "output": "it says where to write",
+    "plot": "it says where to write",
+    "config": "it names another file",
+}
+
+
+class Configured(NamedTuple):
+    """An option that is configured, by a value that it takes."""
+
+    command: str
+    option: str
+    value: Any
+    source: str
+
+
+def config_option(command: Command) -> Command:
+    """Add --config, and give options that are not on the command line what is configured."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_configure,
+        help=f"Read options of this command from this TOML file, in place of {OWN_FILE} and {PROJECT_FILE} in the "
+        f"working directory or above it, up to the root of a git repository. Of an option counts, in this order: "
+        f"{', '.join(PRECEDENCE)}.",
+    )(command)
+
+
+def configured(name: str) -> Configured | None:
+    """Return what is configured for an option of the command that runs, without the command line."""
+    found: dict[str, Configured] = click.get_current_context().meta.get(__name__, {})
+    return found.get(name)
+
+
+def sources_of(context: click.Context, text: str) -> str:
+    """Say, a line each, where configured options come from that `text`, an error, speaks of."""
+    found: dict[str, Configured] = context.meta.get(__name__, {})
+    spoken = (
+        one
+        for one in found.values()
+        if f"--{one.option}" in text
+        or (re.search(rf"(?<![a-z_]){one.option}(?![a-z_])", text) and str(one.value) in text)
+    )
+    return "\n".join(f"--{one.option} is set in {one.source}" for one in spoken)
+
+
+def all_configured(commands: Iterable[tuple[str, click.Command]]) -> tuple[list[Configured], list[str]]:
+    """Return what is configured here for `commands`, by name, and what is wrong with it."""
+    found: list[Configured] = []
+    problems: dict[str, None] = {}
+    for name, command in commands:
+        try:
+            found += _resolve(click.Context(command, info_name=name), name, None).values()
+        except click.UsageError as error:
+            problems[error.message] = None
+    return found, list(problems)
+
+
+def _configure(context: click.Context, _parameter: click.Parameter, file: Path | None) -> None:
+    if context.resilient_parsing or context.info_name is None:
+        return
+    found = _resolve(context, context.info_name, file)
+    context.default_map = {one.option if one.option != "format" else "format_name": one.value for one in found.values()}
+    context.meta[__name__] = found
+
+
+def _resolve(context: click.Context, command: str, path: Path | None) -> dict[str, Configured]:
+    """Return what is configured for a command, by option.
+
+    Raises:
+        UsageError: a file cannot be read, or what it says is nothing that the options take.
+    """
+    try:
+        files = find_files() if path is None else [read_file(path)]
+        for file in files:
+            _check_tables(file, COMMANDS)
+        if path is not None and command not in files[0].tables:
+            table = f"[{files[0].prefix}{command}]"
+            raise click.UsageError(f"{path} has no table {table}\nadd one, or leave --config out")
+        settings = settings_of(command, files)
+    except OnnxtoolError as error:
+        raise click.UsageError(f"{error.message}\n{error.hint}", context) from error
+    options = {
+        option.removeprefix("--"): parameter
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    found = {}
+    for name, setting in settings.items():
+        if name not in options:
+            known = [one for one in options if setting.folder is None or one not in _NOT_IN_FILES]
+            raise click.UsageError(
+                f"{setting.source}: {name} is no option of onnxtool {command}{_suggestion(name, known)}", context
+            )
+        if setting.folder is not None and name in _NOT_IN_FILES:
+            raise click.UsageError(
+                f"{setting.source}: {name} cannot be set in a file, because {_NOT_IN_FILES[name]}\n"
+                f"pass --{name}, or set {PREFIX}{command.upper()}_{name.upper()}",
+                context,
+            )
+        found[name] = Configured(command, name, _value(context, options[name], name, setting), setting.source)
+    return found
+
+
+def _check_tables(file: ConfigFile, commands: Iterable[str]) -> None:
+    for name in file.tables:
+        if name not in commands:
+            raise click.UsageError(
+                f"{file.path} has [{file.prefix}{name}], and there is no such command{_suggestion(name, commands)}"
+            )
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    known = [*known]
+    if name.removeprefix("no_") in known:
+        return f"; write {name.removeprefix('no_')} = false"
+    close = difflib.get_close_matches(name, known, n=1)
+    return f". Did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"
+
+
+def _value(context: click.Context, option: click.Option, key: str, setting: Setting) -> Any:
+    """Return what an option makes of a setting.
+
+    Raises:
+        UsageError: the type is wrong, or the option does not take the value.
+    """
+    value = setting.value
+    if setting.folder is None:
+        if option.multiple:
+            value = value.splitlines()
+    else:
+        kinds, wanted = _kinds(option)
+        if type(value) not in kinds or (option.multiple and not all(isinstance(item, str) for item in value)):
+            raise click.UsageError(f"{setting.source}: {key} is {value!r}, and {wanted} goes there", context)
+        if isinstance(option.type, click.Path):
+            value = str(setting.folder / value)
+        elif isinstance(value, list) and not option.multiple:
+            value = ",".join(map(str, value))
+    try:
+        return option.type_cast_value(context, value)
+    except click.BadParameter as error:
+        raise click.UsageError(f"{setting.source}: {key} is {value!r}: {error.message}", context) from error
+
+
+def _kinds(option: click.Option) -> tuple[Sequence[type], str]:
+    """Return the types of TOML that an option takes, and what they are called."""
+    if option.is_flag:
+        return (bool,), "true or false"
+    if option.multiple:
+        return (list,), "a list of texts"
+    if option.type.name == "1,8,…":
+        return (list, int, str), "a list of integers"
+    if isinstance(option.type, click.types.FloatParamType):
+        return (int, float), "a number"
+    if isinstance(option.type, click.types.IntParamType) or option.count:
+        return (int,), "an integer"
+    return (str,), "a text"

@@ -1,0 +1,139 @@
+"""What configuration files and the environment say of a command's options, as they say it; no click is needed for it.
+
+The nearest folder counts that has a table for the command, from the working directory up to the root of its git
+repository; without a repository it is the working directory alone, as anybody may write to what is above it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from onnxtool.errors import InputError
+
+OWN_FILE = ".onnxtool.toml"
+PROJECT_FILE = "pyproject.toml"
+PREFIX = "ONNXTOOL_"
+_MAX_BYTES = 1 << 20  # more than any configuration, and nothing to parse
+
+
+class Setting(NamedTuple):
+    """What is said of one option.
+
+    Attributes:
+        value: as TOML has it; of the environment, text.
+        source: the file and the table, or the variable.
+        folder: where the file lies, to which paths in it are relative; None for the environment.
+    """
+
+    value: Any
+    source: str
+    folder: Path | None = None
+
+
+class ConfigFile(NamedTuple):
+    """A file with tables of commands.
+
+    Attributes:
+        prefix: what stands before the name of a command in the head of its table.
+    """
+
+    path: Path
+    prefix: str
+    tables: dict[str, Any]
+
+
+def find_files() -> list[ConfigFile]:
+    """Return the files that configure onnxtool here, those that stand above others first.
+
+    Raises:
+        InputError: a file cannot be read, or its tables are none.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the folder in which we are was removed
+        return []
+    above = (here, *here.parents)
+    root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    paths = (folder / name for folder in above[: root + 1] for name in (OWN_FILE, PROJECT_FILE))
+    found = (_read(Path(os.path.relpath(path, here))) for path in paths if path.is_file())
+    return [file for file in found if file is not None]
+
+
+def read_file(path: Path) -> ConfigFile:
+    """Return the tables of one file.
+
+    Raises:
+        InputError: it cannot be read, or has no tables.
+    """
+    file = _read(path)
+    if file is None:
+        raise InputError(
+            f"{path} has no table [tool.onnxtool]", "add [tool.onnxtool.COMMAND] with options of a command"
+        )
+    return file
+
+
+def settings_of(command: str, files: list[ConfigFile]) -> dict[str, Setting]:
+    """Return what `files`, in their order, and the environment above them say of options of `command`, by name.
+
+    Raises:
+        InputError: a table is none.
+    """
+    variables = dict(_variables(command))
+    nearest = next((file.path.parent for file in files if command in file.tables), None)
+    found: dict[str, Setting] = {}
+    for file in files:
+        if file.path.parent == nearest and command in file.tables:
+            table, name = file.tables[command], f"{file.prefix}{command}"
+            if not isinstance(table, dict):
+                raise InputError(f"{name} of {file.path} is not a table", f"write it as [{name}]")
+            for key, value in table.items():
+                found.setdefault(key.replace("-", "_"), Setting(value, f"{file.path} [{name}]", file.path.parent))
+    return {**found, **variables}
+
+
+def is_configured(command: str) -> bool:
+    """Whether anything is said of `command`, or a file may be wrong.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    return bool(find_files()) or any(True for _ in _variables(command))
+
+
+def _variables(command: str) -> Iterator[tuple[str, Setting]]:
+    beginning = f"{PREFIX}{command.upper()}_"
+    for name, value in os.environ.items():
+        if name.startswith(beginning):
+            yield name.removeprefix(beginning).lower(), Setting(value, name)
+
+
+def _read(path: Path) -> ConfigFile | None:
+    """Return the tables of a file; None for a pyproject.toml that does not speak of onnxtool."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        text = content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}", "check the path and its permissions") from error
+    if len(content) > _MAX_BYTES:
+        raise InputError(f"{path} has more than {_MAX_BYTES} bytes", "a configuration has a few lines")
+    is_project = path.name == PROJECT_FILE
+    if is_project and "onnxtool" not in text:  # spares most projects the parser
+        return None
+    import tomllib
+
+    try:
+        tables: Any = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}", "correct the file") from error
+    for part in ("tool", "onnxtool") if is_project else ():
+        tables = tables.get(part) if isinstance(tables, dict) else None
+    if tables is None:
+        return None
+    if not isinstance(tables, dict):
+        raise InputError(f"tool.onnxtool of {path} is not a table", "write [tool.onnxtool.COMMAND]")
+    return ConfigFile(path, "tool.onnxtool." if is_project else "", tables)

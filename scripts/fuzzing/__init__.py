@@ -1,0 +1,1 @@
+"""Make hostile models, tokenizers and configurations, and see how the commands end on them."""

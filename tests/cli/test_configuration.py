@@ -1,0 +1,158 @@
+"""Options from configuration files and the environment: what counts, what is wrong, and what no file may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxtool.cli.configuration import Setting, find_files, settings_of
+from tests.cli.entry_point import json_of, run_onnxtool
+from tests.graphs import save_operators
+from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
+
+GATES = "fail_if = ['num_nodes>2', 'size_bytes>+5%', 'count(delta.inputs.removed)>0']\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A repository with a small model."""
+    (tmp_path / ".git").mkdir()
+    save_operators(tmp_path / "model.onnx", ["Relu"] * 3)
+    return tmp_path
+
+
+def test_an_option_comes_from_the_first_that_says_it(folder: Path) -> None:
+    """The command line, the environment, the file of onnxtool, that of the project; none of them hides the others."""
+    (folder / "pyproject.toml").write_text("[tool.onnxtool.stats]\nformat = 'json'\nbatch_size = 2\nquiet = true\n")
+    (folder / ".onnxtool.toml").write_text("[stats]\nbatch-size = 3\nsequence_length = 3\n")
+    shape = [json_of(run_onnxtool(folder, "stats", "model.onnx"))["cost"]["batch_size"]]
+    shape += [json_of(run_onnxtool(folder, "stats", "model.onnx", ONNXTOOL_STATS_BATCH_SIZE="4"))["cost"]["batch_size"]]
+    options = ("stats", "model.onnx", "--batch_size", "5")
+    shape += [json_of(run_onnxtool(folder, *options, ONNXTOOL_STATS_BATCH_SIZE="4"))["cost"]["batch_size"]]
+    assert shape == [3, 4, 5]
+
+
+def test_the_nearest_folder_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the root of the repository; without one, it is the folder itself."""
+    inner = folder / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert settings_of("stats", find_files()) == {}
+    (folder / "pyproject.toml").write_text("[tool.onnxtool.stats]\nweights = true\n[tool.onnxtool.infer]\ntop_k = 3\n")
+    (folder / "a" / "pyproject.toml").write_text("[project]\nname = 'onnxtool-user'\n")
+    source = str(Path("../../pyproject.toml"))
+    expected = {"weights": Setting(True, f"{source} [tool.onnxtool.stats]", Path("../.."))}
+    assert settings_of("stats", find_files()) == expected
+    (folder / "a" / ".onnxtool.toml").write_text("[stats]\nquiet = true\n")
+    assert list(settings_of("stats", find_files())) == ["quiet"]
+    assert list(settings_of("infer", find_files())) == ["top_k"]
+    (folder / ".git").rmdir()
+    assert find_files() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[stats", ".onnxtool.toml is not valid TOML"),
+        ("stats = " + "[" * 5000, "is not valid TOML"),
+        ("x = 1\n" * 400_000, "has more than 1048576 bytes"),
+        (
+            "[stats]\nfail_of = []",
+            ".onnxtool.toml [stats]: fail_of is no option of onnxtool stats. Did you mean 'fail_if'?",
+        ),
+        ("[stat]\nfail_if = []", "has [stat], and there is no such command. Did you mean 'stats'?"),
+        ("[stats]\nfail_if = 'x'", "fail_if is 'x', and a list of texts goes there"),
+        ("[stats]\nfail_if = [1]", "fail_if is [1], and a list of texts goes there"),
+        ("[stats]\nbatch_size = 0", ".onnxtool.toml [stats]: batch_size is 0: 0 is not in the range x>=1"),
+        ("[stats]\nbatch_size = true", "batch_size is True, and an integer goes there"),
+        ("[stats]\nweights = 'yes'", "weights is 'yes', and true or false goes there"),
+        ("[stats]\nformat = 'xml'", "format is 'xml': 'xml' is not one of"),
+        ("stats = 3", "is not a table"),
+        (b"\xff", "cannot read .onnxtool.toml"),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, text: str | bytes, reason: str) -> None:
+    """With the file, the key and the way out: wrong usage, and not a failure."""
+    (folder / ".onnxtool.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    done = run_onnxtool(folder, "stats", "model.onnx")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("ONNXTOOL_STATS_BATCH_SIZE", "x", "ONNXTOOL_STATS_BATCH_SIZE: batch_size is 'x': 'x' is not a valid integer"),
+        ("ONNXTOOL_STATS_BATCHSIZE", "1", "batchsize is no option of onnxtool stats. Did you mean 'batch_size'?"),
+    ],
+)
+def test_a_wrong_variable_is_named(folder: Path, name: str, value: str, reason: str) -> None:
+    """It is one of the command that runs; others are of no concern."""
+    assert reason in run_onnxtool(folder, "stats", "model.onnx", **{name: value}).stderr
+    assert run_onnxtool(folder, "env", "--quiet", **{name: value}).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["trust_remote_code", "allow_pickle", "force", "output"])
+def test_no_file_may_say_what_is_for_a_person_to_say(folder: Path, name: str) -> None:
+    """A folder that was cloned or unpacked must not run code, or write elsewhere, without anybody asking for it."""
+    (folder / "pyproject.toml").write_text(f"[tool.onnxtool.export]\n{name} = true\n")
+    for options in ((), ("--config", "pyproject.toml")):
+        done = run_onnxtool(folder, "export", "--model_name", "x", *options)
+        assert done.returncode == 2
+        assert f"pyproject.toml [tool.onnxtool.export]: {name} cannot be set in a file, because it" in done.stderr
+
+
+def test_an_error_says_where_its_option_comes_from(folder: Path) -> None:
+    """Options of infer and of its benchmark are of one table; paths are relative to the file."""
+    TinyModel(table(len(VOCABULARY), 4), "last_hidden_state").write(folder / "tiny.onnx")
+    write_checkpoint(folder / "tiny")
+    (folder / "here").mkdir()
+    (folder / ".onnxtool.toml").write_text("[infer]\nmodel_path = 'tiny.onnx'\nprompt = 'none'\nthreads = 1\n")
+    options = ("infer", "--text", "a cat", "--model_name", "../tiny", "--quiet")
+    done = run_onnxtool(folder / "here", *options)
+    assert done.returncode == 1
+    assert "has no prompt called 'none'" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"--prompt is set in {Path('../.onnxtool.toml')} [infer]"
+    assert run_onnxtool(folder / "here", *options, "--prompt", "").returncode == 0
+    (folder / ".onnxtool.toml").write_text("[infer]\nmodel_path = 'tiny.onnx'\noverlap = 4\n")
+    done = run_onnxtool(folder, "infer", "--text", "a cat")
+    assert done.returncode == 2
+    assert "--overlap is set in .onnxtool.toml [infer]" in done.stderr
+
+
+def test_gates_of_a_repository_hold_without_being_asked_for(folder: Path) -> None:
+    """Those relative to a base wait for one; the command line adds its own; --config names another file."""
+    save_operators(folder / "base.onnx", ["Relu"])
+    (folder / ".onnxtool.toml").write_text("[stats]\n" + GATES)
+    for more in ([], ["--format", "json"]):
+        alone = run_onnxtool(folder, "stats", "model.onnx", *more)
+        assert (alone.returncode, alone.stderr) == (1, "gate num_nodes>2 is met: num_nodes is 3\n")
+    both = run_onnxtool(folder, "stats", "model.onnx", "base.onnx", "--fail_if", "num_outputs==1")
+    assert both.returncode == 1
+    assert [line.split()[1] for line in both.stderr.splitlines()] == ["num_outputs==1", "num_nodes>2"]
+    (folder / "lax.toml").write_text("[stats]\nfail_if = ['num_nodes>9']\n")
+    assert run_onnxtool(folder, "stats", "model.onnx", "--config", "lax.toml").returncode == 0
+    (folder / "lax.toml").write_text("[infer]\n")
+    assert "lax.toml has no table [stats]" in run_onnxtool(folder, "stats", "model.onnx", "--config", "lax.toml").stderr
+
+
+def test_a_malformed_gate_of_a_repository_is_a_usage_error(folder: Path) -> None:
+    """With the file, and the place in the gate."""
+    (folder / ".onnxtool.toml").write_text("[stats]\nfail_if = ['num_nodes>>2']\n")
+    result = run_onnxtool(folder, "stats", "model.onnx")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert ".onnxtool.toml [stats]: no operator >>, at character 10 of the gate 'num_nodes>>2'" in result.stderr
+    assert "\n  num_nodes>>2\n           ^\n" in result.stderr
+
+
+def test_env_shows_what_is_configured_and_what_is_wrong(folder: Path) -> None:
+    """Of all commands, with the source of each value and the order in which sources count."""
+    (folder / ".onnxtool.toml").write_text("[optimize]\nprecision = 'int8'\n[export]\nopsett = 17\n")
+    report = json_of(run_onnxtool(folder, "env", "--format", "json", ONNXTOOL_INFER_TOP_K="3"))
+    assert report["configuration"] == [
+        {"command": "optimize", "option": "precision", "value": "int8", "source": ".onnxtool.toml [optimize]"},
+        {"command": "infer", "option": "top_k", "value": 3, "source": "ONNXTOOL_INFER_TOP_K"},
+    ]
+    assert any("opsett is no option of onnxtool export. Did you mean 'opset'?" in one for one in report["problems"])
+    assert report["precedence"][0] == "the command line"

@@ -1,0 +1,102 @@
+"""A command whose process dies says so: on Linux it runs in a child, and the parent ends with 0, 1 or 2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnxtool.cli.supervision import is_supervised
+
+if sys.platform != "linux":
+    pytest.skip("supervision is for Linux", allow_module_level=True)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from fuzzing.gadgets import splice
+from fuzzing.seeds import by_hand
+
+START = "import os, signal, sys, time\nfrom onnxtool.cli.supervision import supervised\n"
+
+
+def run(command: str) -> subprocess.Popen[str]:
+    """Start a process in which `command` is supervised."""
+    code = f"{START}def command():\n    {command}\n    return 2\nsys.exit(supervised(command))"
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def is_running(process: int) -> bool:
+    """Return whether the process is there, and not only its exit code."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_commands_that_load_files_of_strangers_are_supervised() -> None:
+    """The others start a few milliseconds earlier."""
+    assert is_supervised(["infer", "--benchmark"])
+    assert not is_supervised(["stats", "model.onnx"])
+    assert not is_supervised([])
+
+
+def test_the_exit_code_is_the_childs() -> None:
+    """And so is what it prints."""
+    process = run("print('done', flush=True)")
+    assert process.communicate() == ("done\n", "")
+    assert process.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGSEGV, "a library died on the input (SIGSEGV)"),
+        (signal.SIGFPE, "a library died on the input (SIGFPE)"),
+        (signal.SIGKILL, "the command was killed (SIGKILL): the machine ran out of memory, or somebody did it"),
+    ],
+)
+def test_a_death_is_one_error(number: signal.Signals, said: str) -> None:
+    """With exit code 1 and a way out."""
+    process = run(f"os.kill(os.getpid(), {int(number)})")
+    _, stderr = process.communicate()
+    assert process.returncode == 1
+    assert stderr.startswith(f"error: {said}")
+    assert stderr.count("error:") == 1
+    assert "hint:" in stderr
+
+
+def test_a_signal_reaches_the_command() -> None:
+    """Which ends as it wants to."""
+    process = run("signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('ready', flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 143
+
+
+def test_the_command_is_killed_with_its_parent() -> None:
+    """Nobody waits for it any more."""
+    process = run("print(os.getpid(), flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_graph_that_traps_in_the_middle_of_a_benchmark_is_one_error(tmp_path: Path) -> None:
+    """-2^63 / -1 of values that nothing can foresee."""
+    model = by_hand()["mlp"]
+    splice(model, "Div of the least int64 on a value", "x", "h_")
+    onnx.save(model, tmp_path / "model.onnx")
+    command = [sys.executable, "-m", "onnxtool", "infer", "--model_path", "model.onnx", "--benchmark", "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a library died on the input (SIGFPE)")
