@@ -5,7 +5,7 @@ where it is dynamic, and None where the file says nothing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,34 @@ class TensorInfo(NamedTuple):
     name: str
     dtype: str
     shape: tuple[Dimension, ...]
+
+
+class PlannedFile(NamedTuple):
+    """A file that a command would write.
+
+    Attributes:
+        change: `new`; `replaced`, for a file that is there; or `unchanged`, for one of the same content.
+    """
+
+    path: str
+    change: str
+
+
+class WritePlan(NamedTuple):
+    """What a command would write, found without doing its work.
+
+    Attributes:
+        notes: what is known only once the work is done.
+    """
+
+    command: str
+    files: tuple[PlannedFile, ...]
+    notes: tuple[str, ...] = ()
+
+
+def planned_files(paths: Iterable[Path]) -> tuple[PlannedFile, ...]:
+    """Return what becomes of the files at `paths`."""
+    return tuple(PlannedFile(str(path), "replaced" if path.exists() else "new") for path in paths)
 
 
 def to_json(value: object) -> Json:

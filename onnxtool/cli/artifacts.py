@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxtool.cli.dry_run import dry_run_option, emit_plan
 from onnxtool.cli.options import derived_options, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     "--freeze 'distilbert.embeddings.*'",
 )
 @derived_options(options=PreparationOptions, forward=ForwardOptions)
+@dry_run_option
 @report_options
-def command(options: PreparationOptions, forward: ForwardOptions | None, *, format_name: str, quiet: bool) -> None:
+def command(
+    options: PreparationOptions, forward: ForwardOptions | None, *, dry_run: bool, format_name: str, quiet: bool
+) -> None:
     """Make the training, eval and optimizer models and the checkpoint that on-device training needs.
 
     They consist of standard operators only, so that any onnxruntime from 1.17 on trains with them: on CPU and CUDA, on
@@ -34,8 +38,11 @@ def command(options: PreparationOptions, forward: ForwardOptions | None, *, form
         raise click.UsageError("pass one of --model_path and --model_name")
     if options.class_axis == 0:
         raise click.UsageError("--class_axis is 1 or -1; the first axis is that of the samples")
-    from onnxtool.training.artifacts.preparation import prepare_training
+    from onnxtool.training.artifacts.preparation import plan_training, prepare_training
 
+    if dry_run:
+        emit_plan(plan_training(replace(options, forward=forward)), format_name)
+        return
     with progress(quiet=quiet) as on_progress:
         report = prepare_training(replace(options, forward=forward), on_progress)
     emit(report, artifact_blocks(report), format_name)

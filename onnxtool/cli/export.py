@@ -11,13 +11,15 @@ from pathlib import Path
 
 import click
 
+from onnxtool.cli.dry_run import dry_run_option, emit_plan
 from onnxtool.cli.options import derived_options, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
 from onnxtool.cli.verification import verdict, verification_blocks
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport
-from onnxtool.reports import TensorInfo
+from onnxtool.model_file import check_writable
+from onnxtool.reports import TensorInfo, planned_files
 
 
 @click.command(
@@ -26,14 +28,17 @@ from onnxtool.reports import TensorInfo
 @derived_options(options=ExportOptions)
 @click.option("--optimize", is_flag=True, help="Run `onnxtool optimize` on the file straight after.")
 @click.option("--stats", is_flag=True, help="Print the summary of the graph as well.")
+@dry_run_option
 @report_options
-def command(options: ExportOptions, *, optimize: bool, stats: bool, format_name: str, quiet: bool) -> None:
+def command(
+    options: ExportOptions, *, optimize: bool, stats: bool, dry_run: bool, format_name: str, quiet: bool
+) -> None:
     """Export a Hugging Face checkpoint to an ONNX file, with its tokenizer and configuration beside it.
 
     The architecture is the one that config.json names, the outputs and dynamic axes are found by running it, and the
     file is compared with PyTorch on several shapes, masks and texts before it is kept.
     """
-    from onnxtool.export import export_model  # with all that traces, which --help needs not
+    from onnxtool.export import export_model, plan_export  # with all that traces, which --help needs not
     from onnxtool.export.targets import find_target
 
     if optimize and find_target(options.target).reads_folder:
@@ -41,6 +46,15 @@ def command(options: ExportOptions, *, optimize: bool, stats: bool, format_name:
             f"--optimize would leave a second graph where {options.target} reads one; run onnxtool optimize with "
             "--output"
         )
+    if dry_run:
+        plan = plan_export(options)
+        if optimize:
+            graph = Path(plan.files[0].path)
+            second = graph.with_name(f"{graph.stem}-optimized.onnx")
+            check_writable(second, force=options.force)
+            plan = plan._replace(files=(*plan.files, *planned_files([second])))
+        emit_plan(plan, format_name)
+        return
     # PyTorch's threads spin while they wait: with another process on the cores, verifying takes three times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
     # This process makes one file and ends. The library collects where a model goes; in between the collector would look

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
+from onnxtool.cli.dry_run import dry_run_option, emit_plan
 from onnxtool.cli.infer_answers import answer_blocks, generation_blocks
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.infer_lines import FORMAT as LINES
@@ -28,6 +29,7 @@ from onnxtool.errors import GateError
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import ModelFile, check_writable
+from onnxtool.reports import WritePlan, planned_files
 
 if TYPE_CHECKING:
     from onnxtool.checkpoint.text_files import TextInput
@@ -66,6 +68,7 @@ class _OutputType(PathType):
     help="Write the result to this file instead of stdout, which is -. A folder that exists or is written with / at "
     "its end gets a vector for each text of --input.",
 )
+@dry_run_option
 @format_options(
     [*FORMATS, LINES, "csv"],
     "; jsonl is a JSON object for each text as soon as it is answered, in bounded memory, and the default for an "
@@ -82,6 +85,7 @@ def command(
     benchmark: bool,
     plot: Path | None,
     output: Path | None,
+    dry_run: bool,
     format_name: str,
     quiet: bool,
 ) -> int:
@@ -104,7 +108,7 @@ def command(
             _FOR_BENCHMARKS | _FOR_TEXTS - {"input", "prompt", "task", "representation", "model_name"} | {"benchmark"},
             "--output is a folder, for the vectors of --input;",
         )
-        encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet)
+        encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet, dry_run=dry_run)
         return 0
     _refuse(_FOR_CORPORA, "no folder to encode into: pass --output NAME/, or")
     has_texts = bool(options.texts or options.images) or options.input_path is not None
@@ -123,6 +127,11 @@ def command(
             raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
     if output is not None:
         check_writable(output, force=corpus.force)
+    if dry_run:
+        _plan(
+            options, [path for path in (output, plot) if path is not None], force=corpus.force, format_name=format_name
+        )
+        return 0
     # Imported here so that --help needs neither numpy nor tokenizers.
     from onnxtool.infer.generation.loading import writes_text
     from onnxtool.infer.pictures.model import takes_pictures
@@ -250,6 +259,20 @@ def _run_benchmark(
         if gate.met or not gate.decided:
             click.echo(f"gate {gate}", err=True)
     return 1 if any(gate.met for gate in report.gates) else 0
+
+
+def _plan(options: InferOptions, outputs: Sequence[Path], *, force: bool, format_name: str) -> None:
+    """Say what would be written, where the model and the texts can be read."""
+    from onnxtool.infer.pictures.model import takes_pictures
+    from onnxtool.infer.run import given_texts
+
+    model = ModelFile.open(options.model_path)
+    model.check_sound()
+    if not takes_pictures(model):
+        next(given_texts(options), None)
+    for path in outputs:
+        check_writable(path, force=force)
+    emit_plan(WritePlan("infer", planned_files(outputs)), format_name)
 
 
 def _is_given(name: str) -> bool:

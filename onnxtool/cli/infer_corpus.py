@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxtool.cli.dry_run import emit_plan
 from onnxtool.cli.progress import LINE_EVERY_S, bar, clock, is_interactive
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.corpus.report import CorpusReport
@@ -19,13 +20,23 @@ if TYPE_CHECKING:
 
 
 def encode_folder(
-    model_path: Path, corpus: Path | None, output: Path, options: CorpusOptions, format_name: str, *, quiet: bool
+    model_path: Path,
+    corpus: Path | None,
+    output: Path,
+    options: CorpusOptions,
+    format_name: str,
+    *,
+    quiet: bool,
+    dry_run: bool,
 ) -> None:
-    """Encode `corpus` into the folder `output`, and print the report."""
+    """Encode `corpus` into the folder `output`, and print the report; with `dry_run`, what would be written."""
     if corpus is None:
         raise click.UsageError("nothing to encode: pass the corpus with --input, or an --output that is a file")
-    from onnxtool.corpus import encode_corpus
+    from onnxtool.corpus import encode_corpus, plan_corpus
 
+    if dry_run:
+        emit_plan(plan_corpus(model_path, corpus, output, options), format_name)
+        return
     with corpus_progress(quiet=quiet) as show:
         report = encode_corpus(model_path, corpus, output, options, on_progress=show)
     emit(report, corpus_blocks(report), format_name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from onnxtool.cli.dry_run import dry_run_option, emit_plan
 from onnxtool.cli.options import derived_options, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
@@ -20,15 +21,19 @@ from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Qua
 )
 @derived_options(options=OptimizeOptions)
 @click.option("--stats", is_flag=True, help="Print the summaries of both graphs.")
+@dry_run_option
 @report_options
-def command(options: OptimizeOptions, *, stats: bool, format_name: str, quiet: bool) -> None:
+def command(options: OptimizeOptions, *, stats: bool, dry_run: bool, format_name: str, quiet: bool) -> None:
     """Fuse an ONNX file's operators for an execution provider, and convert it to another precision.
 
     The passes run in a fixed order, each says what it changed, and the result is compared with the input on several
     shapes and masks before it is kept.
     """
-    from onnxtool.optimize import optimize_model  # with all passes and libraries, which --help needs not
+    from onnxtool.optimize import optimize_model, plan_optimization  # with all passes, which --help needs not
 
+    if dry_run:
+        emit_plan(plan_optimization(options), format_name)
+        return
     with progress(quiet=quiet) as on_progress:
         report = optimize_model(options, on_progress=on_progress)
     blocks = [*optimize_blocks(report, stats=stats), verdict(report.verification, report.output)]

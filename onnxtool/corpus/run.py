@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.pictures.model import PictureModel, load_pictures, takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
+from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.session import available_cores
 from onnxtool.runtime.timing import peak_rss_bytes
@@ -64,8 +66,8 @@ def encode_corpus(
         on_progress: called after each batch.
 
     Raises:
-        InputError: the corpus cannot be read or has changed, a line gives no text and `strict` is set, or the model
-            gives no vectors.
+        InputError: the corpus cannot be read or has changed, no line gives a text, one gives none and `strict` is set,
+            or the model gives no vectors.
         ModelFileError: the model or its external data cannot be used.
         OutputExistsError: the folder belongs to something else.
         OutputWriteError: the disk is full, the folder cannot be written, …
@@ -102,6 +104,28 @@ def encode_corpus(
         run = _Run(model, sources, folder, shard_format, plan, options, on_progress, manifest, form)
         run.encode()
     return run.report(left_out)
+
+
+def plan_corpus(model_path: Path, corpus: Path, output: Path, options: CorpusOptions) -> WritePlan:
+    """Check the model file, the corpus and the folder, and say what `encode_corpus` would write; loads no weights.
+
+    Raises:
+        OnnxtoolError: as `encode_corpus`, as far as it is known without the model.
+    """
+    resolve_provider(options.provider)
+    if takes_pictures(ModelFile.open(model_path)):
+        find_picture_sources(corpus)
+    else:
+        find_sources(corpus)
+    folder = OutputFolder(output)
+    is_known = folder.require_own(force=options.force)
+    notes = ["shards are called part-NNNNN; how many there are depends on the texts"]
+    if is_known and not options.force:
+        notes.append("what an earlier run of the same command has encoded stays; another command needs --force")
+    written = PlannedFile(f"{folder.path}{os.sep}", "replaced" if is_known and options.force else "new")
+    if is_known and not options.force:
+        written = written._replace(change="unchanged")
+    return WritePlan("infer", (written, *planned_files([folder.manifest_path])), tuple(notes))
 
 
 def _refuse_for_pictures(options: CorpusOptions) -> None:
@@ -224,6 +248,12 @@ class _Run:
                 raise InputError(f"{self.sources[0].path} has no texts", "put one on each line")
             if self.reasons:
                 publish(self.folder.rejects_path)
+            if not self.manifest.num_texts:
+                counts = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
+                raise InputError(
+                    f"no line of {self.sources[0].path} gave a text: {counts}",
+                    f"{self.folder.rejects_path} says why for each line",
+                )
             self.manifest = replace(self.manifest, num_rejects=self.reasons.total())
             self.folder.write_manifest(self.manifest)
         finally:

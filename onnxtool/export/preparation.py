@@ -142,25 +142,9 @@ def prepare(options: ExportOptions) -> Job:
         OutputExistsError: the output is there and `force` is not set.
     """
     stopwatch = Stopwatch()
-    source = Source.find(
-        options.model_name,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        route=options.route,
-    )
-    target = find_target(options.target)
-    check_ranges_options(options.vectors_as, options.ranges, options.calibration)
-    changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
-    if not target.takes_any_graph and changed:
-        raise TargetError(
-            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw, --dimensions or "
-            "--vectors_as was passed as well",
-            "leave these out, or pass --target plain",
-        )
-    paths = layout(target, options.output, source.name)
-    check_model_output(paths.graph, force=options.force)
+    source, target, paths = locate(options)
     tell(f"loading {options.model_name}")
-    checkpoint = _open(options, source, target)
+    checkpoint = open_checkpoint(options, source, target)
     models = Models(checkpoint, options)
     modality = find_modality(models.first, checkpoint, text=options.text)
     side = find_side(models.first, checkpoint.task)
@@ -189,7 +173,33 @@ def prepare(options: ExportOptions) -> Job:
     )  # fmt: skip
 
 
-def _open(options: ExportOptions, source: Source, target: Target) -> Checkpoint:
+def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
+    """Find the checkpoint, the target and where the files go.
+
+    Raises:
+        OnnxtoolError: as `prepare`, before the checkpoint is opened.
+    """
+    source = Source.find(
+        options.model_name,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        route=options.route,
+    )
+    target = find_target(options.target)
+    check_ranges_options(options.vectors_as, options.ranges, options.calibration)
+    changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
+    if not target.takes_any_graph and changed:
+        raise TargetError(
+            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw, --dimensions or "
+            "--vectors_as was passed as well",
+            "leave these out, or pass --target plain",
+        )
+    paths = layout(target, options.output, source.name)
+    check_model_output(paths.graph, force=options.force)
+    return source, target, paths
+
+
+def open_checkpoint(options: ExportOptions, source: Source, target: Target) -> Checkpoint:
     """Open the checkpoint: a model, or a table of vectors."""
     if not is_static(source):
         return Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)

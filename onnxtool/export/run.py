@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import gc
 import logging
 import re
@@ -10,17 +11,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import ExportError, ModelFileError, SessionError, VerificationError
+from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
+from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
 from onnxtool.export.pipelines import EncoderDecoderPipeline, encoder_path
-from onnxtool.export.preparation import Job, prepare
+from onnxtool.export.preparation import Job, locate, open_checkpoint, prepare
 from onnxtool.export.provenance import describe
 from onnxtool.export.report import ExportReport
-from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
+from onnxtool.export.sidecar_files import SIDECAR_FILES, module_files, obsolete_sidecar_files, write_sidecar_files
+from onnxtool.export.static import is_static
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target_specification import TargetSpecification
-from onnxtool.model_file import ModelFile, check_sidecar_files, save_beside, save_model, staged
+from onnxtool.export.vocabularies import all_files
+from onnxtool.model_file import (
+    MAX_INLINE_BYTES,
+    ModelFile,
+    check_model_output,
+    check_sidecar_files,
+    save_beside,
+    save_model,
+    staged,
+)
 from onnxtool.model_file.metadata import (
     DECODER_KEY,
     ENCODER_KEY,
@@ -31,6 +43,7 @@ from onnxtool.model_file.metadata import (
 )
 from onnxtool.model_file.weights import write_inline
 from onnxtool.progress import OnProgress, ignore, listening, tell
+from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.verification import Verification
 
@@ -82,6 +95,37 @@ def _export(options: ExportOptions) -> ExportReport:
             f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
         )
     raise _sum_up(failures)
+
+
+def plan_export(options: ExportOptions) -> WritePlan:
+    """Check the options and the configuration of the checkpoint, and say what would be written; loads no weights.
+
+    Raises:
+        OnnxtoolError: as `export_model`, as far as it is known without the model.
+    """
+    source, target, paths = locate(options)
+    checkpoint = open_checkpoint(options, source, target)
+    graphs = [paths.graph]
+    if checkpoint.task == TEXT_TO_TEXT_WITH_CACHE and getattr(checkpoint.config, "is_encoder_decoder", False):
+        graphs.append(encoder_path(paths.graph))
+        check_model_output(graphs[-1], force=options.force)
+    names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
+    found = {name: file for name in names if (file := source.locate(name)) is not None}
+    existing = {name for name in found if (paths.files / name).is_file()}
+    same = {name for name in existing if filecmp.cmp(found[name], paths.files / name, shallow=False)}
+    if existing > same and not options.force:
+        raise OutputExistsError(
+            f"{paths.files / min(existing - same)} is there already, and its content is another one",
+            "pass --force to replace it, or another --output",
+        )
+    change = {name: "unchanged" if name in same else "replaced" if name in existing else "new" for name in found}
+    sidecars = (PlannedFile(str(paths.files / name), change[name]) for name in found)
+    notes = [f"files that a tokenizer of {checkpoint.architecture} needs beside these are written as well"]
+    if not target.takes_any_graph:
+        notes.append(f"{target.title} gets files of its own, and may refuse the model once it is loaded")
+    if not is_static(source) and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:
+        notes.append("weights of more than 1.9 GB go to a file of their own beside the graph")
+    return WritePlan("export", (*planned_files(graphs), *sidecars), tuple(notes))
 
 
 def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[ExportStrategy, _Failure]]) -> bool:

@@ -9,12 +9,14 @@ from onnxtool.lazy import lazy_names
 if TYPE_CHECKING:
     from onnxtool.optimize.options import OptimizeOptions as OptimizeOptions
     from onnxtool.optimize.run import optimize_model as optimize_model
+    from onnxtool.optimize.run import plan_optimization as plan_optimization
 
 _MODULES = {
     "OptimizeOptions": "onnxtool.optimize.options",
     "optimize_model": "onnxtool.optimize.run",
+    "plan_optimization": "onnxtool.optimize.run",
 }
 
-__all__ = ["OptimizeOptions", "optimize_model"]
+__all__ = ["OptimizeOptions", "optimize_model", "plan_optimization"]
 
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -12,8 +12,18 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxtool.checkpoint.text_files import iterate_texts
 from onnxtool.errors import FusionError, PassError
-from onnxtool.model_file import ModelFile, Staging, check_model_output, save_model, scratch_file, staged
+from onnxtool.model_file import (
+    MAX_INLINE_BYTES,
+    ModelFile,
+    Staging,
+    check_model_output,
+    follow_link,
+    save_model,
+    scratch_file,
+    staged,
+)
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
@@ -28,7 +38,7 @@ from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Pas
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
 from onnxtool.progress import OnProgress, ignore, listening, tell
-from onnxtool.reports import Json
+from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.probation import check_harmless
@@ -60,17 +70,36 @@ def optimize_model(options: OptimizeOptions, *, on_progress: OnProgress = ignore
         return _optimize(options)
 
 
-def _optimize(options: OptimizeOptions) -> OptimizeReport:
-    stopwatch = Stopwatch()
-    tell(f"loading {options.model_path}")
+def plan_optimization(options: OptimizeOptions) -> WritePlan:
+    """Check the options and the file as `optimize_model` does before its first pass, and say what it would write.
+
+    Raises:
+        OnnxtoolError: as `optimize_model`, as far as it is known by then.
+    """
+    source, output = _checked(options)
+    if options.calibration is not None:
+        next(iterate_texts(options.calibration))
+    notes = ("weights of more than 1.9 GB go to a file of their own beside it",)
+    return WritePlan("optimize", planned_files([output]), notes if source.size_bytes > MAX_INLINE_BYTES else ())
+
+
+def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
+    """Return the input and the path of the output, where nothing stands against them."""
     source = ModelFile.open(options.model_path)
     check_harmless(source)
-    require_loadable(source.path)
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
     _check_precision(options)
     check_model_output(output, force=options.force)
+    return source, follow_link(output)
+
+
+def _optimize(options: OptimizeOptions) -> OptimizeReport:
+    stopwatch = Stopwatch()
+    tell(f"loading {options.model_path}")
+    source, output = _checked(options)
+    require_loadable(source.path)
     context = _context(source, options)
     before = summarize_file(source)
     passes = passes_for(options.provider, options.precision)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from onnxtool.errors import ArtifactError
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.source import Source
+from onnxtool.model_file import ModelFile, scratch_folder
+from onnxtool.reports import WritePlan
+from onnxtool.runtime.probation import check_harmless
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.forward_export import Forward, export_forward
-from onnxtool.training.artifacts.generation import LOSSES, ArtifactOptions, ArtifactReport, make_artifacts
+from onnxtool.training.artifacts.generation import (
+    LOSSES,
+    ArtifactOptions,
+    ArtifactReport,
+    check_prefix,
+    make_artifacts,
+    plan_artifacts,
+)
 from onnxtool.training.artifacts.reference import LossSetting
 from onnxtool.training.artifacts.verification import ArtifactVerification, verify_artifacts
 from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
@@ -27,11 +38,28 @@ def prepare_training(
     """
     if (options.model_path is None) == (options.forward is None):
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
+    check_prefix(options.prefix)
     if options.forward is None:
         return _of_file(options, on_progress)
-    with tempfile.TemporaryDirectory() as folder:
-        forward = export_forward(options.forward, Path(folder), on_progress)
+    with scratch_folder(_folder(options) / f"{options.prefix}training_model.onnx") as folder:
+        forward = export_forward(options.forward, folder, on_progress)
         return make_checkpoint_artifacts(options, forward, on_progress)
+
+
+def plan_training(options: PreparationOptions) -> WritePlan:
+    """Check the options, and the model file or the checkpoint's configuration, and say what would be written.
+
+    Raises:
+        OnnxtoolError: as `prepare_training`, as far as it is known without the weights.
+    """
+    forward = options.forward
+    setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
+    if forward is None:
+        check_harmless(ModelFile.open(options.model_path or Path()))
+    else:
+        source = Source.find(forward.model_name, revision=forward.revision, trust_remote_code=forward.trust_remote_code)
+        _ = Checkpoint.open(source, task=forward.task, allow_pickle=forward.allow_pickle).weight_files
+    return plan_artifacts(_artifact_options(options, setting, options.model_path or Path(), options.loss_inputs))
 
 
 def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
