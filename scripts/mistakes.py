@@ -97,7 +97,11 @@ def _without_data() -> None:
 
     Path("moved").mkdir()
     onnx.save(
-        onnx.load("model.onnx"), "moved/model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0
+        onnx.load("model.onnx"),
+        "moved/model.onnx",
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
     )
     Path("moved/weights.bin").unlink()
 

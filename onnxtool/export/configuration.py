@@ -44,8 +44,7 @@ def load_config(source: Source) -> Any:
         near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
         raise CheckpointError(
             f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
-            (f"did you mean {', '.join(near)}? " if near else "")
-            + "a newer transformers may know it",
+            (f"did you mean {', '.join(near)}? " if near else "") + "a newer transformers may know it",
         ) from error
     except Exception as error:  # each configuration checks its values in its own way, or not at all
         raise source.unreadable(error) from error
