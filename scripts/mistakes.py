@@ -124,7 +124,9 @@ MISTAKES = (
     Mistake("Any command", "a misspelled option", "export --model_nam encoder"),
     Mistake("Any command", "a misspelled choice", "optimize --model_path model.onnx --precision int-8"),
     Mistake("Any command", "an option without its value", "stats --format"),
-    Mistake("Any command", "a number that is out of bounds", "infer --model_path model.onnx --benchmark --batch_size 0"),
+    Mistake(
+        "Any command", "a number that is out of bounds", "infer --model_path model.onnx --benchmark --batch_size 0"
+    ),
     Mistake(
         "Any command",
         "an unknown key in a configuration file",
@@ -196,7 +198,12 @@ MISTAKES = (
         is_quick=False,
     ),
     Mistake("Optimize", "a file that is not there", "optimize --model_path modle.onnx"),
-    Mistake("Optimize", "the folder in place of the file", "optimize --model_path encoder", lambda: Path("encoder").mkdir(exist_ok=True)),
+    Mistake(
+        "Optimize",
+        "the folder in place of the file",
+        "optimize --model_path encoder",
+        lambda: Path("encoder").mkdir(exist_ok=True),
+    ),
     Mistake(
         "Optimize",
         "the weights in place of the export",
@@ -212,9 +219,22 @@ MISTAKES = (
             f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 438000000\n",
         ),
     ),
-    Mistake("Optimize", "a file that was copied by half", "optimize --model_path half.onnx", _truncated_model, is_quick=False),
-    Mistake("Optimize", "a file without its data", "optimize --model_path moved/model.onnx", _without_data, is_quick=False),
-    Mistake("Optimize", "the input as the output", "optimize --model_path model.onnx --output model.onnx --force", is_quick=False),
+    Mistake(
+        "Optimize",
+        "a file that was copied by half",
+        "optimize --model_path half.onnx",
+        _truncated_model,
+        is_quick=False,
+    ),
+    Mistake(
+        "Optimize", "a file without its data", "optimize --model_path moved/model.onnx", _without_data, is_quick=False
+    ),
+    Mistake(
+        "Optimize",
+        "the input as the output",
+        "optimize --model_path model.onnx --output model.onnx --force",
+        is_quick=False,
+    ),
     Mistake(
         "Optimize",
         "an option of another precision",
@@ -251,14 +271,21 @@ MISTAKES = (
         _write("broken.jsonl", '{"id": "1", "text": 5}\nnothing\n'),
         is_quick=False,
     ),
-    Mistake("Infer", "a provider that is not installed", "infer --model_path model.onnx --benchmark --provider cuda", is_quick=False),
+    Mistake(
+        "Infer",
+        "a provider that is not installed",
+        "infer --model_path model.onnx --benchmark --provider cuda",
+        is_quick=False,
+    ),
     Mistake(
         "Infer",
         "a text longer than the model reads, in a benchmark",
         "infer --model_path model.onnx --benchmark --sequence_length 4096",
         is_quick=False,
     ),
-    Mistake("Stats", "a gate on what is not measured", "stats model.onnx model.onnx --fail_if 'nodse>+10%'", is_quick=False),
+    Mistake(
+        "Stats", "a gate on what is not measured", "stats model.onnx model.onnx --fail_if 'nodse>+10%'", is_quick=False
+    ),
     Mistake("Stats", "three files", "stats a.onnx b.onnx c.onnx"),
     Mistake("Artifacts", "a misspelled loss", "artifacts --model_path model.onnx --loss CrossEntropy"),
     Mistake(
@@ -267,7 +294,7 @@ MISTAKES = (
         "artifacts --model_path model.onnx --train 'clasifier.*' --output training",
         is_quick=False,
     ),
-)  # fmt: skip
+)
 
 
 @contextlib.contextmanager

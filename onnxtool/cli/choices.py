@@ -15,7 +15,7 @@ class NameChoice(click.Choice[str]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name, or fail with those that look like it."""
         try:
-            return super().convert(value, param, ctx)  # type: ignore[arg-type]  # whatever it is, it is compared
+            return super().convert(value, param, ctx)
         except click.BadParameter:
             names = [str(choice) for choice in self.choices]
             near = get_close_matches(str(value), names, n=1, cutoff=0.5)

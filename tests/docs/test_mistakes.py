@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from mistakes import MISTAKES, render
 
-PAGE = (ROOT / "docs" / "guide" / "mistakes.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "mistakes.md").read_text("utf-8")
 
 
 def test_the_page_has_every_mistake() -> None:
