@@ -36,6 +36,12 @@ def frozen_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def volatile_disk() -> None:
+    """Do not wait for the disk: no test's files must outlive a power failure."""
+    os.fsync = lambda _descriptor: None  # type: ignore[assignment]
+
+
 @functools.cache
 def _share_registry() -> None:
     """Let PyTorch's exporter read the sources of onnxscript's operators once in a process, and not in each export.

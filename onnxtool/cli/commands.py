@@ -8,5 +8,6 @@ COMMANDS = {
     "stats": "Summarize an ONNX file, or its difference from another.",
     "artifacts": "Make what on-device training needs, of standard operators.",
     "env": "Show versions, execution providers, and what is wrong here.",
+    "clean": "Finish or remove what killed runs have left.",
     "completion": "Let a shell complete commands, options, paths and checkpoints.",
 }

@@ -59,7 +59,9 @@ def stage_bar() -> Iterator[OnProgress]:
         def show(stage: str) -> None:
             nonlocal name
             if _name(stage) != name:
-                shown.reset(task, total=(stage.total or None) if isinstance(stage, Stage) else None)
+                shown.reset(task)
+                # Which `reset` would leave as it was where it is not known now.
+                shown.tasks[0].total = (stage.total or None) if isinstance(stage, Stage) else None
                 name = _name(stage)
             done = stage.done if isinstance(stage, Stage) else 0
             shown.update(task, description=stage, completed=done, left=_left(shown.tasks[0].elapsed, stage))

@@ -6,9 +6,7 @@ the next run writes it again with the same bytes.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +16,7 @@ from onnxtool.corpus.pipeline import EncodedWindow
 from onnxtool.corpus.shards import ShardFormat, ShardWriter
 from onnxtool.corpus.sources import Reject
 from onnxtool.errors import OutputExistsError, OutputWriteError
+from onnxtool.model_file.commits import folder_lock, force_to_disk
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
 _OWN_FILE = re.compile(r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)(\.partial)?")
@@ -45,7 +44,7 @@ class OutputFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with _folder_lock(self.path):
+            with folder_lock(self.path):
                 yield
         except OSError as error:
             if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
@@ -71,8 +70,10 @@ class OutputFolder:
         self._require_own(is_known=force or earlier is not None)
         other = "" if earlier is None else difference(earlier.identity, wanted.identity)
         if earlier is None or (other and not earlier.shards):
-            self._clear()
-            self.write_manifest(wanted)  # before any shard: what a killed run leaves half is then known to be its own
+            # Before any shard comes or goes: what a killed run leaves half is then known to be its own.
+            self.write_manifest(wanted)
+            self._remove_others(wanted)
+            self.rejects_path.unlink(missing_ok=True)
             return wanted
         if other:
             raise OutputExistsError(
@@ -116,11 +117,6 @@ class OutputFolder:
                     "put it back, or pass --force to start again",
                 )
 
-    def _clear(self) -> None:
-        self._remove_others(Manifest({}))
-        for path in (self.manifest_path, self.rejects_path):
-            path.unlink(missing_ok=True)
-
     def _remove_others(self, manifest: Manifest) -> None:
         """Remove what a killed run left half or unnamed."""
         kept = {file.name for shard in manifest.shards for file in shard.files}
@@ -135,10 +131,10 @@ class OutputFolder:
         records = []
         for name in names:
             path = self.path / name
-            _force_to_disk(staged(path))
+            force_to_disk(staged(path))
             records.append(FileRecord(name, staged(path).stat().st_size, file_sha256(staged(path))))
             staged(path).replace(path)
-        _force_to_disk(self.path)
+        force_to_disk(self.path)
         return tuple(records)
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -204,39 +200,6 @@ def staged(path: Path) -> Path:
 
 def publish(path: Path) -> None:
     """Force a staged file to the disk and give it its name."""
-    _force_to_disk(staged(path))
+    force_to_disk(staged(path))
     staged(path).replace(path)
-    _force_to_disk(path.parent)
-
-
-def _force_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, outlive a power failure."""
-    if path.is_dir() and sys.platform == "win32":  # folders cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Lock a folder against other runs, where the system has locks that leave no file."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputExistsError(
-                f"another run is writing into {folder}", "wait for it, or pass another --output"
-            ) from None
-        yield
-    finally:
-        with suppress(OSError):
-            os.close(descriptor)
+    force_to_disk(path.parent)

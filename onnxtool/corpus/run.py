@@ -66,8 +66,8 @@ def encode_corpus(
         on_progress: called after each batch.
 
     Raises:
-        InputError: the corpus cannot be read or has changed, a line gives no text and `strict` is set, or the model
-            gives no vectors.
+        InputError: the corpus cannot be read or has changed, no line gives a text, one gives none and `strict` is set,
+            or the model gives no vectors.
         ModelFileError: the model or its external data cannot be used.
         OutputExistsError: the folder belongs to something else.
         OutputWriteError: the disk is full, the folder cannot be written, …
@@ -248,6 +248,12 @@ class _Run:
                 raise InputError(f"{self.sources[0].path} has no texts", "put one on each line")
             if self.reasons:
                 publish(self.folder.rejects_path)
+            if not self.manifest.num_texts:
+                counts = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
+                raise InputError(
+                    f"no line of {self.sources[0].path} gave a text: {counts}",
+                    f"{self.folder.rejects_path} says why for each line",
+                )
             self.manifest = replace(self.manifest, num_rejects=self.reasons.total())
             self.folder.write_manifest(self.manifest)
         finally:

@@ -24,6 +24,7 @@ from onnxtool.errors import TargetError
 from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.source import Source
+from onnxtool.model_file import follow_link
 from onnxtool.reports import Json, TensorInfo
 
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
@@ -298,7 +299,7 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
         TargetError: a file is asked for where the consumer reads a folder.
     """
     if not target.reads_folder:
-        graph = output or Path("models") / f"{name}.onnx"
+        graph = follow_link(output or Path("models") / f"{name}.onnx")
         return Layout(graph.parent, graph, graph.parent / graph.stem, graph.stem)
     root = output or Path("models") / name
     graph = root / target.graph.format(name=name)

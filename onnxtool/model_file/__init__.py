@@ -1,8 +1,7 @@
 """An ONNX file on disk: opened with its external data checked, written so that no half file can remain.
 
 Outputs are staged: everything a command writes goes into a hidden folder beside the output, is verified there, and
-is moved to its place by renames, the graph file last. Until that rename the old files are whole;
-afterwards the new ones are.
+gets its place as a whole (`commits`): whatever stops the process, the old files stand or the new ones do.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import check_interrupted
+from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, read_structure
 from onnxtool.reports import Json
@@ -45,9 +45,10 @@ class ModelFile:
         """Open the model at `path` without reading its weights.
 
         Raises:
-            ModelFileError: the file is missing or malformed, or its external data is missing, too short, or
-                outside the folder of the file.
+            ModelFileError: the file is missing or malformed, its external data is missing, too short, or outside the
+                folder of the file, or a run was killed while it replaced the file.
         """
+        check_whole(path)
         model = cls(path, read_structure(path))
         sizes = {location: _external_size(path, location) for location in model.external_locations}
         for data in model.structure.external:
@@ -171,52 +172,96 @@ class Staging:
 def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[Staging]:
     """Give a folder to write a model and its sidecar files in, and move them to their place where the block succeeds.
 
-    Files lie in the folder as they will lie in `root`, which is the folder of `output` or one above it. The graph file
-    is moved last. A sidecar file that is there already with the same content is no conflict.
+    Files lie in the folder as they will lie in `root`, which is the folder of `output` or one above it. A sidecar file
+    that is there already with the same content is no conflict. Without a `root`, an `output` that is a symbolic link
+    stays one, and the file that it leads to is written.
 
     Raises:
         OutputExistsError: the output, or a sidecar file of other content, is there and `force` is not set.
         OutputWriteError: the disk is full, the folder cannot be written, …
         BaseException: a signal asked to stop, and the block did not.
     """
-    # Here, as what only reads a model must start fast.
-    import secrets
-    import shutil
-
     check_writable(output, force=force)
+    if root is None:
+        output = follow_link(output)
+        root = output.parent
     # Named before it is made: a signal between the two must find a name to clean up.
-    root = output.parent if root is None else root
-    folder = root / f".{output.name}.{secrets.token_hex(4)}.partial"
+    folder = CommitFolder(root, output.name)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-        staging = Staging(folder, output, root, _locations_of(output))
-        staging.model_path.parent.mkdir(parents=True, exist_ok=True)
-        yield staging
-        check_interrupted()
-        _commit(staging, force=force)
+        with _made(folder):
+            staging = Staging(folder.files, output, root, _locations_of(output))
+            staging.model_path.parent.mkdir(parents=True, exist_ok=True)
+            yield staging
+            check_interrupted()
+            with exclusive(root):
+                _commit(staging, folder, force=force)
     except OSError as error:
         if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
             raise
         raise _output_write_error(output, error) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def follow_link(output: Path) -> Path:
+    """Return the file that `output` leads to where it is a symbolic link, else `output` itself.
+
+    Raises:
+        OutputWriteError: the links lead in a circle.
+    """
+    if not output.is_symlink():
+        return output
+    target = Path(os.path.realpath(output))
+    if target.is_symlink():
+        raise OutputWriteError(
+            f"cannot write {output}: it is a symbolic link that leads to itself", "remove it, or pass another --output"
+        )
+    return target
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a file of a set of which a killed run has replaced a part.
+
+    Raises:
+        ModelFileError: it is one.
+    """
+    folder = unfinished_set_of(path)
+    if folder is not None:
+        raise ModelFileError(
+            f"a run was killed while it put {path} and the files beside it in their places",
+            f"onnxtool clean {folder.parent} puts the rest there",
+        )
 
 
 def check_writable(output: Path, *, force: bool) -> None:
     """Refuse an output that `staged` would refuse, before an hour of work goes into it.
+
+    What killed runs for this output have left is finished or removed first.
 
     Raises:
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output is a folder or a device, or cannot be the name of a file.
     """
     try:
-        is_file, exists = output.is_file(), output.exists()
+        target = follow_link(output)
+        recover(target)
+    except OSError as error:
+        raise _output_write_error(output, error) from error
+    _check_free(output, force=force)
+
+
+def _check_free(output: Path, *, force: bool) -> None:
+    target = follow_link(output)
+    try:
+        is_file, exists = target.is_file(), target.exists()
     except OSError as error:
         raise _output_write_error(output, error) from error
     if exists and not is_file:  # a rename would put a file in the place of /dev/null
         raise OutputWriteError(
             f"cannot write {output}: it is not a regular file", "pass the file to write with --output"
+        )
+    if target != output and not exists and not force:
+        raise OutputExistsError(
+            f"{output} is a symbolic link to {target}, which is not there",
+            "pass --force to write that file, or another --output",
         )
     if exists and not force:
         raise _output_exists(output)
@@ -297,6 +342,40 @@ def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_byte
 
 
 @contextmanager
+def scratch_folder(output: Path) -> Iterator[Path]:
+    """Give a folder for what a run makes on its way to `output`; the next run removes it where this one is killed.
+
+    Raises:
+        OutputWriteError: the disk is full, the folder cannot be written, …
+    """
+    folder = CommitFolder(output.parent, output.name)
+    try:
+        with _made(folder):
+            yield folder.files
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise _output_write_error(output, error) from error
+
+
+@contextmanager
+def _made(folder: CommitFolder) -> Iterator[None]:
+    """Make the folder of a run, and remove it again, with those above it that were made for it and stay empty."""
+    missing = [root for root in (folder.root, *folder.root.parents) if not root.exists()]
+    try:
+        folder.root.mkdir(parents=True, exist_ok=True)
+        folder.make()
+        yield
+    finally:
+        try:
+            folder.close()
+        finally:
+            for root in missing:
+                with suppress(OSError):  # there is something in it
+                    root.rmdir()
+
+
+@contextmanager
 def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
     """Write `model`, of any size, to a file in `folder` that is there while the block runs."""
     import tempfile
@@ -332,24 +411,19 @@ def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path
     return [output.parent / location for location in named if own.fullmatch(location)]
 
 
-def _commit(staging: Staging, *, force: bool) -> None:
-    """Move the staged files to their place, the graph file last, then drop data that only the old graph used."""
-    check_writable(staging.output, force=force)  # somebody else may have made it meanwhile
-    parent = staging.root
+def _commit(staging: Staging, folder: CommitFolder, *, force: bool) -> None:
+    """Give the staged files their place, and drop data that only the old graph used."""
+    _check_free(staging.output, force=force)  # somebody else may have made it meanwhile
     # Graphs after all others: no graph may name data that is not there yet.
-    files = sorted(_files_in(staging.folder), key=lambda file: file.suffix == ".onnx")
-    sidecars = [file for file in files if file != staging.model_path]
-    targets = [(file, parent / file.relative_to(staging.folder)) for file in sidecars]
+    files = sorted(_files_in(staging.folder), key=lambda file: (file == staging.model_path, file.suffix == ".onnx"))
+    names = [file.relative_to(staging.folder) for file in files]
     if not force:
-        _check_sidecar_files(targets)
+        targets = [(file, staging.root / name) for file, name in zip(files, names, strict=True)]
+        _check_sidecar_files([pair for pair in targets if pair[0] != staging.model_path])
     new_locations = _locations_of(staging.model_path)
-    for file, target in [*targets, (staging.model_path, staging.output)]:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(target)
     superseded = [location for location in staging.previous_locations if location not in new_locations]
-    for file in [*staging.obsolete, *_own_data(staging.output, superseded)]:
-        with suppress(OSError):  # the new model is in place; what is left of the old one does no harm
-            file.unlink()
+    obsolete = [*staging.obsolete, *_own_data(staging.output, superseded)]
+    folder.commit(names, [file.relative_to(staging.root) for file in obsolete])
 
 
 def _files_in(folder: Path) -> list[Path]:

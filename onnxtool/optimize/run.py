@@ -19,6 +19,7 @@ from onnxtool.model_file import (
     ModelFile,
     Staging,
     check_model_output,
+    follow_link,
     save_model,
     scratch_file,
     staged,
@@ -91,7 +92,7 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
         raise PassError(f"{output} is the input itself", "pass another --output")
     _check_precision(options)
     check_model_output(output, force=options.force)
-    return source, output
+    return source, follow_link(output)
 
 
 def _optimize(options: OptimizeOptions) -> OptimizeReport:

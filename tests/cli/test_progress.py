@@ -7,11 +7,14 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
-from onnxtool.cli.progress import LINE_EVERY_S, Lines, clock
+from onnxtool.cli.progress import LINE_EVERY_S, Lines, bar, clock, stage_bar
 from onnxtool.progress import Stage, counted, listening, tell
 from tests.workshop import Workshop
 
@@ -29,6 +32,26 @@ def test_whoever_listens_hears_how_far_it_is() -> None:
         ("reading letter", 0, 2),
         ("reading letter", 1, 2),
     ]
+
+
+def test_a_stage_of_unknown_length_does_not_keep_the_length_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bar moves, and does not stand at the start of one that has an end."""
+    seen: list[Progress] = []
+
+    @contextmanager
+    def watched(*columns: object) -> Iterator[Progress]:
+        with bar(*columns) as shown:
+            seen.append(shown)
+            yield shown
+
+    monkeypatch.setattr("onnxtool.cli.progress.bar", watched)
+    with stage_bar() as show:
+        show(Stage("comparing case", 1, 3))
+        assert (seen[0].tasks[0].completed, seen[0].tasks[0].total) == (1, 3)
+        show("writing")
+        assert (seen[0].tasks[0].completed, seen[0].tasks[0].total) == (0, None)
+        show(Stage("running text", 512, 0))
+        assert seen[0].tasks[0].total is None
 
 
 def test_a_log_has_a_line_for_each_stage_and_few_more(capsys: pytest.CaptureFixture[str]) -> None:

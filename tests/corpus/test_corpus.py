@@ -245,11 +245,12 @@ def test_strict_stops_at_the_first_line_without_a_text(tmp_path: Path, corpus: P
 
 
 def test_a_corpus_of_rejected_lines_alone_has_no_vectors(tmp_path: Path) -> None:
-    """One without any line is an error."""
+    """It is an error that says why, for each line in the file of rejects; and so is one without any line."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("{\n")
-    report = _encode(dense_model(tmp_path), corpus)
-    assert (report.num_texts, report.files, report.rejects) == (0, (), {"is not JSON": 1})
+    with pytest.raises(InputError, match=r"no line of .* gave a text: is not JSON \(1\)"):
+        _encode(dense_model(tmp_path), corpus)
+    assert "is not JSON" in (tmp_path / "vectors.rejects.jsonl").read_text()
     corpus.write_text("\n \n")
     with pytest.raises(InputError, match="has no texts"):
         encode_corpus(dense_model(tmp_path), corpus, tmp_path / "other", CorpusOptions(provider="cpu"))

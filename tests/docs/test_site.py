@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import runpy
 from pathlib import Path
@@ -93,3 +94,16 @@ def test_workflows_call_targets_of_the_makefile() -> None:
         targets = [word for line in lines for word in line.split()[1:] if "=" not in word]
         assert name != "test.yml" or {"test", "lint", "docs", "test_lowest"} <= set(targets)
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), targets
+
+
+@pytest.mark.parametrize("name", ["export", "optimize", "corpus"])
+def test_a_capture_shows_the_time_that_is_left(name: str) -> None:
+    """It is a drawing of a real run by `python scripts/captures.py`, and refers to nothing of the network."""
+    drawing = (ROOT / "docs" / "captures" / f"{name}.svg").read_text(encoding="utf-8")
+    text = html.unescape(re.sub(r"<[^>]*>", "", drawing)).replace("\xa0", " ")
+    assert "━" in text
+    assert re.search(r"\d:\d\d:\d\d left", text)
+    assert set(re.findall(r"https?://[^\s\"<]+", drawing)) <= {
+        "http://www.w3.org/2000/svg",
+        "https://www.textualize.io",
+    }

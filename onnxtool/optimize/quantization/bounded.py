@@ -69,6 +69,7 @@ def quantize_within(
     feeds: Sequence[Feeds],
     max_error: float | None,
     configure: Callable[[Sequence[LinearLayer], Recording], QuantizationConfig],
+    folder: Path | None = None,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model by a configuration, within `max_error`.
 
@@ -78,6 +79,7 @@ def quantize_within(
         max_error: the most that 1 - cosine of any row of an output, or of an output as a whole, may be. None
             for no bound, with all layers at the lowest level.
         configure: returns the configuration for the layers of the model and their activations on `feeds`.
+        folder: for temporary files as large as the model; None for the system's.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
@@ -90,7 +92,7 @@ def quantize_within(
     layers, _ = find_linear_layers(opened)
     if not layers:
         raise PassError("no linear layer has a float32 weight to quantize", "the model has another precision already")
-    with tempfile.TemporaryDirectory(prefix="onnxtool-quantize-") as name:
+    with tempfile.TemporaryDirectory(prefix="onnxtool-quantize-", dir=folder) as name:
         folder = Path(name)
         recording = record(model, feeds, folder)
         config = configure(layers, recording)

@@ -159,8 +159,8 @@ class Conversion:
             exact = self.is_for_exact_cpus
             if exact:  # also for the sessions that measure it here
                 model.metadata_props[EXACT_PRODUCTS_KEY] = REQUIRED
-            return to_int8(model, feeds, self.bound, activations=activations, exact=exact)
-        return to_int4(model, feeds, self.bound, provider=self.context.provider)
+            return to_int8(model, feeds, self.bound, activations=activations, exact=exact, folder=self.folder)
+        return to_int4(model, feeds, self.bound, provider=self.context.provider, folder=self.folder)
 
     def _describe(self, converted: Converted) -> None:
         """Record in the metadata the precision, and the optimizers that a session must not run."""

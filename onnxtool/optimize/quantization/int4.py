@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +30,7 @@ def to_int4(
     max_error: float | None = None,
     *,
     provider: str = "cpu",
+    folder: Path | None = None,
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
 
@@ -42,6 +44,7 @@ def to_int4(
         feeds: calibration inputs, each input name to array, on which the error is measured.
         max_error: see `quantize_within`.
         provider: the execution provider of the result.
+        folder: see `quantize_within`.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
@@ -65,7 +68,7 @@ def to_int4(
         embeddings = (("int4", int4_embeddings(grids)), ("int8", int8_embeddings))
         return QuantizationConfig((level("int4", 4), level("int8", 8)), convert, embeddings)
 
-    return quantize_within(model, feeds, max_error, choose)
+    return quantize_within(model, feeds, max_error, choose, folder)
 
 
 def _activations(layers: Sequence[LinearLayer], recording: Recording) -> Mapping[str, Callable[[], Floats]]:

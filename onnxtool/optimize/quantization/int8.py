@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -30,6 +31,7 @@ def to_int8(
     *,
     activations: str = MIXED,
     exact: bool = False,
+    folder: Path | None = None,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model to int8, within `max_error`.
 
@@ -47,6 +49,7 @@ def to_int8(
             that costs little, and `per_row` elsewhere.
         exact: whether the result is only for CPUs on which no product of uint8 and int8 saturates. Without it, products
             are exact on every CPU, and weights have slightly coarser steps.
+        folder: see `quantize_within`.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
@@ -62,7 +65,7 @@ def to_int8(
         defaults = {layer.name: others for layer in layers}
         return _config(choices, defaults, is_bounded=max_error is not None, is_exact=exact)
 
-    return quantize_within(model, feeds, max_error, choose)
+    return quantize_within(model, feeds, max_error, choose, folder)
 
 
 def _config(

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtool.errors import ArtifactError, OutputExistsError
-from onnxtool.model_file import ModelFile, Staging, save_model, staged
+from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
@@ -50,6 +50,15 @@ OPTIMIZERS: Mapping[OptimType, type[onnxblock.optim.Optimizer]] = {
     OptimType.AdamW: onnxblock.optim.AdamW,
     OptimType.SGD: onnxblock.optim.SGD,
 }
+
+
+_MODELS = ("training_model", "eval_model", "optimizer_model")
+# Of an older set, what a new one lacks must not stay beside it.
+_NAMES = (
+    *(f"{model}{suffix}" for model in _MODELS for suffix in (".onnx", ".ort", ".required_operators.config")),
+    "checkpoint",
+    "nominal_checkpoint",
+)
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,7 @@ def make_artifacts(
         OnnxtoolError: as `generate_artifacts`.
     """
     stopwatch = Stopwatch()
+    _check_output(options)
     on_progress("reading the model")
     model, path = _load(options.model)
     check_model(model)
@@ -164,20 +174,19 @@ def make_artifacts(
         block(*(options.loss_input_names or [output.name for output in model.graph.output]))
     training, evaluation = block.to_model_proto()
     trained, frozen = block.parameters()
-    models = {"training_model": training, "eval_model": evaluation}
+    models = {_MODELS[0]: training, _MODELS[1]: evaluation}
     stopwatch.lap("differentiate")
     if optimizer is not None:
         with onnxblock.empty_base():
             optimizer((trained, frozen))
-        models["optimizer_model"] = optimizer.to_model_proto()
+        models[_MODELS[2]] = optimizer.to_model_proto()
     on_progress("writing")
     folder = None if path is None else path.parent
     checkpoint = checkpoint_of(trained, frozen, folder=folder)
     checkpoint.aliases = dict(options.aliases)
     directory, prefix = options.artifact_directory, options.prefix
-    _check_output(options, [f"{prefix}{name}.onnx" for name in models] + [f"{prefix}checkpoint"])
     verification: ArtifactVerification | None = None
-    with staged(directory / f"{prefix}training_model.onnx", force=options.force) as staging:
+    with staged(directory / f"{prefix}training_model.onnx", force=options.force, root=directory) as staging:
         written = [_write_model(proto, staging, f"{prefix}{name}", folder) for name, proto in models.items()]
         written.append(staging.folder / f"{prefix}checkpoint")
         write_checkpoint(checkpoint, written[-1])
@@ -191,6 +200,7 @@ def make_artifacts(
             write_checkpoint(Checkpoint(checkpoint.trainable, checkpoint.frozen, is_nominal=True), written[-1])
         if options.ort_format:
             written += [file for model_path in written[: len(models)] for file in _to_ort_format(model_path)]
+        staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # those that are not written now
         files = [ArtifactFile(str(directory / file.name), _size_of(file)) for file in written]
     stopwatch.lap("write")
     return describe(
@@ -272,9 +282,9 @@ def plan_artifacts(options: ArtifactOptions) -> WritePlan:
     Raises:
         OnnxtoolError: as `make_artifacts`, before it differentiates.
     """
-    names = ["training_model", "eval_model", *(["optimizer_model"] if options.optimizer is not None else [])]
+    _check_output(options)
+    names = _MODELS[: 2 if options.optimizer is None else None]
     files = [f"{options.prefix}{name}.onnx" for name in names] + [f"{options.prefix}checkpoint"]
-    _check_output(options, files)
     if options.nominal_checkpoint:
         files.append(f"{options.prefix}nominal_checkpoint")
     if options.ort_format:
@@ -282,13 +292,25 @@ def plan_artifacts(options: ArtifactOptions) -> WritePlan:
     return WritePlan("artifacts", planned_files(options.artifact_directory / name for name in files))
 
 
-def _check_output(options: ArtifactOptions, names: Sequence[str]) -> None:
-    """Refuse a prefix that cannot begin the name of a file, and existing files without `force`."""
-    prefix = options.prefix
+def check_prefix(prefix: str) -> None:
+    """Refuse a prefix that cannot begin the name of a file.
+
+    Raises:
+        ArtifactError: it is one.
+    """
     if not prefix.isprintable():
         raise ArtifactError(f"the prefix {prefix!r} cannot begin the name of a file", "pass letters and digits")
     if Path(prefix).name != prefix and prefix:
         raise ArtifactError(f"the prefix {prefix!r} is a path", "pass the folder as artifact_directory")
+
+
+def _check_output(options: ArtifactOptions) -> None:
+    """Refuse a prefix that cannot begin the name of a file, and existing files without `force`."""
+    prefix = options.prefix
+    check_prefix(prefix)
+    check_writable(options.artifact_directory / f"{prefix}{_MODELS[0]}.onnx", force=True)
+    models = _MODELS[: 2 if options.optimizer is None else None]
+    names = [f"{prefix}{name}.onnx" for name in models] + [f"{prefix}checkpoint"]
     existing = [path for name in names if (path := options.artifact_directory / name).exists()]
     if existing and not options.force:
         raise OutputExistsError(f"{existing[0]} already exists", "pass --force to replace it, or another --output")
@@ -299,7 +321,7 @@ def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, folder: Pa
     model = ir.from_proto(proto)
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, folder)
-    return save_model(model, Staging(staging.folder, staging.root / f"{name}.onnx", staging.root))
+    return save_beside(model, staging, f"{name}.onnx")
 
 
 def _to_ort_format(path: Path) -> tuple[Path, Path]:

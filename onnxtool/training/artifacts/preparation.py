@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from onnxtool.errors import ArtifactError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.source import Source
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, scratch_folder
 from onnxtool.reports import WritePlan
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.training import onnxblock
@@ -19,6 +18,7 @@ from onnxtool.training.artifacts.generation import (
     LOSSES,
     ArtifactOptions,
     ArtifactReport,
+    check_prefix,
     make_artifacts,
     plan_artifacts,
 )
@@ -38,10 +38,11 @@ def prepare_training(
     """
     if (options.model_path is None) == (options.forward is None):
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
+    check_prefix(options.prefix)
     if options.forward is None:
         return _of_file(options, on_progress)
-    with tempfile.TemporaryDirectory() as folder:
-        forward = export_forward(options.forward, Path(folder), on_progress)
+    with scratch_folder(_folder(options) / f"{options.prefix}training_model.onnx") as folder:
+        forward = export_forward(options.forward, folder, on_progress)
         return make_checkpoint_artifacts(options, forward, on_progress)
 
 

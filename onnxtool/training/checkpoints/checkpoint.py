@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from onnxtool.errors import CheckpointError
-from onnxtool.model_file import staged
+from onnxtool.model_file import check_whole, staged
 from onnxtool.training.checkpoints import Array as Array
 from onnxtool.training.checkpoints import Checkpoint as Checkpoint
 from onnxtool.training.checkpoints import Property as Property
@@ -54,7 +54,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: it is missing, truncated, or not a checkpoint.
+        ModelFileError: a run was killed while it replaced it.
     """
+    check_whole(path)
     try:
         with path.open("rb") as file:
             start = file.read(8)

@@ -1,0 +1,74 @@
+"""`onnxtool clean`: finish or remove what killed runs have left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from onnxtool.cli.options import output_options, report_options
+from onnxtool.cli.render import Block, Facts, Note, Table, emit, format_bytes
+from onnxtool.model_file.commits import Leftover, find_leftovers, settle
+
+_MEANINGS = {
+    "running": "of a run that is still going",
+    "elsewhere": "of a run on another machine",
+    "half": "half a set, of no use",
+    "unfinished": "a whole set that lacks names",
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: str
+    state: str
+    size_bytes: int
+    action: str
+
+
+@dataclass(frozen=True)
+class _Report:
+    folder: str
+    dry_run: bool
+    leftovers: tuple[_Entry, ...]
+    removed_bytes: int
+
+
+@click.command(epilog="Example: onnxtool clean --dry_run")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]")
+@click.option("--dry_run", is_flag=True, help="Only list what would be done.")
+@output_options("Write the result to this file instead of stdout.")
+@report_options
+def command(*, folder: Path, dry_run: bool, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
+    """List what killed runs have left in DIR and below it, and clean it up.
+
+    A run that is killed leaves a hidden folder beside its output. Half a set of files is removed. A set that was whole
+    already, and of which only some files had their names, is finished. What a run that is still going writes is left
+    alone, and so is what a run on another machine wrote: only there can be known whether it is going.
+    """
+    entries = [_entry(leftover, dry_run=dry_run) for leftover in find_leftovers(folder)]
+    removed = sum(entry.size_bytes for entry in entries if entry.action == "removed")
+    report = _Report(str(folder), dry_run, tuple(entries), removed)
+    emit(report, _blocks(report), format_name, output=output, force=force)
+
+
+def _entry(leftover: Leftover, *, dry_run: bool) -> _Entry:
+    action = {"half": "removed", "unfinished": "finished"}.get(leftover.state, "left alone")
+    if dry_run:
+        action = {"removed": "to remove", "finished": "to finish"}.get(action, action)
+    elif action != "left alone" and not settle(leftover.path):
+        action = "left alone"  # another run has taken it up meanwhile
+    return _Entry(str(leftover.path), leftover.state, leftover.size_bytes, action)
+
+
+def _blocks(report: _Report) -> list[Block]:
+    if not report.leftovers:
+        return [Facts([("Found", f"nothing that a killed run left in {report.folder}")])]
+    rows = [
+        (entry.path, format_bytes(entry.size_bytes), _MEANINGS[entry.state], entry.action) for entry in report.leftovers
+    ]
+    blocks: list[Block] = [Table(("left", "size", "what it is", "done"), rows, frozenset({"size"}))]
+    if any(entry.state == "elsewhere" for entry in report.leftovers):
+        blocks.append(Note("remove what is of a run on another machine by hand, once no run writes it any more"))
+    return blocks

@@ -1,0 +1,422 @@
+"""A set of files that gets its names as a whole, whatever stops the process that gives them.
+
+A run makes its files in a folder of its own beside their place, `.NAME.XXXXXXXX.partial`, in which a lock tells that
+the run is still going. The files are forced to the disk, and then a journal of what is to become of them. The rename
+that gives the journal its name decides: before it the old set stands; from then on the new one does, and whoever finds
+the folder of a killed run finishes what the journal says.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from onnxtool.errors import OutputExistsError, OutputWriteError
+
+State = Literal["running", "elsewhere", "half", "unfinished"]
+
+_FOLDER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
+# What a run over a corpus writes before it is named: shards in its folder, the records beside it.
+_SHARD = re.compile(r"\.part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)\.partial")
+_RECORD = re.compile(r"\.(?P<folder>.+)\.(manifest\.json|rejects\.jsonl)\.partial", re.DOTALL)
+_LOCK, _JOURNAL, _FILES = "lock", "journal.json", "files"
+_LOCKED_BYTE = 1 << 20  # behind what the file says: Windows does not let others read a locked byte
+_MAX_JOURNAL_BYTES = 1 << 24
+_WAIT_S, _POLL_S = 30.0, 0.02
+_DEPTH = 3  # a graph file lies at most so many folders below the one that its set is made in
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF}
+
+
+class Leftover(NamedTuple):
+    """Something that a run left, or still writes.
+
+    Attributes:
+        path: the hidden folder or file.
+        state: `half` is of no use to anybody; `unfinished` is a whole set of which some files lack their names yet;
+            `elsewhere` is of a run on another machine, of which this one cannot tell whether it is still going.
+        size_bytes: of all files in it.
+    """
+
+    path: Path
+    state: State
+    size_bytes: int
+
+
+class CommitFolder:
+    """The folder in which a run makes a set of files.
+
+    Attributes:
+        root: the folder that the set goes to.
+        path: the hidden folder in it.
+        files: where to write; files lie in it as they will lie in `root`.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        import secrets  # here, as what only reads a model must start fast
+
+        self.root = root
+        self.path = root / f".{name}.{secrets.token_hex(4)}.partial"
+        self.files = self.path / _FILES
+        self._descriptor: int | None = None
+
+    def make(self) -> None:
+        """Make the folder and its lock."""
+        with exclusive(self.root):  # nobody sees it without its lock
+            self.path.mkdir()
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            self._descriptor = descriptor
+            os.write(descriptor, json.dumps({**_machine(), "process": os.getpid()}).encode())
+            while _try_lock(descriptor) is False:  # somebody is asking for a moment whether it is locked
+                time.sleep(_POLL_S)
+        self.files.mkdir()
+
+    def commit(self, files: Sequence[Path], obsolete: Sequence[Path]) -> None:
+        """Give `files`, relative to `root`, their names in this order, and remove those that are `obsolete`."""
+        for file in files:
+            force_to_disk(self.files / file)
+        kept = [file for file in dict.fromkeys(obsolete) if file not in files and os.path.lexists(self.root / file)]
+        if len(files) == 1 and not kept:
+            _move(self.files / files[0], self.root / files[0])
+            force_to_disk((self.root / files[0]).parent)
+            return
+        for folder in {self.files / file.parent for file in files}:
+            force_to_disk(folder)
+        journal = {"files": [file.as_posix() for file in files], "obsolete": [file.as_posix() for file in kept]}
+        written = self.path / f"{_JOURNAL}.partial"
+        written.write_text(json.dumps(journal), encoding="utf-8")
+        force_to_disk(written)
+        force_to_disk(self.root)
+        os.replace(written, self.path / _JOURNAL)  # noqa: PTH105  this decides
+        force_to_disk(self.path)
+        try:
+            _finish(self.path, files, kept)
+        except OSError:  # there is no way back, and a disk may have had a moment of weakness
+            _settle(self.path)
+
+    def close(self) -> None:
+        """Remove the folder; where the set was decided on and something stopped it, finish that first.
+
+        Raises:
+            OutputWriteError: it cannot be finished; the folder stays, for the next run to finish.
+        """
+        if sys.platform == "win32":
+            self._unlock()  # no open file can be removed there
+        try:
+            if _read_journal(self.path) is not None:
+                with exclusive(self.root):
+                    _settle(self.path)
+            else:
+                _remove(self.path)
+        except OSError as error:
+            raise OutputWriteError(
+                f"cannot write all files of {self.root}: {error.strerror} ({error.filename})",
+                f"they are whole in {self.path}; `onnxtool clean {self.root}`, or the same command again, moves them "
+                "to their places once the folder can be written",
+            ) from error
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def recover(output: Path) -> None:
+    """Finish or remove what killed runs that wrote `output` have left, and log what was done.
+
+    Raises:
+        OSError: a set that was decided on cannot be finished.
+    """
+    for root in list(output.parents)[:_DEPTH]:
+        for path in _folders_in(root, output.name):
+            settle(path)
+
+
+def settle(path: Path) -> bool:
+    """Finish or remove the folder or file of a killed run; return False where its run may still be going.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import logging
+
+    with exclusive(path.parent):
+        state = _state(path)
+        if state in ("running", "elsewhere"):
+            return False
+        if path.is_dir() and not path.is_symlink():
+            _settle(path)
+        else:
+            path.unlink(missing_ok=True)
+    verb = "finished" if state == "unfinished" else "removed"
+    logging.getLogger(__name__).warning("%s what a killed run left: %s", verb, ascii(str(path))[1:-1])
+    return True
+
+
+def find_leftovers(folder: Path) -> list[Leftover]:
+    """Return what runs have left in `folder` and in all folders below it, sorted, and what they still write."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        ours = [name for name in folders if _is_folder(Path(place, name))]
+        folders[:] = [name for name in folders if name not in ours]
+        named = [name for name in files if _SHARD.fullmatch(name) or _RECORD.fullmatch(name)]
+        found += [Path(place, name) for name in (*ours, *named)]
+    return [Leftover(path, _state(path), _size_of(path)) for path in sorted(found)]
+
+
+def unfinished_set_of(path: Path) -> Path | None:
+    """Return the folder of a killed run that was giving the set with `path` its names; None where there is none."""
+    for root in list(path.parents)[:_DEPTH]:
+        for folder in _folders_in(root):
+            journal = _read_journal(folder)
+            if journal is not None and path.relative_to(root) in (*journal[0], *journal[1]):
+                return folder if _state(folder) == "unfinished" else None
+    return None
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, outlive a power failure."""
+    is_folder = path.is_dir()
+    if is_folder and sys.platform == "win32":  # folders cannot be opened there
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
+    except PermissionError:
+        if is_folder:  # one may write into it, and not read it
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (is_folder and error.errno in _NO_LOCKS):  # some file systems have this for files alone
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder, where the system has locks that leave no file; they end with this process.
+
+    Raises:
+        OutputExistsError: another run has it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if _try_lock(descriptor) is False:
+            raise OutputExistsError(f"another run is writing into {folder}", "wait for it, or pass another --output")
+        yield
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder for the moment that a look into it or a commit takes.
+
+    Where the system has no locks on folders, nothing is kept out.
+
+    Raises:
+        OutputWriteError: another run has kept it for long.
+    """
+    try:
+        if sys.platform == "win32":
+            raise PermissionError
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        yield
+        return
+    try:
+        end = time.monotonic() + _WAIT_S
+        while _try_lock(descriptor) is False:
+            if time.monotonic() > end:
+                raise OutputWriteError(
+                    f"another run has been writing into {folder} for {_WAIT_S:.0f} s",
+                    "wait for it, or pass another --output",
+                )
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Lock an open file; return False where another has it, and None where the file system has no locks."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in _NO_LOCKS else False
+    return True
+
+
+def _machine() -> dict[str, str]:
+    """Return what tells this machine from others that see the same folder: containers share locks but no name."""
+    import platform
+
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return {"host": platform.node(), "boot": boot}
+
+
+def _state(path: Path) -> State:
+    if not _is_folder(path):
+        shards = path.parent
+        if (record := _RECORD.fullmatch(path.name)) is not None and not _SHARD.fullmatch(path.name):
+            shards = path.with_name(record["folder"])
+        return "running" if _is_locked(shards) else "half"
+    owner = _read_owner(path)
+    lock = _is_locked(path / _LOCK)
+    if lock or (lock is None and owner is not None and _is_alive(owner)):
+        return "running"
+    if owner is not None and not any(owner.get(key) == value for key, value in _machine().items() if value):
+        return "elsewhere"
+    return "unfinished" if _is_pending(path) else "half"
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether another has a lock on it; None where the file system does not tell."""
+    try:
+        # Some network file systems lock only what may be written.
+        writes = os.access(path, os.W_OK) and not path.is_dir()
+        descriptor = os.open(path, os.O_RDWR if writes else os.O_RDONLY)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    try:
+        taken = _try_lock(descriptor)
+        return None if taken is None else not taken
+    finally:
+        os.close(descriptor)
+
+
+def _read_owner(folder: Path) -> dict[str, object] | None:
+    try:
+        owner = json.loads((folder / _LOCK).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # it was killed before it wrote that
+        return None
+    return owner if isinstance(owner, dict) else None
+
+
+def _is_alive(owner: dict[str, object]) -> bool:
+    """Whether the process runs, where locks do not tell; of another machine nobody knows."""
+    process = owner.get("process")
+    if sys.platform == "win32" or not isinstance(process, int) or owner.get("host") != _machine()["host"]:
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _is_folder(path: Path) -> bool:
+    return _FOLDER.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+
+
+def _folders_in(root: Path, name: str | None = None) -> list[Path]:
+    """Return the folders that runs have made in `root`; those for the output called `name`."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".partial")]
+    except OSError:
+        return []
+    matches = ((text, _FOLDER.fullmatch(text)) for text in sorted(names))
+    return [
+        root / text for text, match in matches if match and name in (None, match["name"]) and _is_folder(root / text)
+    ]
+
+
+def _read_journal(folder: Path) -> tuple[list[Path], list[Path]] | None:
+    """Return the files to name and those to remove, relative to the folder's own; None before that is decided.
+
+    A downloaded folder may hold a journal that somebody else wrote: one that leaves the folder is none.
+    """
+    path = folder / _JOURNAL
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_JOURNAL_BYTES:
+            return None
+        journal = json.loads(path.read_text(encoding="utf-8"))
+        files, obsolete = ([Path(text) for text in journal[key]] for key in ("files", "obsolete"))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if any(file.is_absolute() or file.drive or ".." in file.parts for file in (*files, *obsolete)):
+        return None
+    return files, obsolete
+
+
+def _is_pending(folder: Path) -> bool:
+    """Whether a set was decided on, and something of it is still to be done."""
+    journal = _read_journal(folder)
+    return journal is not None and (
+        any(os.path.lexists(folder / _FILES / file) for file in journal[0])
+        or any(os.path.lexists(folder.parent / file) and not (folder.parent / file).is_dir() for file in journal[1])
+    )
+
+
+def _settle(folder: Path) -> None:
+    """Finish what the journal of a folder says, if it has one, and remove the folder."""
+    journal = _read_journal(folder)
+    if journal is not None:
+        root = folder.parent.resolve()
+        files = [file for file in journal[0] if os.path.lexists(folder / _FILES / file)]
+        for file in (*files, *journal[1]):
+            if not (root / file).parent.resolve().is_relative_to(root):
+                raise OutputWriteError(
+                    f"{folder} wants to change {file}, which a link leads out of {root}",
+                    f"look at it, and remove {folder}",
+                )
+        _finish(folder, files, journal[1])
+    _remove(folder)
+
+
+def _finish(folder: Path, files: Sequence[Path], obsolete: Sequence[Path]) -> None:
+    """Do what a journal says; what of it is done already may be done again."""
+    root = folder.parent
+    for file in files:
+        _move(folder / _FILES / file, root / file)
+    for file in obsolete:
+        if not (root / file).is_dir():
+            (root / file).unlink(missing_ok=True)
+    for place in {(root / file).parent for file in (*files, *obsolete)}:
+        if place.is_dir():
+            force_to_disk(place)
+
+
+def _move(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file.replace(target)
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _size_of(path: Path) -> int:
+    if not path.is_dir():
+        return path.lstat().st_size
+    return sum(Path(place, name).lstat().st_size for place, _, names in os.walk(path) for name in names)
