@@ -52,6 +52,11 @@ def listening(on_progress: OnProgress) -> Iterator[None]:
         _listener.reset(token)
 
 
+def listener() -> OnProgress:
+    """Return what `tell` tells, for another thread to tell it."""
+    return _listener.get()
+
+
 def tell(stage: str) -> None:
     """Say what is being done to whoever listens."""
     _listener.get()(stage)

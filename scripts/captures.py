@@ -125,7 +125,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(trained_model(), folder / NAME)
-        texts = ({"id": str(number), "contents": "a passage of text " * (number % 20)} for number in range(NUM_TEXTS))
+        passage = "a passage of text "
+        texts = ({"id": str(number), "contents": passage * (1 + number % 20)} for number in range(NUM_TEXTS))
         (folder / "passages.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
         for capture, arguments in CAPTURES.items():
             seen, result = moments(record(arguments, folder))

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, normalizers
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.pooling_modes import POOLING_MASK, behind_prompts
-from onnxtool.checkpoint.tokenizer_library import require_bounded, tokenizer_errors
+from onnxtool.checkpoint.tokenizer_library import require_bounded, require_character_maps, tokenizer_errors
 from onnxtool.checkpoint.truncation import PLAIN, EncodedText, ReadOptions, Text, TokenOffsets, WholeText, bounded
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
@@ -46,6 +46,10 @@ class TextTokenizer:
         """
         self._folder = folder
         path = folder.path / TOKENIZER_NAME
+        try:
+            require_character_maps(path.read_bytes(), self._unreadable)
+        except OSError as error:
+            raise self._unreadable(error.strerror or str(error)) from error
         with tokenizer_errors(self._unreadable):
             self._tokenizer = Tokenizer.from_file(str(path))
         require_bounded(self._tokenizer, self._unreadable)

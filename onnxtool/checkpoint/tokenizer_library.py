@@ -6,7 +6,9 @@ without its tokens or a regular expression that gives up, it raises an error tha
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ _PANIC = "PanicException"  # of pyo3, which exports it nowhere
 # A text may become so many times as long before it is split into tokens. Byte-level ones are twice as long, those
 # with a mark for each space three times.
 _MOST_GROWTH = 10_000.0
+# The table of characters of a normalizer, in base64. The library allocates what its first four bytes say.
+_CHARACTER_MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # with which that name can be hidden; nothing writes letters so
 # What a regular expression has that may match between two letters.
 _EMPTY_MATCHES = ("*", "?", "{", "|", "^", "$", "\\")
 
@@ -45,6 +50,27 @@ def panics_as_exceptions() -> Iterator[None]:
         if type(error).__name__ != _PANIC:
             raise
         raise RuntimeError(_reason_of_panic(error)) from error
+
+
+def require_character_maps(content: bytes, make: Callable[[str], OnnxtoolError]) -> None:
+    """Refuse a tokenizer.json whose table of characters says that it is larger than it is; the library trusts it.
+
+    Raises:
+        OnnxtoolError: what `make` makes of the reason.
+    """
+    if _ESCAPED_LETTER.search(content):
+        try:
+            content = json.dumps(json.loads(content), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except (ValueError, RecursionError) as error:
+            raise make(f"not JSON: {_first_line(error)}") from None
+    for found in _CHARACTER_MAP.finditer(content):
+        stored = found[1].replace(b"\\/", b"/")
+        try:
+            said = int.from_bytes(base64.b64decode(stored[:8], validate=True)[:4], "little")
+        except ValueError:
+            continue  # the library refuses what is no base64
+        if said > len(stored):
+            raise make(f"its precompiled_charsmap says {said:,} bytes and has {len(stored) * 3 // 4:,}")
 
 
 def require_bounded(tokenizer: Tokenizer, make: Callable[[str], OnnxtoolError]) -> None:

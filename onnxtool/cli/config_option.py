@@ -35,7 +35,6 @@ _NOT_IN_FILES = {
     "force": "it replaces files",
     "output": "it says where to write",
     "plot": "it says where to write",
-    "config": "it names another file",
 }
 
 
@@ -64,16 +63,20 @@ def config_option(command: Command) -> Command:
 
 def configured(name: str) -> Configured | None:
     """Return what is configured for an option of the command that runs, without the command line."""
-    found: dict[str, Configured] = click.get_current_context().meta.get(__name__, {})
-    return found.get(name)
+    return next((one for one in all_of(click.get_current_context()) if one.option == name), None)
+
+
+def all_of(context: click.Context) -> tuple[Configured, ...]:
+    """Return what is configured for the command that runs."""
+    found: dict[str, Configured] = context.meta.get(__name__, {})
+    return tuple(found.values())
 
 
 def sources_of(context: click.Context, text: str) -> str:
     """Say, a line each, where configured options come from that `text`, an error, speaks of."""
-    found: dict[str, Configured] = context.meta.get(__name__, {})
     spoken = (
         one
-        for one in found.values()
+        for one in all_of(context)
         if f"--{one.option}" in text
         or (re.search(rf"(?<![a-z_]){one.option}(?![a-z_])", text) and str(one.value) in text)
     )
@@ -121,7 +124,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
         for parameter in context.command.params
         if isinstance(parameter, click.Option)
         for option in parameter.opts
-        if option.startswith("--")
+        if option.startswith("--") and option != "--config"  # which was read to come here
     }
     found = {}
     for name, setting in settings.items():

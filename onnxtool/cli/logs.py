@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from onnxtool.cli.choices import NameChoice
+from onnxtool.cli.config_option import all_of
 from onnxtool.cli.streams import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -66,6 +67,9 @@ def _configure(context: click.Context, level: int) -> None:
     logger.handlers = [handler]
     logger.propagate = False  # a library may have given the root logger a handler
     logger.setLevel(level)
+
+    for one in all_of(context):
+        logger.info("--%s is %s, from %s", one.option, one.value, one.source)
 
     def take_back() -> None:
         logger.setLevel(before[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from onnxtool.summary.figures import Difference, Stats
 
 if TYPE_CHECKING:
     from onnxtool.summary.gates import Gate
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @click.command(
@@ -45,6 +48,7 @@ def command(
 
     Reads the structure and hardly any weights, so gigabytes take no longer. Nodes inside of If, Loop and Scan count.
     """
+    _LOGGER.info("reading %s", " and ".join(str(path) for path in (model, base) if path is not None))
     gates = _parse_gates(asked.fail_if, has_base=base is not None)
     shape = _shape(asked)
     if base is None:
@@ -123,6 +127,8 @@ def _met_gates(gates: Sequence[Gate], report: Stats | Difference) -> list[str]:
         results = check_gates(gates, figures, base)
     except GateError as error:
         raise click.UsageError(f"{error.message}\n{error.hint}") from error
+    for result in results:
+        _LOGGER.info("gate %s", result)
     return [str(result) for result in results if result.met]
 
 

@@ -9,14 +9,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.files import M3_FILES, MODULE_WEIGHTS
+from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
-from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
+from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions, require_character_maps
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.configuration import (
     architecture_for,
@@ -155,6 +156,7 @@ class Checkpoint:
                 f"{self.source.model_name} has no tokenizer (tokenizer.json, vocab.txt, …)",
                 "save it beside the model with tokenizer.save_pretrained(...); models of text need one",
             )
+        self.require_sound_tokenizer()
         try:
             with quiet(), panics_as_exceptions():
                 return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
@@ -167,6 +169,16 @@ class Checkpoint:
                     f"pip install {' '.join(missing)}; or save it as tokenizer.json where they are installed",
                 ) from error
             raise self.source.unreadable(error) from error
+
+    def require_sound_tokenizer(self) -> None:
+        """Refuse a tokenizer.json that would fill the memory where it is loaded.
+
+        Raises:
+            CheckpointError: it would, or it cannot be read.
+        """
+        content = self.source.read_text(TOKENIZER_NAME)
+        if content is not None:
+            require_character_maps(content.encode(), partial(self.source.malformed, TOKENIZER_NAME))
 
     def load_processor(self, kind: str) -> Any:
         """Load the `image processor`, the `feature extractor`, which prepares sound, or the `processor` of pages.
@@ -182,6 +194,7 @@ class Checkpoint:
                 f"{self.source.model_name} has no {kind} ({_PROCESSORS[0]})",
                 f"save it beside the model with its save_pretrained(...); models of {content} need one",
             )
+        self.require_sound_tokenizer()
         try:
             with quiet(), panics_as_exceptions():
                 return getattr(transformers, auto_class).from_pretrained(

@@ -29,7 +29,9 @@ from onnxtool.checkpoint.sentence_modules import (
     transformer_folder,
 )
 from onnxtool.errors import CheckpointError
+from onnxtool.export.downloads import fetch
 
+_LARGE = (".safetensors", ".bin")  # as files of weights are called
 # What describes the checkpoint as a whole.
 _AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, METADATA_NAME, "README.md")
 
@@ -186,6 +188,8 @@ class Source(CheckpointFiles):
 
         if name in self._located:
             return self._located[name]
+        if name.endswith(_LARGE) and not self.is_local and not self.local_only:
+            fetch(self.model_name, name, self.revision)
         try:
             found = cached_file(
                 self.model_name,

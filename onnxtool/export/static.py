@@ -90,6 +90,7 @@ class StaticCheckpoint(Checkpoint):
             raise CheckpointError(
                 f"{self.source.model_name} has no tokenizer (tokenizer.json)", "fetch the whole checkpoint"
             )
+        self.require_sound_tokenizer()
         cut = as_object(self.source.read("tokenizer.json").get("truncation"))
         try:
             with quiet(), panics_as_exceptions():

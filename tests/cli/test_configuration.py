@@ -149,6 +149,8 @@ def test_a_malformed_gate_of_a_repository_is_a_usage_error(folder: Path) -> None
 def test_env_shows_what_is_configured_and_what_is_wrong(folder: Path) -> None:
     """Of all commands, with the source of each value and the order in which sources count."""
     (folder / ".onnxtool.toml").write_text("[optimize]\nprecision = 'int8'\n[export]\nopsett = 17\n")
+    logged = run_onnxtool(folder, "stats", "model.onnx", "-v", ONNXTOOL_STATS_BATCH_SIZE="2").stderr
+    assert "--batch_size is 2, from ONNXTOOL_STATS_BATCH_SIZE" in logged
     report = json_of(run_onnxtool(folder, "env", "--format", "json", ONNXTOOL_INFER_TOP_K="3"))
     assert report["configuration"] == [
         {"command": "optimize", "option": "precision", "value": "int8", "source": ".onnxtool.toml [optimize]"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_a_decoder_writes_where_it_is_asked_to(llama: Path) -> None:
     ]
     assert [answer["finish_reason"] for answer in report["answers"]] == ["length", "length"]
     assert report["throughput_tokens_per_s"] > 0
+
+
+def test_what_is_written_after_any_number_of_texts_is_a_line_each(llama: Path) -> None:
+    """The lines are the answers of the report; what is drawn does not depend on where a part begins."""
+    texts = ("--model_path", llama.name, *(word for text in ("the cat", "a dog", "red") for word in ("--text", text)))
+    drawn = ("--max_new_tokens", "5", "--decoding", "sample", "--seed", "3", "--quiet")
+    report = json_of(run_infer(llama.parent, *texts, *drawn, "--format", "json"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxtool.infer.answering._STREAMED_AT_A_TIME", 2)
+        lines = run_infer(llama.parent, *texts, *drawn, "--format", "jsonl").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == report["answers"]
 
 
 def test_an_encoder_decoder_always_writes(t5: Path) -> None:

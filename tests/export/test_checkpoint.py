@@ -344,6 +344,15 @@ def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(fold
         read_head("embedding", Source.find(str(folder)))
 
 
+def test_a_tokenizer_that_would_fill_the_memory_is_refused(folder: Path) -> None:
+    """The library allocates what its table of characters says: 8 GB."""
+    path = folder / "tokenizer.json"
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"normalizer": normalizer}), "utf-8")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json of .* is malformed: its precompiled_charsmap says"):
+        load(folder)
+
+
 def test_layers_that_the_config_does_not_count_are_not_left_out(folder: Path) -> None:
     """Half a model would otherwise be exported, and verified against the same half."""
     change_config(folder, lambda config: config.update(num_hidden_layers=1))
