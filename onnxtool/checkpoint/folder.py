@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.hub_names import hub_id, is_path
+from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError, ModelFileError
@@ -132,6 +132,7 @@ def _named_folder(model_name: str, needs: Sequence[str]) -> CheckpointFolder:
         model_name, revision = hub_id(model_name)
         if is_path(model_name):
             raise InputError(f"no such folder: {model_name}", "check the path, or pass an id such as org/name")
+        require_cached_commit(model_name, revision)
         folder = _fetch(model_name, revision)
     if not any((folder / name).is_file() for name in needs):
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from onnxtool.errors import CheckpointError
 
@@ -33,6 +34,20 @@ def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | Non
             f"{model_name} is of the revision {page['revision']}, and --revision is {revision}", "pass one of them"
         )
     return page["id"], revision or page["revision"]
+
+
+def require_cached_commit(model_name: str, revision: str | None) -> None:
+    """Refuse a cache of the hub in which no regular file names the commit: huggingface_hub would wait for a pipe.
+
+    Raises:
+        CheckpointError: there is a pipe, a socket, a device or a folder.
+    """
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE, "--".join(("models", *model_name.split("/"))), "refs")
+    path = folder / (revision or constants.DEFAULT_REVISION)
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is not a regular file", "the hub's cache is damaged: remove it, and fetch again")
 
 
 def is_path(model_name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.hub_names import hub_id, is_path
+from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.module_settings import require_no_routes
 from onnxtool.checkpoint.sentence_modules import (
@@ -87,6 +87,7 @@ class Source(CheckpointFiles):
             raise CheckpointError(f"{model_name} is a file", "pass the folder that it is in")
         if is_path(model_name):
             raise CheckpointError(f"no such folder: {model_name}", "check the path, or pass an id such as org/name")
+        require_cached_commit(model_name, revision)
         return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves(), route=route)
 
     def require_transformer(self) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+from pathlib import Path
 
-from onnxtool.checkpoint.hub_names import hub_id, is_path
+import pytest
+from huggingface_hub import constants
+
+from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
 from onnxtool.errors import CheckpointError
 
 
@@ -55,3 +59,21 @@ def test_a_path_is_known_as_one(name: str) -> None:
     """So that a wrong one is no id that the hub does not have."""
     assert is_path(name)
     assert not is_path("naver/splade-v3")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+@pytest.mark.parametrize("revision", [None, "pr/1"])
+def test_a_pipe_in_the_cache_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    """The library would open it, and no writer comes."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    path = tmp_path / "models--org--name" / "refs" / (revision or "main")
+    path.parent.mkdir(parents=True)
+    require_cached_commit("org/name", revision)
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        require_cached_commit("org/name", revision)
+    path.unlink()
+    path.write_text("0" * 40, "utf-8")
+    require_cached_commit("org/name", revision)
