@@ -14,11 +14,17 @@ def prepare(model: ir.Model) -> None:
     """Inline the functions of `model`, and convert it to opset 18 if it is older; it is changed in place.
 
     Raises:
-        GradientError: it cannot be converted.
+        GradientError: it cannot be converted, or a function cannot be inlined.
     """
     from onnxscript.version_converter import convert_version
 
-    common.InlinePass()(model)
+    try:
+        common.InlinePass()(model)
+    except ValueError as error:  # such as a function of another opset than the graph
+        raise GradientError(
+            f"a function of the model cannot be inlined: {(str(error).splitlines() or [''])[0]}",
+            "export it again, with functions of the opset of the graph or without them",
+        ) from error
     opset = opset_of(model)
     if opset >= LOWEST_OPSET:
         return

@@ -178,3 +178,26 @@ def test_an_old_model_is_converted_and_its_functions_are_inlined() -> None:
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     assert run_onnxruntime(proto, {"x": np.ones((2, 3), np.float32)})[0] == pytest.approx(2 / 3)
+
+
+def test_a_function_of_another_opset_is_refused_and_one_that_misfits_its_rule_as_well() -> None:
+    """Both by name, where a library or a rule would end in an error of its own."""
+    text = """<ir_version: 8, opset_import: ["" : 18, "own" : 1]>
+    g (float[2,3] x) => (float l) {
+        a = own.twice(x)
+        l = ReduceSum<keepdims=0>(a)
+    }
+    <domain: "own", opset_import: ["" : 17]>
+    twice (x) => (y) { y = Add(x, x) }
+    """
+    with pytest.raises(GradientError, match="a function of the model cannot be inlined: Opset mismatch"):
+        prepare(ir.from_onnx_text(text))
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[2,3] x) => (float l) {
+        a = Transpose<perm=[0,7]>(x)
+        l = ReduceSum<keepdims=0>(a)
+    }
+    """
+    with pytest.raises(GradientError, match="its attributes and shapes do not fit each other") as caught:
+        differentiate(ir.from_onnx_text(text), "l", ["x"])
+    assert caught.value.message.startswith("no gradient for Transpose")
