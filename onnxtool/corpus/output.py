@@ -66,6 +66,8 @@ class OutputFolder:
             OutputExistsError: the folder has files of others, or of another command and `force` is not set, or a
                 shard is missing or changed.
         """
+        for path in (self.manifest_path, self.rejects_path):  # of a killed run, whichever it was
+            staged(path).unlink(missing_ok=True)
         earlier = None if force else read_manifest(self.manifest_path)
         self._require_own(is_known=force or earlier is not None)
         other = "" if earlier is None else difference(earlier.identity, wanted.identity)
@@ -123,8 +125,6 @@ class OutputFolder:
         for path in self.path.iterdir():
             if path.name not in kept:
                 path.unlink()
-        for path in (self.manifest_path, self.rejects_path):
-            staged(path).unlink(missing_ok=True)
 
     def commit_shard(self, names: Sequence[str]) -> tuple[FileRecord, ...]:
         """Give staged files of the folder their names, and return what they are."""

@@ -15,7 +15,7 @@ import pytest
 from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
 from onnxtool.corpus.report import CorpusReport
 from onnxtool.corpus.shards import quantize_weights
-from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError
 from tests.corpus.corpora import (
     V,
     contents_of,
@@ -254,6 +254,20 @@ def test_a_corpus_of_rejected_lines_alone_has_no_vectors(tmp_path: Path) -> None
     corpus.write_text("\n \n")
     with pytest.raises(InputError, match="has no texts"):
         encode_corpus(dense_model(tmp_path), corpus, tmp_path / "other", CorpusOptions(provider="cpu"))
+
+
+def test_half_a_manifest_goes_also_where_the_folder_is_of_another_command(tmp_path: Path) -> None:
+    """A run that was killed over a finished one left it; the next one is refused, and leaves nothing hidden."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1", "contents": "one"}\n')
+    model = dense_model(tmp_path)
+    encode_corpus(model, corpus, tmp_path / "vectors", CorpusOptions(provider="cpu"))
+    half = tmp_path / ".vectors.manifest.json.partial"
+    half.write_text("{")
+    corpus.write_text('{"id": "2", "contents": "two"}\n')
+    with pytest.raises(OnnxtoolError):
+        encode_corpus(model, corpus, tmp_path / "vectors", CorpusOptions(provider="cpu"))
+    assert not half.exists()
 
 
 @pytest.mark.usefixtures("small_windows")

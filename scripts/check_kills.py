@@ -1,0 +1,315 @@
+"""Kill commands at every call that changes a name, and look at what is there then and after the next run.
+
+`python scripts/check_kills.py` compiles a stand-in for rename, link, unlink, symlink, mkdir and their kin with gcc,
+runs each command that writes several files over an older set, and ends the process by SIGKILL at the first, the
+second, … of these calls below the folder of the output. The same is done with a disk that is full, or read-only, from
+that call on. Then the same command runs again, with a clock that has been set back by a year. The table is printed as
+Markdown for docs/concepts/files.md. Exit code 1: files of two sets were mixed, or something hidden was left. For Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+YEAR_S = 365 * 24 * 3600
+FAULTS = {"killed": 0, "disk full": errno.ENOSPC, "read-only": errno.EROFS}
+_MOST_CALLS = 200
+_SLOW_TO_IMPORT = (
+    "onnxtool.export.run",
+    "onnxtool.optimize.run",
+    "onnxtool.training.artifacts.generation",
+    "onnxtool.corpus",
+    "onnxtool.benchmarking",
+    "onnxruntime",
+    "torch.onnx._internal.exporter._core",
+    "transformers.models.distilbert.modeling_distilbert",
+    "transformers.models.bert.modeling_bert",
+)
+Files = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that writes a set, and how to run it on the older and on the newer input.
+
+    Attributes:
+        old: its arguments for the set that is there; new: for the one that replaces it.
+        output: the file that names the set, in the folder of the case; a folder for a corpus.
+    """
+
+    name: str
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    output: str
+    is_corpus: bool = False
+
+
+def compile_stand_in(folder: Path) -> Path:
+    """Compile kills/names.c."""
+    library = folder / "names.so"
+    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "kills" / "names.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+def run(folder: Path, arguments: Sequence[str], *, number: int = -1, fault: int = 0, late: bool = False) -> int:
+    """Run a command in a child of this process, and return its exit code; the names below `folder` are watched."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    code = 70
+    try:
+        from onnxtool.cli import run_arguments
+
+        os.chdir(folder)
+        library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        library.names_set_clock_back(ctypes.c_long(YEAR_S if late else 0))
+        library.names_arm(os.fsencode(folder), ctypes.c_long(number), fault, -1)
+        code = run_arguments(list(arguments))
+        library.names_arm(b"", ctypes.c_long(-1), 0, -1)
+    finally:
+        os._exit(code)
+
+
+def visible(folder: Path) -> Files:
+    """Return the digest of each file that is not hidden."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found[str(name)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def hidden(folder: Path) -> list[str]:
+    """Return what is hidden."""
+    return [str(path.relative_to(folder)) for path in folder.rglob(".*")]
+
+
+def judge(found: Files, old: Files, new: Files) -> str:
+    """Return `old`, `new` or `mixed`. Times in files differ from run to run: what is not old is new."""
+    if found == old:
+        return "old"
+    changed = [name for name in new if new[name] != old.get(name)]
+    return "new" if set(found) == set(new) and all(found[name] != old.get(name) for name in changed) else "mixed"
+
+
+def state_of(case: Case, place: Path, old: Files, new: Files) -> str:
+    """Return what is there: also `journal` for a mixed set of which a journal tells."""
+    from onnxtool.model_file.commits import unfinished_set_of
+
+    state = judge(visible(place), old, new)
+    if state != "mixed":
+        return state
+    if case.is_corpus:  # the manifest tells
+        manifest = place / f"{case.output}.manifest.json"
+        return "manifest" if json.loads(manifest.read_text())["num_rejects"] is None else "mixed"
+    names = [name for name in {**old, **new} if unfinished_set_of(place / name) is not None]
+    return "journal" if names else "mixed"
+
+
+def check(case: Case, scratch: Path) -> int:
+    """Print the rows of a case, and return how many of its runs went wrong."""
+    start = time.monotonic()
+    origin = scratch / "old"
+    shutil.rmtree(origin, ignore_errors=True)
+    origin.mkdir()
+    if run(origin, case.old):
+        raise SystemExit(f"{case.name}: the first run failed: {' '.join(case.old)}")
+    old = visible(origin)
+    place = scratch / "new"
+    forced = [*case.new, "--force"]
+
+    def prepare() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(origin, place)
+
+    prepare()
+    if run(place, forced):
+        raise SystemExit(f"{case.name}: the second run failed: {' '.join(case.new)}")
+    new = visible(place)
+    wrong = 0
+    for title, fault in FAULTS.items():
+        states, after, left, runs = Counter[str](), Counter[str](), 0, 0
+        for number in range(_MOST_CALLS):
+            prepare()
+            code = run(place, forced, number=number, fault=fault)
+            if code == 0:
+                break
+            runs += 1
+            states[state_of(case, place, old, new)] += 1
+            # A corpus goes on by the same command; the others need --force, and say so once they have cleaned up.
+            again = run(place, case.new, late=bool(number % 2))
+            end = judge(visible(place), old, new)
+            after[end] += 1
+            bad = bool(hidden(place)) or end == "mixed" or again not in (0, 1) or code not in (-9, 1)
+            left += bool(hidden(place))
+            wrong += bad
+            if bad:
+                print(f"{case.name}, {title} at call {number}: {end}, exit {code} then {again}", file=sys.stderr)
+                print(*hidden(place), sep="\n", file=sys.stderr)
+        wrong += states["mixed"]
+        told = states["journal"] + states["manifest"]
+        counts = (runs, states["old"], states["new"], told, states["mixed"], f"{after['old']} / {after['new']}", left)
+        print(f"| {' | '.join((case.name, title, *map(str, counts)))} |", flush=True)
+    print(f"{case.name}: {time.monotonic() - start:.0f} s, {wrong} wrong", file=sys.stderr)
+    return wrong
+
+
+def race(case: Case, scratch: Path, times: int) -> int:
+    """Run both commands at once, and return how often files of both were there in the end, or something hidden."""
+    wrong = 0
+    sets = []
+    for arguments in (case.old, case.new):
+        place = scratch / "alone"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        run(place, arguments)
+        sets.append(visible(place))
+    for _ in range(times):
+        place = scratch / "race"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        children = []
+        for arguments in (case.old, case.new):
+            child = os.fork()
+            if not child:
+                os._exit(run(place, [*arguments, "--force"]) % 256)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        end = judge(visible(place), *sets)
+        if end == "mixed" or hidden(place) or not {*codes} <= {0, 1} or 0 not in codes:
+            print(f"{case.name}, two at once: {end}, exits {codes}", *hidden(place), file=sys.stderr)
+            wrong += 1
+    return wrong
+
+
+def changed_copy(checkpoint: Path, folder: Path) -> Path:
+    """Copy a checkpoint with other weights, and another line in its configurations."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+    for path in folder.rglob("*.safetensors"):
+        save_file({name: array * 1.01 for name, array in load_file(path).items()}, path, {"format": "pt"})
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            content = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({**content, "remark": "new"}))
+    return folder
+
+
+def make_cases(folder: Path, wanted: Sequence[str]) -> list[Case]:
+    """Make what commands work on in `folder`, and return the commands that are `wanted`; () is all."""
+    from consumer_models import build_model
+
+    from onnxtool.export.targets import TARGET_NAMES
+
+    checkpoints = {}
+    for name in ("distil", "splade"):
+        old = build_model(name, folder / "checkpoints")
+        checkpoints[name] = (old, changed_copy(old, folder / "changed" / name))
+    cases = []
+    models = {}
+
+    def export(name: str, place: Path, output: str, *more: str) -> tuple[str, ...]:
+        return ("export", "--model_name", str(place), "--output", output, "--no_verify", *more)
+
+    for kind, pair in checkpoints.items():
+        for age, place in zip(("old", "new"), pair, strict=True):
+            models[kind, age] = folder / "models" / age / f"{kind}.onnx"
+            run(folder, [*export(kind, place, str(models[kind, age])), "--force"])
+    for target in ("", *TARGET_NAMES):
+        more = ("--target", target) if target else ()
+        output = "folder" if target else "model.onnx"
+        title = f"export --target {target}" if target else "export"
+        if target == "plain" or (wanted and title not in wanted):
+            continue
+        for kind, (old, new) in checkpoints.items():
+            trial = folder / "trial"
+            shutil.rmtree(trial, ignore_errors=True)
+            trial.mkdir()
+            if run(trial, export(kind, old, output, *more)) == 0:
+                cases.append(Case(title, export(kind, old, output, *more), export(kind, new, output, *more), output))
+                break
+        else:
+            print(f"no checkpoint here fits --target {target}", file=sys.stderr)
+    pairs = (str(models["distil", "old"]), str(models["distil", "new"]))
+
+    def both(name: str, output: str, *arguments: str, before: str = "--model_path") -> None:
+        old, new = ((arguments[0], before, path, *arguments[1:]) for path in pairs)
+        cases.append(Case(name, old, new, output))
+
+    both("optimize", "model.onnx", "optimize", "--output", "model.onnx")
+    int8 = ("--precision", "int8", "--max_error", "0.5")
+    both("optimize int8", "model.onnx", "optimize", *int8, "--output", "model.onnx")
+    both("artifacts", "set/training_model.onnx", "artifacts", "--output", "set")
+    timing = ("--benchmark", "--runs", "1", "--warmup", "0", "--batch_size", "1", "--sequence_length", "8")
+    both("benchmark report", "report.json", "infer", *timing, "--format", "json", "--output", "report.json")
+    for age in ("old", "new"):
+        lines = (json.dumps({"id": str(number), "contents": f"{age} text {number}"}) for number in range(12))
+        (folder / f"{age}.jsonl").write_text("\n".join(lines) + "\n")
+    shards = ("--output", "vectors/", "--shard_size", "4")
+    before, after = (
+        ("infer", "--model_path", pairs[0], "--input", str(folder / f"{age}.jsonl"), *shards) for age in ("old", "new")
+    )
+    cases.append(Case("corpus", before, after, "vectors", is_corpus=True))
+    return [case for case in cases if not wanted or case.name in wanted]
+
+
+def main() -> int:
+    """Print the table; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names of cases, with commas between them")
+    parser.add_argument("--races", type=int, default=3, help="times that two runs are started at once, for each case")
+    arguments = parser.parse_args()
+    if "LD_PRELOAD" not in os.environ:
+        with tempfile.TemporaryDirectory() as name:
+            library = compile_stand_in(Path(name))
+            variables = {**os.environ, "LD_PRELOAD": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+            return subprocess.run([sys.executable, *sys.argv], env=variables, check=False).returncode
+    for module in _SLOW_TO_IMPORT:  # here once, and in no child
+        importlib.import_module(module)
+    head = (
+        "command",
+        "at each call",
+        "runs",
+        "old set",
+        "new set",
+        "new, to finish",
+        "mixed",
+        "then old / new",
+        "left",
+    )
+    print(f"| {' | '.join(head)} |\n|---|---|{'---:|' * 7}", flush=True)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        for case in make_cases(folder, [name for name in arguments.only.split(",") if name]):
+            wrong += check(case, folder)
+            mixed = race(case, folder, arguments.races)
+            print(f"{case.name}, two runs at once: {mixed} of {arguments.races} wrong", file=sys.stderr)
+            wrong += mixed
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
