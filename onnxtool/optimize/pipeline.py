@@ -121,25 +121,31 @@ def run_passes(
 
 
 def _keep_names_apart(model: ir.Model) -> None:
-    """Rename values of the main graph whose names are taken in a branch or the body of a loop.
+    """Rename values of the main graph whose names others have: in a branch, in the body of a loop, or beside them.
 
-    New values get names that are unique in the main graph, and a name must be unique in the whole model.
+    New values get names that are unique among those of their kind, and a name must be unique in the whole model.
     """
     graphs = list(model.graphs())
     taken = {output.name for graph in graphs[1:] for node in graph for output in node.outputs}
     taken |= {value.name for graph in graphs[1:] for value in (*graph.inputs, *graph.initializers.values())}
-    if not taken:
-        return
     outputs = [output for node in model.graph for output in node.outputs]
-    known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values(), *outputs)} | taken
+    initializers = list(model.graph.initializers.values())
+    elsewhere = taken | {value.name for value in (*model.graph.inputs, *outputs)}
+    known = elsewhere | {value.name for value in initializers}
+    for value in initializers:
+        if value.name in elsewhere and not value.is_graph_input() and not value.is_graph_output():
+            _rename(value, known)
     for output in outputs:
-        if not output.name:  # an optional output that is not computed
-            continue
-        if output.name in taken and not output.is_graph_output():
-            number = next(number for number in itertools.count(1) if f"{output.name}_{number}" not in known)
-            output.name = f"{output.name}_{number}"
-            known.add(output.name)
-        taken.add(output.name)
+        # Without a name: an optional output that is not computed.
+        if output.name and output.name in taken and not output.is_graph_output():
+            _rename(output, known)
+
+
+def _rename(value: ir.Value, known: set[str | None]) -> None:
+    value.name = next(
+        f"{value.name}_{number}" for number in itertools.count(1) if f"{value.name}_{number}" not in known
+    )
+    known.add(value.name)
 
 
 def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:

@@ -9,6 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxtool.errors import PassError
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory, run_passes
 from onnxtool.optimize.presets import PRESETS, passes_for
 
@@ -160,3 +161,18 @@ def test_new_values_do_not_take_the_names_of_those_in_branches() -> None:
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.array([1.0, -2.0], np.float32)
     np.testing.assert_array_equal(session.run(None, {"x": x, "c": np.array(True)})[0], [2.0, 0.0])
+
+
+def test_new_constants_do_not_take_the_names_of_computed_values() -> None:
+    """A model of anyone's may call a value as a pass calls its constants."""
+
+    def apply(model: ir.Model, _context: Context) -> Outcome:
+        one = Writer(model.graph).constant(np.ones(2, np.float32), "v0")
+        list(model.graph)[1].replace_input_with(0, one)
+        return Outcome(model, 1)
+
+    model, _ = run_passes(small_model(), [Pass("adds", apply)], Context(), most_rounds=1)
+    assert [node.outputs[0].name for node in model.graph] == ["v0", "v1"]
+    assert set(model.graph.initializers) == {"w", "v0_1"}
+    found = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, {"x": np.ones((1, 2), np.float32)})
+    np.testing.assert_array_equal(found[0], [1, 1])
