@@ -142,10 +142,10 @@ def _keep_names_apart(model: ir.Model) -> None:
 
 
 def _rename(value: ir.Value, known: set[str | None]) -> None:
-    value.name = next(
-        f"{value.name}_{number}" for number in itertools.count(1) if f"{value.name}_{number}" not in known
-    )
-    known.add(value.name)
+    names = (f"{value.name}_{number}" for number in itertools.count(1))
+    new = next(name for name in names if name not in known)
+    value.name = new
+    known.add(new)
 
 
 def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
