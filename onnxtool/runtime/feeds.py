@@ -200,6 +200,10 @@ def _random_array(
     kinds: Mapping[str, InputKind],
     generator: np.random.Generator,
 ) -> NDArray[Any]:
+    if info.name.startswith("encoder_") and is_mask(info) and isinstance(info.shape[1], int):
+        # The decoder's lengths are not those of what the encoder has read, which may be of one length alone.
+        parts = np.array(shape.lengths) / shape.sequence_length
+        return (np.arange(info.shape[1]) < np.ceil(parts * info.shape[1])[:, None]).astype(_numpy_dtype(info))
     dims = [_dimension(info, axis, shape) for axis in range(len(info.shape))]
     if is_mask(info):
         mask = shape.mask

@@ -233,3 +233,16 @@ def test_a_model_with_a_cache_is_handed_a_past_and_a_mask_of_both() -> None:
 def test_past_and_sequence_stay_within_what_the_model_takes(longest: int) -> None:
     """Both together are what its positions count."""
     assert all(shape.past_length + shape.sequence_length <= longest for shape in past_shapes(longest))
+
+
+def test_what_an_encoder_has_read_may_have_one_length_alone() -> None:
+    """As of LED, whose attention goes by blocks; the decoder's texts keep their own lengths, padded alike."""
+    inputs = [
+        TensorInfo("input_ids", "int64", ("batch", "sequence")),
+        TensorInfo("encoder_attention_mask", "int64", ("batch", 128)),
+    ]
+    shape = FeedShape("ragged", (4, 2), 4)
+    feeds = random_feeds(inputs, shape, {})
+    assert feeds["input_ids"].shape == (2, 4)
+    assert feeds["encoder_attention_mask"].shape == (2, 128)
+    assert feeds["encoder_attention_mask"].sum(axis=1).tolist() == [128, 64]
