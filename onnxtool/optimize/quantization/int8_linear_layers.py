@@ -89,6 +89,7 @@ def _apply(
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
+_MOST_STEPS = 64  # from a layer of an expert back to where its tokens are chosen
 _Key = tuple["ir.Value", bytes, ActivationGrid | RowGrid | None]
 
 
@@ -250,7 +251,27 @@ def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir
         bounds.append(writer.op("Mul", extreme("ReduceMin"), mirrored))
     # Never zero: activations are divided by it.
     least = max(SMALLEST, np.float32((lowest or 0.0) * grid.mirror))
-    return writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_{grid.zero}"))
+    reach = writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_{grid.zero}"))
+    if not _may_have_no_rows(value):
+        return reach
+    # The maximum of no rows has as many columns as these have, up to onnxruntime 1.31 at least.
+    first, second = (writer.constant(np.array([place], np.int64), f"onnxtool.place_{place}") for place in (0, 1))
+    return writer.op("Slice", reach, first, second, writer.constant(np.array([-1], np.int64), "onnxtool.last_axis"))
+
+
+def _may_have_no_rows(value: ir.Value) -> bool:
+    """Whether rows were chosen by what the model computed, as the tokens of one expert are: there may be none."""
+    made: ir.Value | None = value
+    for _ in range(_MOST_STEPS):
+        node = None if made is None else made.producer()
+        if node is None or node.op_type.startswith("Scatter"):
+            return False
+        sizes = node.inputs[1] if node.op_type == "Split" and len(node.inputs) > 1 else None
+        is_computed = sizes is not None and ir.convenience.get_const_tensor(sizes) is None
+        if is_computed or node.op_type in ("Compress", "NonZero"):
+            return True
+        made = node.inputs[1 if node.op_type in ("Gather", "GatherND") else 0] if node.inputs else None
+    return False
 
 
 def _write(

@@ -15,6 +15,7 @@ from onnxtool.optimize.quantization.arithmetic import (
     ActivationGrid,
     Adjustment,
     Floats,
+    RowGrid,
     round_activations,
     round_weight,
 )
@@ -257,6 +258,29 @@ def test_products_of_the_same_activations_round_them_once() -> None:
     np.testing.assert_allclose(y, simulate(X, W, 0.0), atol=1e-4, rtol=0)
     np.testing.assert_allclose(z, simulate(X, SQUARES["u"], 0.0), atol=1e-4, rtol=0)
     assert_twice_is_once(INT8, build(graph, {"w": W, "u": SQUARES["u"]}))
+
+
+@pytest.mark.parametrize("chosen", [[], [1], [0, 1]])
+def test_an_expert_may_have_no_token(chosen: list[int]) -> None:
+    """The maximum of no rows has the columns of the rows in onnxruntime, and nothing fits that."""
+    graph = """g (float[T, 8] x, bool[T] c) => (float[N, 12] y) {
+        p = NonZero(c) i = Squeeze(p, zero) e = Gather(x, i) t = Tanh(e) y = MatMul(t, w)
+    }"""
+    model = build(graph, {"w": W, "zero": np.array([0])})
+    x = normal(2, 8)
+    apply(quantize_int8(adjustments={"w": Adjustment(activations=RowGrid(128))}), model)
+    assert "Slice" in operators(model)
+    mask = np.isin(np.arange(2), chosen)
+    (found,) = run(model, {"x": x, "c": mask})
+    assert found.shape == (len(chosen), 12)
+    np.testing.assert_allclose(found, np.tanh(x[mask]) @ W, atol=0.15, rtol=0)
+
+
+def test_rows_that_are_texts_need_no_such_care() -> None:
+    """There is one at least, and a node in front of each product would take time."""
+    model = build(f"{ANY} {{ t = Tanh(x) y = MatMul(t, w) }}", {"w": W})
+    apply(quantize_int8(adjustments={"w": Adjustment(activations=RowGrid(128))}), model)
+    assert "Slice" not in operators(model)
 
 
 def test_the_product_of_the_values_divides_what_attention_gives() -> None:
