@@ -23,7 +23,12 @@ LINE_EVERY_S = 10.0  # of a stage that goes on, in a log
 
 def is_interactive() -> bool:
     """Whether stderr is a terminal whose lines can be rewritten, and gets no lines of a log between them."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not _LOGGER.isEnabledFor(logging.INFO)
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not _is_logged()
+
+
+def _is_logged() -> bool:
+    """Whether stages go to the log of -v. A level that somebody else has set for all loggers shows nothing here."""
+    return bool(logging.getLogger("onnxtool").handlers) and _LOGGER.isEnabledFor(logging.INFO)
 
 
 @contextmanager
@@ -31,7 +36,7 @@ def progress(*, quiet: bool) -> Iterator[OnProgress]:
     """Give a function that says on stderr what is being done: a bar on a terminal, else a line a stage."""
     if quiet:
         yield ignore
-    elif _LOGGER.isEnabledFor(logging.INFO):
+    elif _is_logged():
         yield Lines(say=_LOGGER.info)
     elif is_interactive():
         with stage_bar() as show:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from onnxtool.cli.progress import LINE_EVERY_S, Lines, bar, clock, stage_bar
+from onnxtool.cli.progress import LINE_EVERY_S, Lines, bar, clock, progress, stage_bar
 from onnxtool.progress import Stage, counted, listening, tell
 from tests.workshop import Workshop
 
@@ -105,3 +106,15 @@ def test_on_a_terminal_one_line_is_rewritten(workshop: Workshop, tmp_path: Path)
     assert stdout.splitlines()[-1] == f"Verified: {tmp_path / 'tiny-optimized.onnx'}"
     # The last thing that happens to the line is that it is cleared.
     assert re.search(r"\x1b\[2K(\x1b\[\?25h|\r|\x1b\[1A|\n)*$", text), repr(text[-80:])
+
+
+def test_a_level_that_others_set_for_all_loggers_hides_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of onnxtool's would show these records."""
+    before = logging.root.level
+    logging.root.setLevel(logging.INFO)
+    try:
+        with progress(quiet=False) as say:
+            say("loading a model")
+    finally:
+        logging.root.setLevel(before)
+    assert capsys.readouterr().err == "loading a model …\n"

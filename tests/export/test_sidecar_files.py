@@ -104,7 +104,7 @@ def test_a_sentencepiece_model_says_which_package_reads_it(
 ) -> None:
     """Transformers asks for tiktoken instead."""
     monkeypatch.setattr(vocabularies, "_is_installed", lambda module: module not in missing)
-    source = checkpoint(tmp_path, "deberta-v2", "spm.model")
+    source = checkpoint(tmp_path, "deberta-v2", "spm.model", "model.safetensors")
     opened: Any = Checkpoint.open(source, task="fill-mask")
     with pytest.raises(CheckpointError, match="is a SentencePiece model") as error:
         opened.load_tokenizer()
