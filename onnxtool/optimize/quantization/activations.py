@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxtool.errors import PassError
 from onnxtool.graph.shapes import fill_types, find_shapes
 from onnxtool.model_file import scratch_file
 from onnxtool.optimize.quantization.arithmetic import Floats
@@ -107,6 +108,12 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
         outputs.append({name: found[name] for name in names})
         for name, one in activations.items():
             one.add(given[name] if name in given else found[name], wanted, most_rows, generator)
+    for name, one in activations.items():
+        if not all(np.isfinite(rows).all() for rows in one.rows):
+            raise PassError(
+                f"{name}, the input of a layer, is not finite on the calibration inputs",
+                "look at the weights, and at what the model gives in float32: no grid is as wide as that",
+            )
     inputs: dict[str, tuple[str, ...]] = {}
     for layer in layers:
         inputs[layer.name] = (*inputs.get(layer.name, ()), str(layer.value.name))

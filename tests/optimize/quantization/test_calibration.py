@@ -11,7 +11,7 @@ import onnx
 import pytest
 from tokenizers import Tokenizer
 
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, PassError
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize.quantization.activations import record
 from onnxtool.optimize.quantization.calibration import make_calibration
@@ -103,3 +103,13 @@ def test_texts_are_put_into_the_chat_template_of_a_checkpoint(workshop: Workshop
     tokenizer.no_padding()
     chats = tokenizer.encode_batch([f"on a mat {text}" for text in ("a cat", "a dog")], add_special_tokens=False)
     assert feeds["input_ids"].tolist() == [chat.ids for chat in chats]
+
+
+def test_activations_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """Weights of NaN, or a sum that overflows, have no grid; the value is named."""
+    model = build(
+        "g (float[B, 8] x) => (float[B, 8] y) { n = Mul(x, s) y = MatMul(n, w) }",
+        {"s": np.full(8, np.nan, np.float32), "w": normal(8, 8)},
+    )
+    with pytest.raises(PassError, match="n, the input of a layer, is not finite"):
+        record(model, [{"x": normal(3, 8)}], tmp_path)
