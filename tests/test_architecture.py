@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("training",),
     ("autodiff", "torch_backend"),
+    ("evaluation",),
     ("benchmarking", "corpus"),
     ("export", "optimize", "infer", "stats", "sentence_transformers"),
     ("runtime",),
@@ -40,13 +41,23 @@ ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
     "matplotlib": {"cli"},
-    "torch": {"export", "benchmarking/eager.py", "sentence_transformers", "torch_backend", "training"},
-    "sentence_transformers": {"sentence_transformers"},
+    "torch": {
+        "export",
+        "benchmarking/eager.py",
+        "evaluation/pytorch.py",
+        "sentence_transformers",
+        "torch_backend",
+        "training",
+    },
+    "sentence_transformers": {"sentence_transformers", "evaluation/pytorch.py"},
     "transformers": {"export", "benchmarking/eager.py", "training/trainer"},
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},
     "PIL": {"checkpoint"},
+    "ir_measures": {"evaluation"},
+    "bm25s": {"evaluation"},
+    "scipy": {"evaluation"},
     "pyarrow": {"corpus"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
     "onnx": {"autodiff", "export", "graph", "model_file", "optimize", "runtime", "stats", "torch_backend", "training"},
@@ -54,7 +65,7 @@ ONLY_IN = {
 }
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
-    *("matplotlib", "pyarrow", "sentence_transformers", "PIL"),
+    *("matplotlib", "pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {

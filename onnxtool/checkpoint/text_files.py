@@ -1,4 +1,4 @@
-"""Read texts from a file: plain text, one a line, or JSON Lines with `id`, `contents` and, of a pair, `query`."""
+"""Read texts from a file: one a line, id and text with a tab between, or JSON Lines with `id`, `contents`, `query`."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
     if parse is None:
         raise InputError(
             f"cannot tell the format of {path} from its suffix {path.suffix!r}",
-            f"use {' or '.join(_FORMATS)}, or these with .gz behind them: a text a line, or a JSON object with id and "
-            "contents a line",
+            f"use {', '.join(_FORMATS)}, or these with .gz behind them: a text a line, a JSON object with id and "
+            "contents a line, or id and text with a tab between them",
         )
     is_empty = True
     for text in _texts(path, parse):
@@ -152,6 +152,18 @@ def parse_object(line: str) -> TextInput:
     return named_text(entry)
 
 
+def parse_tabbed(line: str) -> TextInput:
+    """Read a line with id and text and a tab between them, as MS MARCO has its passages and queries.
+
+    Raises:
+        LineError: it is none.
+    """
+    name, tab, contents = line.partition("\t")
+    if not tab or not name.strip():
+        raise LineError("has no id with a tab behind it", "write `id<TAB>text`")
+    return TextInput(contents.strip(), name.strip())
+
+
 def named_text(entry: dict[str, Json]) -> TextInput:
     """Read id and text from the fields of an object or the columns of a row.
 
@@ -176,4 +188,8 @@ def _beir_text(entry: dict[str, Json]) -> Json:
     return f"{title} {text}".strip() if isinstance(title, str) and isinstance(text, str) else text
 
 
-_FORMATS: dict[str, Callable[[str], TextInput]] = {".txt": TextInput, ".jsonl": parse_object}
+_FORMATS: dict[str, Callable[[str], TextInput]] = {
+    ".txt": TextInput,
+    ".jsonl": parse_object,
+    ".tsv": parse_tabbed,
+}

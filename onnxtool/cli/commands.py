@@ -6,6 +6,7 @@ COMMANDS = {
     "optimize": "Fuse and convert an ONNX file, verified against what went in.",
     "infer": "Run texts through an ONNX file, or time it.",
     "stats": "Summarize an ONNX file, or its difference from another.",
+    "evaluate": "Search a test collection, and measure how well a model finds what is relevant.",
     "artifacts": "Make what on-device training needs, of standard operators.",
     "env": "Show versions, execution providers, and what is wrong here.",
     "clean": "Finish or remove what killed runs have left.",

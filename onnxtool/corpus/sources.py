@@ -8,21 +8,21 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from onnxtool.checkpoint.picture_files import find_pictures
-from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object
+from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object, parse_tabbed
 from onnxtool.corpus.parquet import read_rows
 from onnxtool.errors import InputError
 
 # Longer lines are no texts; read whole, one could fill the memory.
 MAX_LINE_BYTES = 1 << 24
 _READ_BYTES = 1 << 20
-_TEXT_SUFFIXES = (".jsonl", ".txt")
+_TEXT_SUFFIXES = (".jsonl", ".txt", ".tsv")
 SUFFIXES = (*_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".parquet")
 
 
@@ -173,8 +173,11 @@ def _text(source: Source, number: int, line: bytes | dict[str, object] | None) -
     decoded = decode_line(line)
     if not decoded.strip():
         return None
-    is_plain = source.name.lower().removesuffix(".gz").endswith(".txt")
-    return TextInput(decoded) if is_plain else parse_object(decoded)
+    name = source.name.lower().removesuffix(".gz")
+    return _PARSERS[Path(name).suffix](decoded)
+
+
+_PARSERS: dict[str, Callable[[str], TextInput]] = {".txt": TextInput, ".jsonl": parse_object, ".tsv": parse_tabbed}
 
 
 def _name_of_line(source: Source, number: int) -> str:

@@ -1,0 +1,79 @@
+"""Read the vectors of an encoded corpus back, a shard at a time.
+
+Letters of shapes: N texts of a shard, H numbers of a vector, T terms or tokens of these texts together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.corpus.manifest import read_manifest
+from onnxtool.corpus.output import OutputFolder
+from onnxtool.corpus.parquet import require_pyarrow
+from onnxtool.corpus.shards import Vectors
+from onnxtool.errors import InputError
+from onnxtool.infer.vectors import SparseVectors, TokenVectors
+
+
+class Shard(NamedTuple):
+    """The ids of N texts, and their vectors."""
+
+    ids: list[str]
+    vectors: Vectors
+
+
+def read_shards(folder: Path, vocabulary: Sequence[str] = ()) -> Iterator[Shard]:
+    """Yield the shards of an encoded corpus in their order; one of them is in memory at a time.
+
+    Args:
+        folder: what `encode_corpus` wrote, as npy or, of a sparse encoder, as parquet with float weights.
+        vocabulary: of a sparse encoder, its terms by their id.
+
+    Raises:
+        InputError: there is no such folder, its files are missing or damaged, or its format is another one.
+    """
+    output = OutputFolder(folder)
+    manifest = read_manifest(output.manifest_path)
+    if manifest is None:
+        raise InputError(f"{folder} is no encoded corpus", "encode one: onnxtool infer --input FILE --output DIR/")
+    for shard in manifest.shards:
+        paths = [folder / file.name for file in shard.files]
+        try:
+            yield _read(paths, vocabulary)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{paths[0]} cannot be read: {error}", "encode the corpus again") from error
+
+
+def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
+    first, *_ = paths
+    if first.suffix == ".parquet":
+        return _read_terms(first, vocabulary)
+    if first.suffix != ".npy":
+        raise ValueError(f"a shard is read from npy or parquet, and this one ends in {first.suffix}")
+    *arrays, names = paths
+    with names.open("rb") as file:
+        ids = [str(json.loads(line)["id"]) for line in file]
+    loaded: list[NDArray[Any]] = [np.load(path, allow_pickle=False) for path in arrays]
+    if len(loaded) == 1:
+        return Shard(ids, loaded[0])
+    rows, indptr = loaded
+    return Shard(ids, TokenVectors(indptr, rows))
+
+
+def _read_terms(path: Path, vocabulary: Sequence[str]) -> Shard:
+    _, parquet = require_pyarrow()
+    table = parquet.read_table(path, columns=["id", "indices", "values"]).combine_chunks()
+    indices, values = (table.column(name).combine_chunks() for name in ("indices", "values"))
+    vectors = SparseVectors(
+        np.asarray(indices.offsets, np.int64),
+        np.asarray(indices.values, np.int32),
+        np.asarray(values.values, np.float32),
+        vocabulary,
+    )
+    return Shard([str(name) for name in table.column("id").to_pylist()], vectors)

@@ -1,0 +1,302 @@
+"""A test collection: documents, queries, and which documents are judged relevant for which query.
+
+Two layouts are read, with `.gz` behind any of the names.
+
+    BEIR   corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv (query-id, corpus-id, score)
+    TREC   a corpus, topics (its own markup, XML, or id and text with a tab between), qrels (topic, 0, document, grade)
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+
+from onnxtool.checkpoint.text_files import iterate_texts
+from onnxtool.corpus.sources import Document, Reject, SourceReader, find_sources
+from onnxtool.corpus.windows import accepted
+from onnxtool.errors import InputError
+from onnxtool.evaluation.names import DEFAULT_SPLIT
+
+_CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
+_QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv", "topics.txt", "topics.xml", "topics")
+_MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
+_TOPIC = re.compile(r"<top(?:ic)?\b(?P<attributes>[^>]*)>(?P<content>.*?)</top(?:ic)?>", re.DOTALL | re.IGNORECASE)
+_NUMBER = re.compile(r"<num(?:ber)?>\s*(?:number:)?\s*([^\s<]+)", re.IGNORECASE)
+_NUMBER_ATTRIBUTE = re.compile(r"""\b(?:number|id)\s*=\s*["']([^"']+)["']""", re.IGNORECASE)
+_TITLE = re.compile(r"<(?:title|query)>\s*(?:topic:)?\s*([^<]+)", re.IGNORECASE)
+
+Judgements = Mapping[str, Mapping[str, int]]
+"""Query to document to grade."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Queries with their judgements; the documents stay on the disk.
+
+    Attributes:
+        path: its folder.
+        corpus: the file or folder of the documents.
+        split: whose judgements these are.
+        queries: id to text, of the queries that are judged, in the order of their file.
+        judgements: of these queries.
+        files: what queries and judgements were read from.
+        num_unjudged: queries that have no judgement, and are left out.
+        num_unknown: queries that are judged, and are not there.
+        num_repeated: lines that say again what an earlier one has said.
+    """
+
+    path: Path
+    corpus: Path
+    split: str
+    queries: Mapping[str, str]
+    judgements: Judgements
+    files: tuple[Path, ...]
+    num_unjudged: int = 0
+    num_unknown: int = 0
+    num_repeated: int = 0
+
+    @property
+    def num_judgements(self) -> int:
+        """How many documents are judged, over all queries."""
+        return sum(map(len, self.judgements.values()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is wrong with it, and does not keep it from being used."""
+        found = (
+            (self.num_unjudged, "queries have no judgement, and are left out"),
+            (self.num_unknown, "judged queries are not among the queries, and are left out"),
+            (self.num_repeated, "lines repeat an earlier query or judgement"),
+        )
+        return tuple(f"{count} {what}" for count, what in found if count)
+
+
+def open_collection(folder: Path, split: str = DEFAULT_SPLIT) -> Collection:
+    """Read queries and judgements of the collection in `folder`, and find its documents.
+
+    Raises:
+        InputError: it is no such folder, a file is missing or malformed, an id stands for two queries, a document has
+            two grades for a query, or no query is judged.
+    """
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise InputError(f"the collection {folder} {what}", "pass a folder with corpus, queries and qrels to --data")
+    corpus = _find(folder, _CORPORA, "documents")
+    topics = _find(folder, _QUERIES, "queries")
+    qrels = _find_judgements(folder, split)
+    queries, repeated = _queries(topics)
+    judgements, repeated_judgements = _judgements(qrels)
+    judged = {name: text for name, text in queries.items() if name in judgements}
+    if not judged:
+        raise InputError(
+            f"{qrels} judges none of the {len(queries)} queries of {topics}",
+            f"compare their ids: {_some(judgements)} are judged, and {_some(queries)} are queries",
+        )
+    return Collection(
+        path=folder,
+        corpus=corpus,
+        split=split,
+        queries=judged,
+        judgements={name: judgements[name] for name in judged},
+        files=(topics, qrels),
+        num_unjudged=len(queries) - len(judged),
+        num_unknown=len(judgements.keys() - judged.keys()),
+        num_repeated=repeated + repeated_judgements,
+    )
+
+
+def read_documents(collection: Collection, rejects: Counter[str] | None = None) -> Iterator[Document]:
+    """Yield the documents that have a text and an id of their own, as `encode_corpus` takes them.
+
+    Args:
+        collection: whose documents these are.
+        rejects: counts the other lines by the reason.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    sources, _ = find_sources(collection.corpus)
+
+    def count(reject: Reject) -> None:
+        if rejects is not None:
+            rejects[reject.reason.partition(":")[0]] += 1
+
+    for document, _ in accepted(SourceReader(sources), count):
+        yield document
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and content of each line of a UTF-8 file that is not blank; `.gz` is unpacked.
+
+    Raises:
+        InputError: it cannot be read, is no UTF-8, or is too large.
+    """
+    number, size = 0, 0
+    try:
+        if not path.is_file():  # a pipe would wait for a writer
+            raise InputError(f"{path} is no file", "pass a file of text")
+        with gzip.GzipFile(path) if path.name.endswith(".gz") else path.open("rb") as file:
+            while raw := file.readline(_MAX_BYTES - size + 1):
+                number, size = number + 1, size + len(raw)
+                if size > _MAX_BYTES:
+                    raise InputError(f"{path} has more than {_MAX_BYTES} bytes of text", "split it")
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if line.strip():
+                    yield number, line
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{number} is not UTF-8: {error.reason}", "convert the file to UTF-8") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is no whole gzip file: {error}", "copy it again, or unpack it") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
+
+
+def read_run(path: Path) -> dict[str, dict[str, float]]:
+    """Read a run in TREC's format, `query Q0 document rank score name` a line: query to document to score.
+
+    Raises:
+        InputError: a line is malformed, or a document stands twice for a query.
+    """
+    run: dict[str, dict[str, float]] = {}
+    for number, line in read_lines(path):
+        cells = line.split()
+        score = _number(cells[4]) if len(cells) == 6 else None
+        if score is None:
+            raise InputError(
+                f"{path}:{number} is no line of a run: {line[:80]!r}", "write `query Q0 document rank score name`"
+            )
+        documents = run.setdefault(cells[0], {})
+        if cells[2] in documents:
+            raise InputError(f"{path}:{number} has document {cells[2]!r} twice for query {cells[0]!r}", "remove one")
+        documents[cells[2]] = score
+    if not run:
+        raise InputError(f"{path} has no line", "pass a run in TREC's format")
+    return run
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None
+
+
+def _find(folder: Path, names: Sequence[str], what: str) -> Path:
+    """Return the one file of `folder` that has one of `names`.
+
+    Raises:
+        InputError: there is none, or there are several.
+    """
+    candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz"))
+    found = [path for path in candidates if path.exists()]
+    if not found:
+        raise InputError(f"{folder} has no {what}", f"put them into one of {', '.join(names)}, .gz behind it or not")
+    if len(found) > 1:
+        raise InputError(
+            f"{folder} has its {what} twice: {', '.join(path.name for path in found)}", "leave one of them there"
+        )
+    return found[0]
+
+
+def _find_judgements(folder: Path, split: str) -> Path:
+    """Return the file of the judgements of `split`.
+
+    Raises:
+        InputError: there is none, or there are several.
+    """
+    if not re.fullmatch(r"[\w.-]+", split) or split.startswith("."):
+        raise InputError(f"{split!r} is no name of a split", "pass the name of a file in qrels/, such as test")
+    stems = (f"qrels/{split}", f"qrels.{split}", *(("qrels",) if split == DEFAULT_SPLIT else ()))
+    candidates = (folder / f"{stem}{suffix}{packed}" for stem in stems for suffix in _QRELS for packed in ("", ".gz"))
+    found = [path for path in candidates if path.is_file()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise InputError(f"{folder} has judgements of {split} twice: {names}", "leave one of them there")
+    inside = sorted(path.name for path in folder.glob("qrels*/*"))
+    there = f"there are {', '.join(inside)}: pass --split" if inside else f"put them into qrels/{split}.tsv"
+    raise InputError(f"{folder} has no judgements of the split {split!r}", there)
+
+
+_QRELS = (".tsv", ".txt", ".qrels", "")
+
+
+def _queries(path: Path) -> tuple[dict[str, str], int]:
+    """Return id to text, and how many lines repeat others."""
+    queries: dict[str, str] = {}
+    repeated = 0
+    for name, text in _named_queries(path):
+        if not text.strip():
+            raise InputError(f"query {name!r} of {path} has no text", "write one, or remove it")
+        if queries.setdefault(name, text) != text:
+            raise InputError(f"{path} has two queries with the id {name!r}", "give one of them another id")
+        repeated += 1
+    if not queries:
+        raise InputError(f"{path} has no queries", "write one a line")
+    return queries, repeated - len(queries)
+
+
+def _named_queries(path: Path) -> Iterator[tuple[str, str]]:
+    if path.name.lower().removesuffix(".gz").endswith((".jsonl", ".tsv")):
+        for text in iterate_texts(path):
+            assert text.id is not None  # noqa: S101  both have one
+            yield text.id, text.contents
+    else:
+        yield from _topics(path)
+
+
+def _topics(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield number and title of the topics of TREC's markup, which is no XML, or of XML; entities are those of HTML."""
+    content = "\n".join(line for _, line in read_lines(path))
+    found = False
+    for topic in _TOPIC.finditer(content):
+        found = True
+        number = _NUMBER.search(topic["content"]) or _NUMBER_ATTRIBUTE.search(topic["attributes"])
+        title = _TITLE.search(topic["content"])
+        if number is None or title is None:
+            raise InputError(
+                f"a topic of {path} has no {'number' if number is None else 'title'}: {topic[0][:80]!r}",
+                "each has <num> and <title>, or the attribute number and <query>",
+            )
+        yield number[1].strip(), " ".join(unescape(title[1]).split())
+    if not found:
+        raise InputError(f"{path} has no <top> or <topic>", "name a file of `id<TAB>text` topics.tsv")
+
+
+def _judgements(path: Path) -> tuple[dict[str, dict[str, int]], int]:
+    """Return query to document to grade, and how many lines repeat others."""
+    found: dict[str, dict[str, int]] = {}
+    repeated = 0
+    for number, line in read_lines(path):
+        cells = line.split("\t") if "\t" in line else line.split()
+        if number == 1 and cells[-1].strip().lower() in ("score", "relevance", "rel"):
+            continue
+        if len(cells) not in (3, 4) or not re.fullmatch(r"[+-]?[0-9]{1,9}", cells[-1].strip()):
+            raise InputError(
+                f"{path}:{number} is no judgement: {line[:80]!r}",
+                "write `query-id<TAB>corpus-id<TAB>score`, or as TREC does `query 0 document grade`",
+            )
+        query, document, grade = cells[0].strip(), cells[-2].strip(), int(cells[-1])
+        grades = found.setdefault(query, {})
+        if grades.setdefault(document, grade) != grade:
+            raise InputError(
+                f"{path}:{number} judges document {document!r} for query {query!r} as {grade}, and an earlier line as "
+                f"{grades[document]}",
+                "remove one of the lines",
+            )
+        repeated += 1
+    if not found:
+        raise InputError(f"{path} has no judgements", "write one a line")
+    return found, repeated - sum(map(len, found.values()))
+
+
+def _some(names: Mapping[str, object]) -> str:
+    return ", ".join(repr(name) for name in list(names)[:3])

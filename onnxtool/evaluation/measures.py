@@ -1,0 +1,193 @@
+"""Measures of retrieval, computed by ir_measures; the interval of a mean, and the test of a difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.errors import InputError
+from onnxtool.evaluation.collection import Judgements
+from onnxtool.evaluation.names import DEFAULT_MEASURES
+
+# What ir_measures calls otherwise, and what we print.
+_NAMES = {"RR": "MRR", "R": "Recall", "AP": "MAP"}
+_RESAMPLES = 10_000
+_PERMUTATIONS = 100_000
+_AT_ONCE = 1 << 22  # numbers of a block of samples
+_SEED = 0
+
+PerQuery = dict[str, dict[str, float]]
+"""Measure to query to value."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The mean of a measure over the queries, and the interval of 95 % that it has by the choice of queries."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a measure differs from that of the base, over the same queries.
+
+    Attributes:
+        base: the mean of the base.
+        change: the mean less that of the base.
+        relative: the change as a part of the base; None where that is 0.
+        low: where the interval of 95 % of the change begins.
+        high: where it ends.
+        p_value: of a paired randomization test, two-sided: how often a change at least as large comes about where the
+            two values of each query are swapped by chance (Smucker, Allan and Carterette, 2007).
+        num_better: queries for which the value is larger.
+        num_worse: queries for which it is smaller.
+    """
+
+    base: float
+    change: float
+    relative: float | None
+    low: float
+    high: float
+    p_value: float
+    num_better: int
+    num_worse: int
+
+
+def require_library() -> Any:
+    """Return the module of ir_measures.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import ir_measures
+    except ImportError as error:
+        raise InputError(
+            f"measures of retrieval need ir_measures, which cannot be imported: {error}",
+            "pip install 'onnxtool[evaluate]'",
+        ) from error
+    return ir_measures
+
+
+def parse_measures(names: Sequence[str]) -> dict[str, Any]:
+    """Return name to measure of ir_measures: `nDCG@10`, `MRR@10`, `Recall@100`, `MAP`, `P@5`, …, in any case.
+
+    Raises:
+        InputError: there is no such measure, or ir_measures is not installed.
+    """
+    library = require_library()
+    registry = {name.casefold(): name for name in library.measures.registry}
+    measures: dict[str, Any] = {}
+    for name in names:
+        word = re.match(r"\w*", name.strip())
+        assert word is not None  # noqa: S101  it matches nothing as well
+        spelled = registry.get(word[0].casefold(), word[0])
+        try:
+            measure = library.parse_measure(f"{spelled}{name.strip()[len(word[0]) :]}")
+            known = library.DefaultPipeline.supports(measure)
+        except (NameError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+            raise _unknown(name, registry, str(error)) from None
+        if not known:
+            raise _unknown(name, registry, "no installed library computes it")
+        measures[display_name(measure)] = measure
+    if not measures:
+        raise InputError("no measure to compute", f"pass e.g. --measure {DEFAULT_MEASURES[0]}")
+    return measures
+
+
+def _unknown(name: str, registry: Mapping[str, str], reason: str) -> InputError:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name.partition("@")[0].casefold(), registry, n=1)
+    meant = f"did you mean {registry[close[0]]}? " if close else ""
+    return InputError(f"no measure {name[:60]!r}: {reason}", f"{meant}write e.g. nDCG@10, MRR@10, Recall@100, MAP, P@5")
+
+
+def display_name(measure: Any) -> str:
+    """Return what a measure is called in reports."""
+    name, at, cutoff = str(measure).partition("@")
+    return f"{_NAMES.get(name, name)}{at}{cutoff}"
+
+
+def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[str, Mapping[str, float]]) -> PerQuery:
+    """Return each measure of each judged query; a query without a result has its least value, as a rule 0.
+
+    Args:
+        measures: as `parse_measures` gives them.
+        judgements: of all queries that count.
+        run: scores of documents.
+    """
+    library = require_library()
+    names = {measure: name for name, measure in measures.items()}
+    found: PerQuery = {name: {} for name in measures}
+    grades = {query: dict(documents) for query, documents in judgements.items()}
+    results = {query: dict(documents) for query, documents in run.items() if documents}
+    if not results:
+        return {name: dict.fromkeys(judgements, 0.0) for name in measures}
+    for value in library.iter_calc(list(measures.values()), grades, results):
+        found[names[value.measure]][value.query_id] = float(value.value)
+    return {name: {query: values.get(query, 0.0) for query in judgements} for name, values in found.items()}
+
+
+def mean_of(values: Mapping[str, float]) -> Measure:
+    """Sum up a measure; the interval comes from resampled queries, always with the same seed."""
+    array = np.array(list(values.values()), np.float64)
+    low, high = _interval(array)
+    return Measure(float(array.mean()), low, high)
+
+
+def difference_of(values: Mapping[str, float], base: Mapping[str, float]) -> Difference:
+    """Compare a measure with that of the base, query by query."""
+    ours = np.array(list(values.values()), np.float64)
+    theirs = np.array([base[query] for query in values], np.float64)
+    changes = ours - theirs
+    change, before = float(changes.mean()), float(theirs.mean())
+    low, high = _interval(changes)
+    return Difference(
+        base=before,
+        change=change,
+        relative=change / before if before else None,
+        low=low,
+        high=high,
+        p_value=_randomization(changes),
+        num_better=int((changes > 0).sum()),
+        num_worse=int((changes < 0).sum()),
+    )
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the interval of 95 % of the mean, from resampled values."""
+    if not np.any(values != values[0]):
+        return float(values[0]), float(values[0])
+    random = np.random.default_rng(_SEED)
+    step = max(1, _AT_ONCE // len(values))
+    means = np.concatenate(
+        [
+            values[random.integers(len(values), size=(min(step, _RESAMPLES - first), len(values)))].mean(axis=1)
+            for first in range(0, _RESAMPLES, step)
+        ]
+    )
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def _randomization(changes: NDArray[np.float64]) -> float:
+    """Return how often the mean is at least as far from 0 where each change has its sign by chance."""
+    changes = changes[changes != 0]
+    if not len(changes):
+        return 1.0
+    observed = abs(changes.sum()) * (1 - 1e-12)  # sums of the same numbers in another order are equal
+    random = np.random.default_rng(_SEED)
+    step = max(1, _AT_ONCE // len(changes))
+    extreme = 0
+    for first in range(0, _PERMUTATIONS, step):
+        signs = random.integers(2, size=(min(step, _PERMUTATIONS - first), len(changes)), dtype=np.int8) * 2.0 - 1.0
+        extreme += int((np.abs(signs @ changes) >= observed).sum())
+    return (extreme + 1) / (_PERMUTATIONS + 1)

@@ -1,0 +1,160 @@
+"""ONNX files that search a collection: by the vectors of its documents, which are kept, or by scores of pairs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.text_files import TextInput
+from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus
+from onnxtool.corpus.manifest import file_sha256
+from onnxtool.corpus.reading import Shard, read_shards
+from onnxtool.corpus.sources import find_sources
+from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.evaluation.collection import Collection
+from onnxtool.evaluation.names import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, MEANMAXSIM, SIMILARITIES, SPARSE
+from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.systems import SHARD_TEXTS, Reranking, System, VectorSystem
+from onnxtool.infer.heads.embeddings import Embeddings
+from onnxtool.infer.heads.token_vectors import TokensOfTexts
+from onnxtool.infer.loading import LoadedModel, load
+from onnxtool.infer.static_queries import QUERY
+from onnxtool.model_file import ModelFile
+from onnxtool.progress import Stage, tell
+
+
+class OnnxVectors(VectorSystem):
+    """An ONNX file that gives vectors. Those of documents are kept in the cache."""
+
+    def __init__(self, path: Path, model: LoadedModel, options: EvaluateOptions) -> None:
+        super().__init__(options)
+        self.name, self.size_bytes = str(path), ModelFile.open(path).size_bytes
+        self._path, self._model = path, model
+        self.kind = SPARSE if model.is_sparse else LATE_INTERACTION if model.is_late_interaction else DENSE
+        self.similarity = _similarity(model)
+        head = model.head
+        self._stored = head.stored if isinstance(head, Embeddings) else None
+
+    def encode_queries(self, texts: Sequence[str]) -> Any:
+        """Return vectors of texts with the checkpoint's prompt and limit for queries."""
+        return self._restored(
+            self._model.encode(
+                texts, task=QUERY, dimensions=self._options.dimensions, keep_special=self._options.keep_special
+            )
+        )
+
+    def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
+        """Yield vectors of documents, which are encoded where the cache does not have them."""
+        options = self._options
+        corpus_options = CorpusOptions(
+            model_name=options.model_name,
+            task="document",
+            representation=options.representation,
+            provider=options.provider,
+            workers=options.workers,
+            threads=options.threads,
+            dimensions=options.dimensions,
+            keep_special=options.keep_special,
+            output_format="parquet" if self.kind == SPARSE else "npy",
+            contents=False,
+            shard_size=SHARD_TEXTS,
+        )
+        folder = options.cache_folder / self._key(collection, corpus_options)
+        try:
+            report = encode_corpus(self._path, collection.corpus, folder, corpus_options, on_progress=_tell)
+        except OutputExistsError:  # of another version of something
+            again = replace(corpus_options, force=True)
+            report = encode_corpus(self._path, collection.corpus, folder, again, on_progress=_tell)
+        rejects.update(report.rejects)
+        for shard in read_shards(folder, self._model.tokenizer.vocabulary):
+            yield shard._replace(vectors=self._restored(shard.vectors))
+
+    def _restored(self, vectors: Any) -> Any:
+        return vectors if self._stored is None else self._stored.restore(vectors)
+
+    def _key(self, collection: Collection, options: CorpusOptions) -> str:
+        """Name the folder of vectors by the contents of what they are made from."""
+        model = ModelFile.open(self._path)
+        files = [self._path, *(self._path.parent / location for location in model.external_locations)]
+        sources, _ = find_sources(collection.corpus)
+        tell("reading the collection")
+        stated = {
+            "model": [file_sha256(path) for path in files],
+            "corpus": [(source.name, file_sha256(source.path)) for source in sources],
+            "checkpoint": str(self._model.folder.path.resolve()),
+            **{name: str(value) for name, value in vars(options).items() if name != "workers"},
+        }
+        digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+        return f"{self._path.stem[:60]}-{digest[:16]}"
+
+
+class OnnxReranker(Reranking):
+    """An ONNX file that scores pairs of a query and a document."""
+
+    def __init__(self, path: Path, model: LoadedModel, options: EvaluateOptions) -> None:
+        super().__init__(options)
+        self.name, self.size_bytes = str(path), ModelFile.open(path).size_bytes
+        self._model = model
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Return the score of each pair."""
+        asked = [TextInput(document, query=query) for query, document in pairs]
+        return [answer.candidates[0].score for answer in self._model.answer(asked).answers]
+
+
+def open_model(path: Path, options: EvaluateOptions) -> System:
+    """Load an ONNX file that searches.
+
+    Raises:
+        OnnxtoolError: it cannot be loaded, or gives neither vectors nor scores of pairs.
+    """
+    tell(f"loading {path}")
+    model = load(
+        path,
+        model_name=options.model_name,
+        provider=options.provider,
+        threads=options.threads,
+        representation=options.representation,
+    )
+    if options.candidates is not None and model.head.kind != "scores":
+        raise InputError(
+            f"--candidates is for rerankers, and {path} is for {model.task}", "leave it out: all documents are searched"
+        )
+    if model.gives_vectors:
+        return OnnxVectors(path, model, options)
+    if model.head.kind == "scores":
+        return OnnxReranker(path, model, options)
+    raise InputError(
+        f"{path} is for {model.task}, and neither gives vectors nor scores pairs of a query and a document",
+        "evaluate a model for sentence-similarity, sparse-encoding, late interaction or ranking",
+    )
+
+
+def _similarity(model: LoadedModel) -> str:
+    """Return how vectors are compared, as the checkpoint says it.
+
+    Raises:
+        InputError: it names what is not known here.
+    """
+    head = model.head
+    if isinstance(head, TokensOfTexts):
+        return MEANMAXSIM if head.is_mean else MAXSIM
+    stated = model.folder.sentence_modules.encoder.get("similarity_fn_name")
+    if stated is None:
+        return DOT if model.is_sparse else COSINE
+    if stated not in SIMILARITIES or (model.is_sparse and stated != DOT):
+        raise InputError(
+            f"the checkpoint compares vectors by {stated!r}",
+            f"it is one of {', '.join(SIMILARITIES)}, or for terms dot",
+        )
+    return str(stated)
+
+
+def _tell(progress: CorpusProgress) -> None:
+    total = round(progress.num_texts / progress.share) if progress.share else 0
+    tell(Stage("encoding documents", progress.num_texts, total, f"{progress.texts_per_s:.0f} texts/s"))

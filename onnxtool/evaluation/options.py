@@ -1,0 +1,96 @@
+"""What a user may ask of an evaluation."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.checkpoint.vector_types import Dimensions
+from onnxtool.errors import InputError
+from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, DEFAULT_SPLIT
+from onnxtool.infer.options import ModelName, Provider, Representation, Threads
+from onnxtool.options import Option
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How a collection is searched, and what is computed of it.
+
+    Attributes:
+        split: whose judgements count.
+        measures: names of measures, as ir_measures writes them; MRR, Recall and MAP as well.
+        against: another ONNX file, a checkpoint that sentence-transformers runs in PyTorch, or `bm25`.
+        candidates: a run in TREC's format, whose documents a reranker orders; None for those that BM25 finds.
+        depth: how many documents are kept for a query.
+        num_candidates: how many documents of a query a reranker orders.
+        cache: where the vectors of documents are kept; None for a folder of the user.
+        model_name: as in CorpusOptions, and so are `representation`, `provider`, `workers`, `threads`, `dimensions`
+            and `keep_special`.
+        fail_if: gates on measures, such as `ndcg@10<0.4`, or `ndcg@10<-0.5%` against the base.
+    """
+
+    split: Annotated[str, Option("Whose judgements count: qrels/SPLIT.tsv.")] = DEFAULT_SPLIT
+    measures: Annotated[
+        tuple[str, ...],
+        Option(
+            "A measure such as nDCG@10, MRR@10, Recall@100, MAP or P@5; may be given several times.",
+            name="measure",
+            metavar="NAME",
+            default=", ".join(DEFAULT_MEASURES),
+        ),
+    ] = ()
+    against: Annotated[
+        str | None,
+        Option(
+            "What to compare with, query by query: another ONNX file, a checkpoint, which sentence-transformers runs "
+            f"in PyTorch, or {BM25}.",
+            metavar="MODEL_OR_ID",
+            is_checkpoint=True,
+        ),
+    ] = None
+    candidates: Annotated[
+        Path | None,
+        Option("A run in TREC's format, whose documents a reranker orders.", default="what BM25 finds", metavar="FILE"),
+    ] = None
+    num_candidates: Annotated[
+        int, Option("Documents of a query that a reranker orders.", minimum=1, maximum=100_000)
+    ] = 100
+    depth: Annotated[int, Option("Documents that are kept for a query.", minimum=1, maximum=1_000_000)] = 1000
+    cache: Annotated[
+        Path | None,
+        Option(
+            "Where vectors of documents are kept, by the contents of model and corpus; a stopped run goes on there.",
+            default="~/.cache/onnxtool/evaluate",
+            metavar="DIR",
+        ),
+    ] = None
+    model_name: ModelName = None
+    representation: Representation = None
+    provider: Provider = "auto"
+    workers: Annotated[int, Option("Batches of documents that run at once; 0: one per core.", minimum=0)] = 0
+    threads: Threads = 0
+    dimensions: Dimensions = None
+    keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
+    fail_if: Annotated[
+        tuple[str, ...],
+        Option(
+            "Exit 1 if a measure meets a condition such as 'ndcg@10<0.4', or against a base 'ndcg@10<-0.5%'; may be "
+            "given several times.",
+            metavar="EXPR",
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "num_candidates"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}", "pass at least 1")
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where vectors are kept."""
+        if self.cache is not None:
+            return self.cache
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(home).expanduser() / "onnxtool" / "evaluate"

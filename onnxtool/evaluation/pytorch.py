@@ -1,0 +1,113 @@
+"""The checkpoint itself, run by sentence-transformers in PyTorch: what an ONNX file is to equal.
+
+The only module of this package that loads it, and only where a checkpoint is compared with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxtool.corpus.reading import Shard
+from onnxtool.errors import CheckpointError, InputError
+from onnxtool.evaluation.collection import Collection, read_documents
+from onnxtool.evaluation.names import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, RERANKER, SPARSE
+from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.systems import Reranking, System, VectorSystem, grouped
+from onnxtool.infer.vectors import SparseVectors, TokenVectors
+from onnxtool.progress import Stage, tell
+from onnxtool.runtime.quiet import quiet
+
+_CLASSES = {
+    DENSE: "SentenceTransformer",
+    SPARSE: "SparseEncoder",
+    LATE_INTERACTION: "MultiVectorEncoder",
+    RERANKER: "CrossEncoder",
+}
+
+
+def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
+    """Load a checkpoint with the class of sentence-transformers for `kind`. Code of the checkpoint is never run.
+
+    Args:
+        name: its folder, or its id on the hub.
+        kind: that of the ONNX file which it is compared with.
+        options: of the evaluation.
+
+    Raises:
+        InputError: sentence-transformers is not installed.
+        CheckpointError: it cannot load the checkpoint.
+    """
+    try:
+        import sentence_transformers
+    except ImportError as error:
+        raise InputError(
+            f"a checkpoint is run by sentence-transformers, which cannot be imported: {error}",
+            "pip install 'onnxtool[sentence-transformers]', or compare with an ONNX file",
+        ) from error
+    tell(f"loading {name} in PyTorch")
+    device = "cuda" if options.provider == "cuda" else "cpu"
+    try:
+        with quiet():
+            model = getattr(sentence_transformers, _CLASSES[kind])(name, device=device)
+    except Exception as error:
+        raise CheckpointError(
+            f"sentence-transformers cannot load {name} as a {_CLASSES[kind]}: {type(error).__name__}: {error}",
+            "pass the folder of the checkpoint, or an ONNX file",
+        ) from error
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    return _TorchReranker(name, model, options) if kind == RERANKER else _TorchVectors(name, kind, model, options)
+
+
+class _TorchVectors(VectorSystem):
+    def __init__(self, name: str, kind: str, model: Any, options: EvaluateOptions) -> None:
+        super().__init__(options)
+        self.name, self.kind, self._model = f"{name} in PyTorch", kind, model
+        stated = getattr(model, "similarity_fn_name", None)
+        fallback = {SPARSE: DOT, LATE_INTERACTION: MAXSIM}.get(kind, COSINE)
+        self.similarity = str(getattr(stated, "value", stated) or fallback)
+
+    def encode_queries(self, texts: Sequence[str]) -> Any:
+        return self._vectors(self._model.encode_query, texts)
+
+    def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
+        done = 0
+        for part in grouped(read_documents(collection, rejects)):
+            tell(Stage("encoding documents in PyTorch", done, 0))
+            texts = [document.contents for document in part]
+            yield Shard([document.id for document in part], self._vectors(self._model.encode_document, texts))
+            done += len(part)
+
+    def _vectors(self, encode: Callable[..., Any], texts: Sequence[str]) -> Any:
+        options = self._options
+        if self.kind == DENSE:
+            more = {} if options.dimensions is None else {"truncate_dim": options.dimensions}
+            return encode(list(texts), show_progress_bar=False, convert_to_numpy=True, **more)
+        if self.kind == LATE_INTERACTION:
+            rows = encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
+            return TokenVectors.stack([np.asarray(row, np.float32) for row in rows])
+        terms = encode(list(texts), show_progress_bar=False, convert_to_sparse_tensor=False, save_to_cpu=True)
+        tokenizer = self._model.tokenizer
+        vocabulary = tokenizer.convert_ids_to_tokens(range(terms.shape[1]))
+        vectors = SparseVectors.from_dense(terms.float().numpy(), vocabulary)
+        return vectors if options.keep_special else vectors.without(_framing(tokenizer))
+
+
+def _framing(tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that are put around a text."""
+    return frozenset(tokenizer("").input_ids)
+
+
+class _TorchReranker(Reranking):
+    def __init__(self, name: str, model: Any, options: EvaluateOptions) -> None:
+        super().__init__(options)
+        self.name, self._model = f"{name} in PyTorch", model
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        return [float(score) for score in self._model.predict(list(pairs), show_progress_bar=False)]

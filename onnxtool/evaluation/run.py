@@ -1,0 +1,272 @@
+"""Evaluate a model on a test collection: encode, search, measure, and compare with another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtool.corpus.sources import find_sources
+from onnxtool.errors import GateError
+from onnxtool.evaluation.collection import Collection, open_collection
+from onnxtool.evaluation.measures import (
+    PerQuery,
+    compute,
+    difference_of,
+    mean_of,
+    parse_measures,
+)
+from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, RERANKER
+from onnxtool.evaluation.onnx_systems import open_model
+from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport
+from onnxtool.evaluation.search import Run
+from onnxtool.evaluation.systems import Bm25, Found, System
+from onnxtool.model_file import ModelFile, write_text
+from onnxtool.progress import OnProgress, Stage, ignore, listening, tell
+from onnxtool.runtime.timing import peak_rss_bytes
+from onnxtool.summary.gates import Gate, check_gates, parse_gate
+
+_TIMED_QUERIES = 50
+_TOP = 10
+_LOST = 10
+_OVERLAP = "overlap@10"
+_TIE = 1e-5  # of two scores: what rounding in float32 changes
+
+
+def evaluate_model(
+    model_path: Path | str,
+    data: Path | str,
+    options: EvaluateOptions | None = None,
+    *,
+    run_path: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress = ignore,
+) -> EvaluationReport:
+    """Search the collection in the folder `data` with a model, and measure what it finds.
+
+    Documents and queries are encoded with the checkpoint's own prompts and limits for each, the search is exact, and
+    the measures are those of ir_measures. A reranker orders the candidates of a run, or of BM25.
+
+    Args:
+        model_path: the ONNX file; its tokenizer is found beside it.
+        data: a collection in the layout of BEIR or TREC; see `open_collection`.
+        options: how it is done.
+        run_path: where to write what was found, in TREC's format.
+        force: whether to replace that file.
+        on_progress: is told what is being done.
+
+    Raises:
+        GateError: a gate is malformed, or names what is not measured, or is relative and there is no base.
+        InputError: the collection cannot be read, or the model does not fit it.
+        OnnxtoolError: the model cannot be loaded or run.
+    """
+    options = options or EvaluateOptions()
+    measures, gates, collection = check_evaluation(model_path, data, options)
+    with listening(on_progress):
+        model = open_model(Path(model_path), options)
+        base = None if options.against is None else _open_base(options.against, options, model.kind)
+        found, seconds = _retrieve(model, collection)
+        values = compute(measures, collection.judgements, found.run)
+        times = _time_queries([system for system in (model, base) if system is not None], collection)
+        against, base_found, base_values = None, None, None
+        if base is not None:
+            base_found, base_seconds = _retrieve(base, collection)
+            base_values = compute(measures, collection.judgements, base_found.run)
+            against = _compare(collection, found, values, base_found, base_values)
+            against = replace(against, base=_described(base, times, base_seconds))
+    queries = _queries(collection, found.run, values, None if base_found is None else base_found.run, base_values)
+    if against is not None:
+        first = next(iter(measures))
+        worst = sorted(queries, key=lambda one: one.measures[first] - one.base[first])
+        against = replace(against, lost=tuple(one for one in worst[:_LOST] if one.measures[first] < one.base[first]))
+    report = EvaluationReport(
+        model=_described(model, times, seconds),
+        data=str(collection.path),
+        split=collection.split,
+        num_documents=found.num_documents,
+        num_queries=len(collection.queries),
+        num_judgements=collection.num_judgements,
+        measures={name: mean_of(values[name]) for name in measures},
+        rejects=found.rejects,
+        against=against,
+        gates=(),
+        queries=queries,
+        peak_rss_bytes=peak_rss_bytes(),
+        notes=tuple(_notes(collection, found, model, options)),
+    )
+    report = replace(report, gates=tuple(_check_gates(gates, report)))
+    if run_path is not None:
+        write_text(run_path, run_text(found.run, Path(model_path).stem), force=force)
+        report = replace(report, run_path=str(run_path))
+    return report
+
+
+def check_evaluation(
+    model_path: Path | str, data: Path | str, options: EvaluateOptions
+) -> tuple[dict[str, Any], list[Gate], Collection]:
+    """Return measures, gates and collection, as far as they can be checked without loading a model.
+
+    Raises:
+        OnnxtoolError: as `evaluate_model`.
+    """
+    measures = parse_measures(options.measures or DEFAULT_MEASURES)
+    gates = _parse_gates(options, measures)
+    collection = open_collection(Path(data), options.split)
+    find_sources(collection.corpus)
+    ModelFile.open(Path(model_path))
+    return measures, gates, collection
+
+
+def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
+    """Open what a model of a kind is compared with: BM25, an ONNX file, or a checkpoint in PyTorch."""
+    if name == BM25:
+        return Bm25(options.depth)
+    path = Path(name)
+    if path.is_file() or path.suffix.lower() == ".onnx":
+        return open_model(path, replace(options, model_name=None))
+    from onnxtool.evaluation.pytorch import open_checkpoint
+
+    return open_checkpoint(name, kind, options)
+
+
+def run_text(run: Run, name: str) -> str:
+    """Write a run in TREC's format: `query Q0 document rank score name`."""
+    tag = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
+    return "".join(
+        f"{query} Q0 {document} {rank} {np.float32(score)!s} {tag}\n"
+        for query, documents in run.items()
+        for rank, (document, score) in enumerate(documents.items(), start=1)
+    )
+
+
+def _retrieve(system: System, collection: Collection) -> tuple[Found, float]:
+    start = time.perf_counter()
+    found = system.retrieve(collection)
+    return found, time.perf_counter() - start
+
+
+def _time_queries(systems: Sequence[System], collection: Collection) -> dict[str, float | None]:
+    """Return the median milliseconds in which each system reads one query, all in turns."""
+    timed = [system for system in systems if system.kind != BM25]
+    texts = list(collection.queries.values())
+    step = max(1, len(texts) // _TIMED_QUERIES)
+    samples: dict[str, list[float]] = {system.name: [] for system in timed}
+    chosen = texts[::step][:_TIMED_QUERIES]
+    for system in timed:
+        system.run_query(chosen[0])  # the first run is slower
+    for number, text in enumerate(chosen):
+        tell(Stage("timing queries", number, len(chosen)))
+        for system in timed:
+            start = time.perf_counter()
+            system.run_query(text)
+            samples[system.name].append((time.perf_counter() - start) * 1e3)
+    return {name: float(np.median(found)) for name, found in samples.items()}
+
+
+def _described(system: System, times: Mapping[str, float | None], seconds: float) -> SystemReport:
+    return SystemReport(system.name, system.kind, system.similarity, system.size_bytes, times.get(system.name), seconds)
+
+
+def _compare(collection: Collection, found: Found, values: PerQuery, base: Found, base_values: PerQuery) -> Comparison:
+    tell("comparing")
+    overlaps, num_equal = [], 0
+    for query in collection.queries:
+        ours, theirs = found.run.get(query, {}), base.run.get(query, {})
+        top, base_top = list(ours)[:_TOP], list(theirs)[:_TOP]
+        overlaps.append(len({*top} & {*base_top}) / max(1, len(base_top)) if base_top or not top else 0.0)
+        num_equal += _is_equal(ours, theirs)
+    return Comparison(
+        base=SystemReport("", "", "", None, None, 0.0),
+        measures={name: difference_of(values[name], base_values[name]) for name in values},
+        overlap_at_10=float(np.mean(overlaps)),
+        num_equal_top_10=num_equal,
+        lost=(),
+    )
+
+
+def _is_equal(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
+    """Whether the ten best are the same in the same order, but for what rounding exchanges."""
+    top, base_top = list(ours)[:_TOP], list(theirs)[:_TOP]
+    if len(top) != len(base_top):
+        return False
+    for one, other in zip(top, base_top, strict=True):
+        if one != other:
+            here, there = theirs[other], theirs.get(one)
+            if there is None or abs(here - there) > _TIE * max(abs(here), abs(there)):
+                return False
+    return True
+
+
+def _queries(
+    collection: Collection, run: Run, values: PerQuery, base_run: Run | None, base_values: PerQuery | None
+) -> tuple[QueryResult, ...]:
+    return tuple(
+        QueryResult(
+            id=query,
+            text=text,
+            measures={name: of_queries[query] for name, of_queries in values.items()},
+            top=tuple(run.get(query, {}))[:_TOP],
+            base={} if base_values is None else {name: of[query] for name, of in base_values.items()},
+            base_top=() if base_run is None else tuple(base_run.get(query, {}))[:_TOP],
+        )
+        for query, text in collection.queries.items()
+    )
+
+
+def _notes(collection: Collection, found: Found, model: System, options: EvaluateOptions) -> list[str]:
+    notes = list(collection.notes)
+    if found.unknown:
+        notes.append(
+            f"{len(found.unknown)} judged documents are not among the documents; they count as not found, as trec_eval "
+            "counts them"
+        )
+    notes += [f"{count} lines of the corpus are left out: each {reason}" for reason, count in found.rejects.items()]
+    if empty := sum(not found.run.get(query) for query in collection.queries):
+        notes.append(f"for {empty} queries nothing was found; they count as 0")
+    if model.kind == RERANKER:
+        source = "BM25" if options.candidates is None else str(options.candidates)
+        notes.append(f"the model orders {options.num_candidates} documents of a query at most, which {source} found")
+    return notes
+
+
+def _parse_gates(options: EvaluateOptions, measures: Mapping[str, object]) -> list[Gate]:
+    """Parse the gates, whose figures may be written in any case.
+
+    Raises:
+        GateError: one is malformed, names what is not measured, or is relative and there is no base.
+    """
+    known = {name.casefold(): name for name in (*measures, _OVERLAP, "size_bytes", "query_ms")}
+    gates = []
+    for expression in options.fail_if:
+        gate = parse_gate(expression)
+        if gate.sign and options.against is None:
+            raise GateError(
+                f"the gate {expression!r} is relative, and there is no base",
+                "pass --against, or write the threshold without a sign",
+            )
+        name = known.get(gate.figure.casefold())
+        if name is None or (name == _OVERLAP and options.against is None):
+            raise GateError(
+                f"nothing called {gate.figure!r} is measured (gate {expression!r})",
+                f"there are {', '.join(known.values())}; name others with --measure, and {_OVERLAP} needs --against",
+            )
+        gates.append(gate._replace(figure=name))
+    return gates
+
+
+def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCheck]:
+    figures: dict[str, object] = {name: measure.mean for name, measure in report.measures.items()}
+    figures |= {"size_bytes": report.model.size_bytes, "query_ms": report.model.query_ms}
+    base: dict[str, object] | None = None
+    if report.against is not None:
+        of_base = report.against.base
+        figures[_OVERLAP] = report.against.overlap_at_10
+        base = {name: difference.base for name, difference in report.against.measures.items()}
+        base |= {"size_bytes": of_base.size_bytes, "query_ms": of_base.query_ms, _OVERLAP: 1.0}
+    results = check_gates(gates, figures, base)  # type: ignore[arg-type]  # JSON, as far as it goes
+    return [GateCheck(result.gate.expression, result.met, str(result)) for result in results]

@@ -1,0 +1,148 @@
+"""Exact search: every document is compared with every query, a block of documents at a time.
+
+Letters of shapes: Q queries, D documents of a block, H numbers of a vector, V terms of a vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.corpus.reading import Shard
+from onnxtool.errors import InputError
+from onnxtool.evaluation.names import COSINE, DOT, EUCLIDEAN, MEANMAXSIM
+from onnxtool.infer.vectors import SparseVectors, TokenVectors
+
+Run = dict[str, dict[str, float]]
+"""Query to document to score; the documents of a query stand from the best to the worst."""
+
+
+_DOCUMENTS_AT_A_TIME = 4096
+_DIFFERENCES = 1 << 24  # float64 in memory at once, for distances that are no products
+
+
+def search(
+    query_ids: Sequence[str], queries: Any, shards: Iterable[Shard], *, similarity: str, depth: int
+) -> tuple[Run, list[str]]:
+    """Return the `depth` best documents of each query, and the ids of all documents.
+
+    Scores are computed in float64 where they are products, and rounded to float32, so that equal vectors have equal
+    scores. Of these, the document whose id sorts last comes first, as trec_eval orders them. A sparse document that
+    shares no term with a query is no result of it.
+
+    Args:
+        query_ids: Q names.
+        queries: float [Q, H], SparseVectors or TokenVectors of Q texts.
+        shards: the documents, with vectors of the same kind.
+        similarity: `cosine`, `dot`, `euclidean` or `manhattan`; of token vectors `maxsim` or `meanmaxsim`.
+        depth: how many documents are kept for a query.
+
+    Raises:
+        InputError: vectors of queries and documents have different sizes, or a document stands there twice.
+    """
+    compare = _Comparison(queries, similarity)
+    best = [_Best(depth) for _ in query_ids]
+    ids: list[str] = []
+    known: set[str] = set()
+    for shard in shards:
+        for start in range(0, len(shard.ids), _DOCUMENTS_AT_A_TIME):
+            names = shard.ids[start : start + _DOCUMENTS_AT_A_TIME]
+            scores = compare.scores(shard.vectors, start, start + len(names))
+            for row, own in zip(scores, best, strict=True):
+                own.add(row, names)
+        ids += shard.ids
+        known.update(shard.ids)
+    if len(known) < len(ids):
+        raise InputError(f"{len(ids) - len(known)} documents have the id of another one", "give each its own")
+    return {name: own.ordered() for name, own in zip(query_ids, best, strict=True)}, ids
+
+
+class _Best:
+    """The best documents of a query so far."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._found: list[tuple[float, str]] = []
+        self._least = -np.inf
+
+    def add(self, scores: NDArray[np.float32], names: Sequence[str]) -> None:
+        """Add the documents of a block: float32 [D], -inf for what is no result."""
+        least = self._least
+        if len(scores) > self._depth:
+            least = max(least, float(np.partition(scores, -self._depth)[-self._depth]))
+        places: list[int] = np.flatnonzero((scores >= least) & (scores > -np.inf)).tolist()
+        if not places:
+            return
+        self._found += [(float(scores[place]), names[place]) for place in places]
+        self._found.sort(reverse=True)
+        del self._found[self._depth :]
+        if len(self._found) == self._depth:
+            self._least = self._found[-1][0]
+
+    def ordered(self) -> dict[str, float]:
+        return {name: score for score, name in self._found}
+
+
+class _Comparison:
+    """Queries, ready to be compared with blocks of documents."""
+
+    def __init__(self, queries: Any, similarity: str) -> None:
+        self._similarity = similarity
+        self._tokens = queries if isinstance(queries, TokenVectors) else None
+        self._terms = _matrix(queries, 0, len(queries)) if isinstance(queries, SparseVectors) else None
+        self._rows = None if self._tokens or self._terms is not None else self._prepared(queries)
+
+    def scores(self, vectors: Any, start: int, stop: int) -> NDArray[np.float32]:
+        """Return float32 [Q, D] for documents from `start` to `stop`, the larger the better."""
+        if self._tokens is not None:
+            part = vectors.take(range(start, stop))
+            return self._tokens.max_similarities(part, is_mean=self._similarity == MEANMAXSIM)
+        if self._terms is not None:
+            products = (self._terms @ _matrix(vectors, start, stop).T).toarray()
+            return np.where(products == 0, -np.inf, products).astype(np.float32)
+        assert self._rows is not None  # noqa: S101  of dense vectors
+        documents = self._prepared(vectors[start:stop])
+        if documents.shape[1] != self._rows.shape[1]:
+            raise InputError(
+                f"queries have {self._rows.shape[1]} numbers, and documents {documents.shape[1]}",
+                "encode both with one model",
+            )
+        if self._similarity in (COSINE, DOT):
+            return (self._rows @ documents.T).astype(np.float32)
+        return self._distances(documents)
+
+    def _distances(self, documents: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return minus the distance."""
+        assert self._rows is not None  # noqa: S101  of dense vectors
+        scores = np.empty((len(self._rows), len(documents)), np.float32)
+        step = max(1, _DIFFERENCES // max(1, documents.size))
+        for first in range(0, len(self._rows), step):
+            differences = self._rows[first : first + step, None] - documents[None]
+            if self._similarity == EUCLIDEAN:
+                scores[first : first + step] = -np.sqrt(np.square(differences).sum(axis=2))
+            else:
+                scores[first : first + step] = -np.abs(differences).sum(axis=2)
+        return scores
+
+    def _prepared(self, vectors: NDArray[Any]) -> NDArray[np.float64]:
+        rows = vectors.astype(np.float64)
+        return np.asarray(normalize(rows)) if self._similarity == COSINE else rows
+
+
+def _matrix(vectors: SparseVectors, start: int, stop: int) -> Any:
+    """Return texts from `start` to `stop` as a matrix of SciPy, float64 [N, V] in compressed rows."""
+    from scipy.sparse import csr_matrix
+
+    first, last = vectors.indptr[start], vectors.indptr[stop]
+    return csr_matrix(
+        (
+            vectors.weights[first:last].astype(np.float64),
+            vectors.indices[first:last],
+            vectors.indptr[start : stop + 1] - first,
+        ),
+        shape=(stop - start, len(vectors.vocabulary)),
+    )

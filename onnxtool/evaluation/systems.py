@@ -1,0 +1,251 @@
+"""What searches a collection: an ONNX file that gives vectors, one that orders documents, or BM25.
+
+All of them read the same documents: lines without a text or with an id that occurred before are left out by each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.corpus.reading import Shard
+from onnxtool.corpus.sources import Document
+from onnxtool.errors import InputError
+from onnxtool.evaluation.collection import Collection, read_documents, read_run
+from onnxtool.evaluation.names import BM25, RERANKER
+from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.search import Run, search
+from onnxtool.infer.vectors import SparseVectors, TokenVectors
+from onnxtool.progress import Stage, tell
+
+_TEXTS_AT_A_TIME = 256
+SHARD_TEXTS = 1024  # what a killed run loses, and what is in memory at once
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a system found.
+
+    Attributes:
+        run: the documents of each query.
+        num_documents: that could be found.
+        unknown: of the judged documents, those that are not among them.
+        rejects: lines of the corpus that are no document, by the reason.
+    """
+
+    run: Run
+    num_documents: int
+    unknown: frozenset[str]
+    rejects: dict[str, int] = field(default_factory=dict)
+
+
+class System(ABC):
+    """Searches a collection.
+
+    Attributes:
+        name: as the user calls it.
+        kind: `dense`, `sparse`, `late interaction`, `reranker` or `bm25`.
+        similarity: how a query and a document are compared; empty where that is the model's own matter.
+        size_bytes: of its file; None where there is none.
+    """
+
+    name: str
+    kind: str
+    similarity: str = ""
+    size_bytes: int | None = None
+
+    @abstractmethod
+    def retrieve(self, collection: Collection) -> Found:
+        """Search the collection for all of its queries."""
+
+    @abstractmethod
+    def run_query(self, text: str) -> None:
+        """Do what a query costs before the documents are searched, to be timed."""
+
+
+class VectorSystem(System):
+    """Compares vectors of queries with those of all documents."""
+
+    def __init__(self, options: EvaluateOptions) -> None:
+        self._options = options
+
+    @abstractmethod
+    def encode_queries(self, texts: Sequence[str]) -> Any:
+        """Return the vectors of texts as queries."""
+
+    @abstractmethod
+    def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
+        """Yield the vectors of all documents."""
+
+    def run_query(self, text: str) -> None:
+        """Encode it."""
+        self.encode_queries([text])
+
+    def retrieve(self, collection: Collection) -> Found:
+        """Encode the documents, then the queries, and search."""
+        rejects: Counter[str] = Counter()
+        shards = self.shards(collection, rejects)
+        first = next(shards, None)  # encodes all of them, where that is done at once
+        parts: list[Any] = []
+        texts = list(collection.queries.values())
+        for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+            tell(Stage("encoding queries", start, len(texts)))
+            parts.append(self.encode_queries(texts[start : start + _TEXTS_AT_A_TIME]))
+        tell("searching")
+        run, ids = search(
+            list(collection.queries),
+            _joined(parts),
+            () if first is None else _chained(first, shards),
+            similarity=self.similarity,
+            depth=self._options.depth,
+        )
+        return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())))
+
+
+class Reranking(System):
+    """Orders documents that another system has found."""
+
+    kind = RERANKER
+
+    def __init__(self, options: EvaluateOptions) -> None:
+        self._options = options
+
+    @abstractmethod
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Return how relevant the second text of each pair is for the first."""
+
+    def run_query(self, text: str) -> None:
+        """Score a pair."""
+        self.scores([(text, text)])
+
+    def retrieve(self, collection: Collection) -> Found:
+        """Score the candidates of each query.
+
+        Raises:
+            InputError: the run with the candidates cannot be read, or has none of the queries or documents.
+        """
+        options = self._options
+        found = first_stage(collection, options)
+        wanted = {document for documents in found.run.values() for document in documents}
+        texts = {one.id: one.contents for one in read_documents(collection) if one.id in wanted}
+        pairs = [
+            (query, document) for query, documents in found.run.items() for document in documents if document in texts
+        ]
+        if not pairs:
+            raise InputError(
+                f"{options.candidates or BM25} has no document of {collection.corpus} for a query",
+                "pass a run of this collection to --candidates",
+            )
+        run: Run = {query: {} for query in collection.queries}
+        for start in range(0, len(pairs), _TEXTS_AT_A_TIME):
+            tell(Stage("scoring pairs", start, len(pairs)))
+            part = pairs[start : start + _TEXTS_AT_A_TIME]
+            scores = self.scores([(collection.queries[query], texts[document]) for query, document in part])
+            for (query, document), score in zip(part, scores, strict=True):
+                run[query][document] = score
+        ordered = {query: dict(sorted(found.items(), key=_best_first, reverse=True)) for query, found in run.items()}
+        return Found(ordered, found.num_documents, found.unknown, found.rejects)
+
+
+class Bm25(System):
+    """BM25 by bm25s, as Lucene computes it: English stop words are left out, and words are not stemmed."""
+
+    name = kind = BM25
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+
+    def retrieve(self, collection: Collection) -> Found:
+        """Index the documents and search them.
+
+        Raises:
+            InputError: bm25s is not installed, or no document has a word.
+        """
+        try:
+            import bm25s
+        except ImportError as error:
+            raise InputError(
+                f"BM25 needs bm25s, which cannot be imported: {error}", "pip install 'onnxtool[evaluate]'"
+            ) from error
+        rejects: Counter[str] = Counter()
+        tell("indexing for BM25")
+        ids, texts = [], []
+        for document in read_documents(collection, rejects):
+            ids.append(document.id)
+            texts.append(document.contents)
+        quiet: dict[str, Any] = {"show_progress": False}
+        words = bm25s.tokenize(texts, stopwords="en", **quiet)
+        if not words.vocab:
+            raise InputError(f"{collection.corpus} has no document with a word", "BM25 needs words of letters")
+        index = bm25s.BM25(method="lucene")
+        index.index(words, **quiet)
+        tell("searching with BM25")
+        asked = bm25s.tokenize(list(collection.queries.values()), stopwords="en", return_ids=False, **quiet)
+        run: Run = {}
+        for query, tokens in zip(collection.queries, asked, strict=True):
+            scores = index.get_scores(tokens) if any(token in words.vocab for token in tokens) else None
+            run[query] = {} if scores is None else _best(scores, ids, self._depth)
+        return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())))
+
+    def run_query(self, text: str) -> None:
+        """Cost nothing: no model reads the query."""
+
+
+def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
+    """Return the candidates of a reranker: those of a run that is given, else what BM25 finds.
+
+    Raises:
+        InputError: the run cannot be read, or has none of the queries.
+    """
+    if options.candidates is None:
+        return Bm25(options.num_candidates).retrieve(collection)
+    given = read_run(options.candidates)
+    if not given.keys() & collection.queries.keys():
+        raise InputError(f"{options.candidates} has none of the queries of {collection.path}", "compare their ids")
+    run: Run = {}
+    for query in collection.queries:
+        ranked = sorted(given.get(query, {}).items(), key=_best_first, reverse=True)
+        run[query] = dict(islice(ranked, options.num_candidates))
+    rejects: Counter[str] = Counter()
+    ids = [document.id for document in read_documents(collection, rejects)]
+    return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())))
+
+
+def grouped(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Yield documents in groups that are encoded at once."""
+    while part := list(islice(documents, SHARD_TEXTS)):
+        yield part
+
+
+def _best(scores: NDArray[np.float32], ids: Sequence[str], depth: int) -> dict[str, float]:
+    """Return the best documents of a query that have any score, of equals the one whose id sorts last first."""
+    least = max(np.partition(scores, -depth)[-depth], 0) if len(scores) > depth else 0
+    places: list[int] = np.flatnonzero((scores >= least) & (scores > 0)).tolist()
+    kept = [(ids[place], float(scores[place])) for place in places]
+    return dict(sorted(kept, key=_best_first, reverse=True)[:depth])
+
+
+def _best_first(entry: tuple[str, float]) -> tuple[float, str]:
+    document, score = entry
+    return score, document
+
+
+def _judged(collection: Collection) -> frozenset[str]:
+    return frozenset(document for grades in collection.judgements.values() for document in grades)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    return type(first).concatenate(parts) if isinstance(first, SparseVectors | TokenVectors) else np.concatenate(parts)
+
+
+def _chained(first: Shard, rest: Iterator[Shard]) -> Iterator[Shard]:
+    yield first
+    yield from rest
