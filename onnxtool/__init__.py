@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from onnxtool.corpus import encode_corpus as encode_corpus
     from onnxtool.errors import OnnxtoolError as OnnxtoolError
     from onnxtool.errors import VerificationError as VerificationError
+    from onnxtool.evaluation import EvaluateOptions as EvaluateOptions
+    from onnxtool.evaluation import evaluate_model as evaluate_model
     from onnxtool.export import ExportOptions as ExportOptions
     from onnxtool.export import export_model as export_model
     from onnxtool.infer import encode as encode
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "OnnxtoolError": "onnxtool.errors",
     "VerificationError": "onnxtool.errors",
+    "EvaluateOptions": "onnxtool.evaluation",
+    "evaluate_model": "onnxtool.evaluation",
     "ExportOptions": "onnxtool.export",
     "export_model": "onnxtool.export",
     "BenchmarkOptions": "onnxtool.benchmarking",

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from onnxtool.cli.dry_run import dry_run_option, emit_plan
+from onnxtool.cli.evaluate_blocks import evaluation_blocks
 from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, output_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, write_out
+from onnxtool.cli.render import emit, write_out
 from onnxtool.cli.streams import printable
 from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.model_file import check_writable
 from onnxtool.reports import WritePlan, planned_files
-
-if TYPE_CHECKING:
-    from onnxtool.evaluation.report import Comparison, EvaluationReport, SystemReport
-
-_TEXT_OF_A_QUERY = 70
 
 
 @click.command(epilog="Example: onnxtool evaluate --model_path models/all-MiniLM-L6-v2.onnx --data models/collection")
@@ -77,79 +72,3 @@ def command(
         if gate.met:
             click.echo(f"gate {printable(gate.text)}", err=True)
     return 0 if report.passed else 1
-
-
-def evaluation_blocks(report: EvaluationReport) -> list[Block]:
-    """Lay out the measures, and the comparison where there is one."""
-    model = report.model
-    blocks: list[Block] = [
-        Facts(
-            [
-                ("Model", _system(model)),
-                ("Collection", f"{report.data}, split {report.split}"),
-                ("Documents", f"{report.num_documents:,}"),
-                ("Queries", f"{report.num_queries:,} with {report.num_judgements:,} judgements"),
-                ("Time", format_duration(model.seconds * 1e3) + _query_time(model)),
-                ("Peak memory", format_bytes(report.peak_rss_bytes)),
-                *([("Run", report.run_path)] if report.run_path else []),
-            ]
-        ),
-        Heading("Measures, with intervals of 95 % over queries"),
-        Table(
-            ("measure", "mean", "from", "to"),
-            [(name, f"{one.mean:.4f}", f"{one.low:.4f}", f"{one.high:.4f}") for name, one in report.measures.items()],
-            frozenset({"mean", "from", "to"}),
-        ),
-        *(Note(note) for note in report.notes),
-    ]
-    if report.against is not None:
-        blocks += _comparison(report, report.against)
-    if report.gates:
-        rows = [(check.expression, check.text.removeprefix(f"{check.expression} ")) for check in report.gates]
-        blocks += [Heading("Gates"), Facts(rows)]
-    return blocks
-
-
-def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:
-    base = against.base
-    columns = ("measure", "model", "base", "change", "relative", "from", "to", "p", "better", "worse")
-    rows = []
-    for name, one in against.measures.items():
-        relative = "" if one.relative is None else f"{one.relative:+.2%}"
-        figures = (f"{report.measures[name].mean:.4f}", f"{one.base:.4f}", f"{one.change:+.4f}", relative)
-        interval = (f"{one.low:+.4f}", f"{one.high:+.4f}", f"{one.p_value:.3g}")
-        rows.append((name, *figures, *interval, str(one.num_better), str(one.num_worse)))
-    same = f"{against.num_equal_top_10:,} of {report.num_queries:,} queries have the same 10 in the same order"
-    blocks: list[Block] = [
-        Heading("Against the base"),
-        Facts(
-            [
-                ("Base", _system(base)),
-                ("Time", format_duration(base.seconds * 1e3) + _query_time(base)),
-                ("Top 10", f"{against.overlap_at_10:.2%} of the base's are found; {same}"),
-            ]
-        ),
-        Table(columns, rows, frozenset(columns[1:])),
-    ]
-    if against.lost:
-        first = next(iter(report.measures))
-        heads = ("query", first, "base", "text")
-        lost = [
-            (one.id, f"{one.measures[first]:.3f}", f"{one.base[first]:.3f}", _cut(one.text)) for one in against.lost
-        ]
-        blocks += [Heading("Queries that lost most"), Table(heads, lost, frozenset(heads[1:3]))]
-    return blocks
-
-
-def _system(system: SystemReport) -> str:
-    size = "" if system.size_bytes is None else f", {format_bytes(system.size_bytes)}"
-    kind = "" if system.kind == system.name else f", {system.kind}"
-    return f"{system.name}{kind}{f' by {system.similarity}' if system.similarity else ''}{size}"
-
-
-def _query_time(system: SystemReport) -> str:
-    return "" if system.query_ms is None else f"; a query alone is read in {format_duration(system.query_ms)}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _TEXT_OF_A_QUERY else f"{text[:_TEXT_OF_A_QUERY]}…"

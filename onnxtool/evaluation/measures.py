@@ -83,7 +83,9 @@ def parse_measures(names: Sequence[str]) -> dict[str, Any]:
         InputError: there is no such measure, or ir_measures is not installed.
     """
     library = require_library()
-    registry = {name.casefold(): name for name in library.measures.registry}
+    registry: dict[str, str] = {}
+    for name in library.measures.registry:
+        registry.setdefault(name.casefold(), name)
     measures: dict[str, Any] = {}
     for name in names:
         word = re.match(r"\w*", name.strip())
@@ -117,7 +119,10 @@ def display_name(measure: Any) -> str:
 
 
 def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[str, Mapping[str, float]]) -> PerQuery:
-    """Return each measure of each judged query; a query without a result has its least value, as a rule 0.
+    """Return each measure of each judged query; a query without a result counts as 0.
+
+    Documents with equal scores stand as trec_eval orders them, the id that sorts last first, whichever library computes
+    a measure: without this, those that compute MRR@10 and nDCG@10 order them differently.
 
     Args:
         measures: as `parse_measures` gives them.
@@ -128,12 +133,18 @@ def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[st
     names = {measure: name for name, measure in measures.items()}
     found: PerQuery = {name: {} for name in measures}
     grades = {query: dict(documents) for query, documents in judgements.items()}
-    results = {query: dict(documents) for query, documents in run.items() if documents}
+    results = {query: _ranks(documents) for query, documents in run.items() if documents}
     if not results:
         return {name: dict.fromkeys(judgements, 0.0) for name in measures}
     for value in library.iter_calc(list(measures.values()), grades, results):
         found[names[value.measure]][value.query_id] = float(value.value)
     return {name: {query: values.get(query, 0.0) for query in judgements} for name, values in found.items()}
+
+
+def _ranks(scores: Mapping[str, float]) -> dict[str, float]:
+    """Replace scores by others that are all different, in the order of trec_eval."""
+    ordered = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
+    return {document: float(-rank) for rank, document in enumerate(ordered)}
 
 
 def mean_of(values: Mapping[str, float]) -> Measure:

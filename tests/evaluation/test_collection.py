@@ -1,0 +1,141 @@
+"""Collections of BEIR and TREC are read, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from onnxtool.errors import InputError
+from onnxtool.evaluation.collection import open_collection, read_documents, read_run
+from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines, write_trec
+
+TEXTS = random_texts(20, 5)
+
+
+def test_both_layouts_hold_the_same(tmp_path: Path) -> None:
+    """Ids, texts and grades."""
+    for folder in (write_beir(tmp_path / "beir", TEXTS), write_trec(tmp_path / "trec", TEXTS)):
+        found = open_collection(folder)
+        assert dict(found.queries) == dict(TEXTS.queries)
+        assert found.judgements == TEXTS.judgements
+        assert {one.id: one.contents for one in read_documents(found)} == dict(TEXTS.documents)
+        assert found.notes == ()
+
+
+def test_files_may_be_packed(tmp_path: Path) -> None:
+    """Each of the three."""
+    folder = write_beir(tmp_path, TEXTS)
+    for path in (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / "test.tsv"):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    found = open_collection(folder)
+    assert found.judgements == TEXTS.judgements
+    assert sum(1 for _ in read_documents(found)) == 20
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '<topics>\n<topic number="q0"><query>a &amp; b</query></topic>\n</topics>',
+        "<top>\n<num>q0</num>\n<title>a &amp;\n b</title>\n</top>",
+        "<TOP><NUM> Number: q0\n<TITLE> Topic: a & b\n</TOP>",
+    ],
+)
+def test_topics_are_markup_of_several_kinds(tmp_path: Path, content: str) -> None:
+    """XML of later tracks, and the markup of early ones, which is none."""
+    folder = write_trec(tmp_path, TEXTS)
+    (folder / "topics.txt").unlink()
+    (folder / "topics.xml").write_text(content)
+    assert dict(open_collection(folder).queries) == {"q0": "a & b"}
+
+
+def test_queries_of_another_split_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Their file holds those of all splits."""
+    folder = write_beir(tmp_path, TEXTS)
+    write_beir(tmp_path, Texts(TEXTS.documents, TEXTS.queries, {"q1": {"d0": 1}, "elsewhere": {"d0": 1}}), "dev")
+    found = open_collection(folder, "dev")
+    assert list(found.queries) == ["q1"]
+    assert found.notes == (
+        "4 queries have no judgement, and are left out",
+        "1 judged queries are not among the queries, and are left out",
+    )
+
+
+def test_documents_without_a_text_are_counted(tmp_path: Path) -> None:
+    """As `infer` counts them."""
+    folder = write_beir(tmp_path, TEXTS)
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d0", "text": "again"}\n{"_id": "e", "text": " "}\nno JSON\n')
+    rejects: Counter[str] = Counter()
+    assert sum(1 for _ in read_documents(open_collection(folder), rejects)) == 20
+    assert rejects.total() == 3
+
+
+def _break(folder: Path, name: str, content: str) -> None:
+    path = folder / name
+    if content:
+        path.write_text(content)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("corpus.jsonl", "", "has no documents"),
+        ("collection.tsv", "1\ttext\n", "has its documents twice: corpus.jsonl, collection.tsv"),
+        ("queries.jsonl", "", "has no queries"),
+        ("queries.jsonl", '{"_id": "q0", "text": ""}\n', "query 'q0' of .* has no text"),
+        ("queries.jsonl", '{"_id": "q0", "text": "a"}\n{"_id": "q0", "text": "b"}\n', "two queries with the id 'q0'"),
+        ("queries.jsonl", '{"_id": "other", "text": "a"}\n', "judges none of the 1 queries"),
+        ("queries.jsonl", "\n", "has no texts"),
+        ("qrels/test.tsv", "", "has no judgements of the split 'test'"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
+        (
+            "qrels/test.tsv",
+            "q0\td0\t1\nq0\td0\t2\n",
+            "judges document 'd0' for query 'q0' as 2, and an earlier line as 1",
+        ),
+        ("qrels/test.tsv", "q0\td0\thigh\n", ":1 is no judgement: 'q0"),
+        ("qrels/test.tsv", "q0 d0\n", ":1 is no judgement: 'q0 d0'"),
+        ("qrels/test.tsv", "q0\td0\t1e3\n", "is no judgement"),
+        ("qrels/test.txt", "q0 0 d0 1\n", "has judgements of test twice: qrels/test.tsv, qrels/test.txt"),
+    ],
+)
+def test_what_is_wrong_is_one_error(tmp_path: Path, name: str, content: str, message: str) -> None:
+    """With the file and the line."""
+    folder = write_beir(tmp_path, TEXTS)
+    _break(folder, name, content)
+    with pytest.raises(InputError, match=message):
+        open_collection(folder)
+
+
+def test_a_split_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    """And a name that leaves the folder."""
+    folder = write_beir(tmp_path, TEXTS)
+    with pytest.raises(InputError) as caught:
+        open_collection(folder, "dev")
+    assert "there are test.tsv" in caught.value.hint
+    with pytest.raises(InputError, match="no name of a split"):
+        open_collection(folder, "../../etc/passwd")
+
+
+def test_a_repeated_line_is_counted(tmp_path: Path) -> None:
+    """It says nothing new."""
+    folder = write_beir(tmp_path, TEXTS)
+    path = folder / "qrels" / "test.tsv"
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
+    write_lines(folder / "queries.jsonl", TEXTS.queries)
+    assert open_collection(folder).notes == ("1 lines repeat an earlier query or judgement",)
+
+
+@pytest.mark.parametrize("line", ["q0 Q0 d1 1 high me", "q0 Q0 d1 1 nan me", "q0 d1 1.0", "q0 Q0 d0 2 0.5 me"])
+def test_a_run_that_is_none_is_refused(tmp_path: Path, line: str) -> None:
+    """A score is a finite number, and a document stands once."""
+    path = tmp_path / "run.txt"
+    path.write_text(f"q0 Q0 d0 1 1.5 me\n{line}\n")
+    with pytest.raises(InputError, match="run.txt:2 "):
+        read_run(path)

@@ -1,0 +1,253 @@
+"""`onnxtool evaluate` from a model and a collection to measures, gates and a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxtool.errors import InputError
+from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
+from onnxtool.evaluation.collection import read_run
+from tests.cli.entry_point import run_onnxtool
+from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines, write_trec
+from tests.infer.test_late_interaction import encoder
+from tests.infer.tiny_models import POOLED, VOCABULARY, ids_of, model_for, splade_terms, table, write_model
+
+V = len(VOCABULARY)
+TEXTS = random_texts(50, 12)
+VALUES = table(V, 6)
+
+
+def write_dense(folder: Path, values: Any = VALUES, **files: Any) -> Path:
+    model = model_for("sentence-similarity", values, "last_hidden_state")
+    return write_model(folder, model, modules=POOLED, **files)
+
+
+def mean(text: str) -> Any:
+    rows = VALUES[ids_of(text)].mean(axis=0)
+    return rows / np.linalg.norm(rows)
+
+
+def evaluate(model: Path, data: Path, **options: Any) -> EvaluationReport:
+    return evaluate_model(model, data, EvaluateOptions(cache=data / "cache", provider="cpu", **options))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_beir(tmp_path / "data", TEXTS)
+
+
+def test_an_embedder_finds_what_its_vectors_say(tmp_path: Path, data: Path) -> None:
+    """The run is that of a loop over all pairs; a document whose text is another's may stand in its place."""
+    path = write_dense(tmp_path)
+    run_path = tmp_path / "found.run"
+    options = EvaluateOptions(cache=tmp_path / "cache", provider="cpu")
+    report = evaluate_model(path, data, options, run_path=run_path)
+    assert (report.model.kind, report.model.similarity) == ("dense", "cosine")
+    assert (report.num_documents, report.num_queries) == (50, 12)
+    run = read_run(run_path)
+    for query, text in TEXTS.queries.items():
+        expected = {name: float(mean(text) @ mean(document)) for name, document in TEXTS.documents.items()}
+        assert run[query] == pytest.approx(expected, abs=1e-6)
+    assert report.queries[0].top == tuple(run[report.queries[0].id])[:10]
+
+
+def test_a_sparse_encoder_finds_what_shares_terms(tmp_path: Path, data: Path) -> None:
+    """By the product of the weights, in float; special tokens count not."""
+    pytest.importorskip("pyarrow")
+    values = np.where(table(V, V) > 1, table(V, V), -1).astype(np.float32)
+    path = write_model(tmp_path, model_for("sparse-encoding", values, "logits"))
+    run_path = tmp_path / "found.run"
+    report = evaluate_model(path, data, EvaluateOptions(cache=tmp_path / "cache"), run_path=run_path)
+    assert (report.model.kind, report.model.similarity) == ("sparse", "dot")
+    terms = {name: splade_terms(values, text) for name, text in {**TEXTS.documents, **TEXTS.queries}.items()}
+    for query, found in read_run(run_path).items():
+        expected = {
+            name: sum(weight * terms[name].get(term, 0) for term, weight in terms[query].items())
+            for name in TEXTS.documents
+        }
+        assert found == pytest.approx({name: score for name, score in expected.items() if score > 0}, rel=1e-5)
+
+
+def test_late_interaction_reads_queries_as_queries(tmp_path: Path, data: Path) -> None:
+    """With the tokens that count for each."""
+    prompts = {"query": "a ", "document": "the "}
+    with_prompts = evaluate(encoder(tmp_path / "a", prompts=prompts), data)
+    without = evaluate(encoder(tmp_path / "b"), data)
+    assert (with_prompts.model.kind, with_prompts.model.similarity) == ("late interaction", "maxsim")
+    assert with_prompts.queries != without.queries
+
+
+def test_prompts_of_queries_and_documents_are_used(tmp_path: Path, data: Path) -> None:
+    """A checkpoint with another prompt for queries finds something else."""
+    path = write_dense(tmp_path / "a")
+    before = evaluate(path, data)
+    config = path.parent / "model" / "config_sentence_transformers.json"
+    config.write_text(json.dumps({"prompts": {"query": "red house ", "document": ""}}))
+    assert evaluate(path, data).queries != before.queries
+
+
+def test_a_reranker_orders_the_candidates(tmp_path: Path, data: Path) -> None:
+    """Those of a run, by the model's own scores, whatever theirs are."""
+    values = table(V, 1) / 4
+    path = write_model(tmp_path, model_for("text-classification", values, "logits", pooled=True))
+    candidates = tmp_path / "first.run"
+    lines = [f"{query} Q0 d{number} 1 {number} me\n" for query in TEXTS.queries for number in range(5)]
+    candidates.write_text("".join(lines))
+    run_path = tmp_path / "found.run"
+    options = EvaluateOptions(candidates=candidates, num_candidates=4)
+    report = evaluate_model(path, data, options, run_path=run_path)
+    assert report.model.kind == "reranker"
+    for query, found in read_run(run_path).items():
+        pair = ids_of(TEXTS.queries[query])
+        logits = {f"d{n}": float(values[[*pair, *ids_of(TEXTS.documents[f"d{n}"])]].sum()) for n in (1, 2, 3, 4)}
+        assert set(found) == set(logits)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_bm25_finds_the_candidates_of_a_reranker(tmp_path: Path, data: Path) -> None:
+    """And is a base to compare with."""
+    path = write_model(tmp_path, model_for("text-classification", table(V, 1) / 4, "logits", pooled=True))
+    report = evaluate(path, data, against="bm25", num_candidates=100)
+    assert report.against is not None
+    assert report.against.base.kind == "bm25"
+    for one in report.queries:
+        assert set(one.top) <= set(TEXTS.documents)
+    assert any("which BM25 found" in note for note in report.notes)
+
+
+def test_an_unchanged_model_passes_every_gate(tmp_path: Path, data: Path) -> None:
+    """No figure differs, whichever path its file has."""
+    path = write_dense(tmp_path / "a")
+    copy = write_dense(tmp_path / "b")
+    gates = ("ndcg@10<-0%", "MRR@10<-0%", "map<-0", "overlap@10<1", "size_bytes>+0%")
+    report = evaluate(path, data, against=str(copy), fail_if=gates)
+    assert report.passed
+    assert report.against is not None
+    assert report.against.num_equal_top_10 == report.num_queries
+    assert report.against.lost == ()
+    assert all(difference.p_value == 1 for difference in report.against.measures.values())
+
+
+def test_a_damaged_model_meets_the_gate_and_the_queries_that_lost_are_named(tmp_path: Path) -> None:
+    """Each query has one document of the same words, which only the whole model finds first."""
+    documents = {f"d{number}": f"{one} {two}" for number, (one, two) in enumerate(_word_pairs())}
+    queries = {f"q{name[1:]}": text for name, text in list(documents.items())[::3]}
+    judgements = {query: {f"d{query[1:]}": 1} for query in queries}
+    data = write_beir(tmp_path / "data", Texts(documents, queries, judgements))
+    signs = np.sign(VALUES) * np.array([1, 1, 1, 0, 0, 0], np.float32)
+    whole, damaged = write_dense(tmp_path / "a"), write_dense(tmp_path / "b", signs)
+    done = run_onnxtool(
+        tmp_path, "evaluate", "--model_path", damaged, "--data", data, "--against", whole,
+        "--fail_if", "ndcg@10<-0.5%", "--fail_if", "ndcg@10<0", "--format", "json", "--quiet", "--cache", "cache",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "gate ndcg@10<-0.5% is met: nDCG@10 is 0." in done.stderr
+    report = json.loads(done.stdout)
+    change = report["against"]["measures"]["nDCG@10"]
+    assert change["high"] < 0
+    assert change["p_value"] < 0.05
+    worst = report["against"]["lost"][0]
+    assert worst["measures"]["nDCG@10"] < worst["base"]["nDCG@10"] == 1
+    assert worst["text"] == queries[worst["id"]]
+
+
+def _word_pairs() -> list[tuple[str, str]]:
+    words = VOCABULARY[5:]
+    return [(one, two) for one in words for two in words if one < two]
+
+
+def test_vectors_of_documents_are_kept_by_the_contents(tmp_path: Path, data: Path) -> None:
+    """A second run encodes none; another text makes another folder."""
+    path = write_dense(tmp_path)
+    first = evaluate(path, data)
+    folders = set((data / "cache").iterdir())
+    assert evaluate(path, data).queries == first.queries
+    assert set((data / "cache").iterdir()) == folders
+    write_lines(data / "corpus.jsonl", {**TEXTS.documents, "d0": "mat mat mat"}, title="")
+    evaluate(path, data)
+    assert len(set((data / "cache").iterdir())) > len(folders)
+
+
+def test_the_layout_of_trec_gives_the_same_figures(tmp_path: Path, data: Path) -> None:
+    """Nothing depends on how the texts are written down."""
+    path = write_dense(tmp_path)
+    trec = write_trec(tmp_path / "trec", TEXTS)
+    assert evaluate(path, trec).measures == evaluate(path, data).measures
+
+
+def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -> None:
+    """Documents that are judged and not there, those without a text, those whose id is taken, and empty results."""
+    with (data / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d0", "text": "again"}\n{"_id": "empty", "text": ""}\n')
+    with (data / "qrels" / "test.tsv").open("a") as file:
+        file.write("q0\tnowhere\t3\nq0\telsewhere\t3\n")
+    notes = evaluate(write_dense(tmp_path), data).notes
+    assert any(note.startswith("2 judged documents are not among the documents") for note in notes)
+    assert any("has an id that an earlier line has" in note for note in notes)
+    assert any("has contents without any text" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--fail_if", "ndcg@10<-1%"), 1, "is relative, and there is no base"),
+        (("--fail_if", "ndcg@20<0.5"), 1, "nothing called 'ndcg@20' is measured"),
+        (("--fail_if", "ndcg@10"), 1, "no comparison after 'ndcg@10'"),
+        (("--measure", "ndgc@10"), 1, "did you mean nDCG?"),
+        (("--split", "dev"), 1, "has no judgements of the split 'dev'"),
+        (("--candidates", "x.run"), 1, "--candidates is for rerankers"),
+        (("--against", "nowhere"), 1, "sentence-transformers cannot load nowhere"),
+        (("--depth", "0"), 2, "0 is not in the range"),
+        (("--dimensions", "6"), 1, "the vectors of this model have 6"),
+    ],
+)
+def test_a_mistake_is_one_error(tmp_path: Path, data: Path, options: tuple[str, ...], code: int, message: str) -> None:
+    """With its way out."""
+    path = write_dense(tmp_path)
+    done = run_onnxtool(
+        tmp_path, "evaluate", "--model_path", path, "--data", data, "--cache", "cache", "--quiet", *options,
+        HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_vectors_is_refused(tmp_path: Path, data: Path) -> None:
+    """What it is for is said."""
+    path = write_model(tmp_path, model_for("token-classification", table(V, 3), "logits"))
+    with pytest.raises(InputError, match="is for token-classification, and neither gives vectors nor scores pairs"):
+        evaluate(path, data)
+
+
+@pytest.mark.parametrize("format_name", ["text", "markdown", "html"])
+def test_every_format_has_the_figures(tmp_path: Path, data: Path, format_name: str) -> None:
+    """Names of files and queries are untrusted."""
+    write_lines(data / "queries.jsonl", {**TEXTS.queries, "q1": "<script>alert(1)</script>"})
+    path = write_dense(tmp_path)
+    done = run_onnxtool(
+        tmp_path, "evaluate", "--model_path", path, "--data", data, "--against", "bm25", "--quiet", "--cache", "cache",
+        "--format", format_name,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    measure = evaluate(path, data).measures["nDCG@10"].mean
+    assert f"{measure:.4f}" in done.stdout
+    assert "<script>" not in done.stdout or format_name == "text"
+
+
+def test_a_dry_run_checks_and_writes_nothing(tmp_path: Path, data: Path) -> None:
+    """Neither vectors nor the run."""
+    path = write_dense(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    done = run_onnxtool(
+        tmp_path, "evaluate", "--model_path", path, "--data", data, "--dry_run", "--save_run", "found.run",
+        "--cache", "cache",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "found.run" in done.stdout
+    assert set(tmp_path.rglob("*")) == before
