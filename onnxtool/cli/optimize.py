@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from onnxtool.cli.dry_run import dry_run_option, emit_plan
-from onnxtool.cli.options import derived_options, report_options
+from onnxtool.cli.options import PathType, derived_options, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
@@ -20,10 +21,33 @@ from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Qua
     epilog="Example: onnxtool optimize --model_path models/splade-cocondenser-ensembledistil.onnx --stats",
 )
 @derived_options(options=OptimizeOptions)
+@click.option(
+    "--data",
+    type=PathType(),
+    metavar="DIR",
+    help="With --precision auto, a test collection on which a candidate must not meet --fail_if; see evaluate.",
+)
+@click.option(
+    "--fail_if",
+    multiple=True,
+    metavar="EXPR",
+    help="What refuses a candidate on --data, such as 'ndcg@10<-0.5%' against the input; may be given several times.",
+)
+@click.option("--measure", multiple=True, metavar="NAME", help="What to measure on --data, as evaluate does.")
 @click.option("--stats", is_flag=True, help="Print the summaries of both graphs.")
 @dry_run_option
 @report_options
-def command(options: OptimizeOptions, *, stats: bool, dry_run: bool, format_name: str, quiet: bool) -> None:
+def command(
+    options: OptimizeOptions,
+    *,
+    data: Path | None,
+    fail_if: tuple[str, ...],
+    measure: tuple[str, ...],
+    stats: bool,
+    dry_run: bool,
+    format_name: str,
+    quiet: bool,
+) -> None:
     """Fuse an ONNX file's operators for an execution provider, and convert it to another precision.
 
     The passes run in a fixed order, each says what it changed, and the result is compared with the input on several
@@ -31,11 +55,25 @@ def command(options: OptimizeOptions, *, stats: bool, dry_run: bool, format_name
     """
     from onnxtool.optimize import optimize_model, plan_optimization  # with all passes, which --help needs not
 
+    if data is None and (fail_if or measure):
+        raise click.UsageError(f"{'--fail_if' if fail_if else '--measure'} is for a test collection: pass --data DIR")
+    if data is not None and options.precision != "auto":
+        raise click.UsageError(
+            f"--data chooses among precisions, and --precision is {options.precision}: pass --precision auto, or run "
+            "onnxtool evaluate on the result"
+        )
+    judge = None
+    if data is not None:
+        from onnxtool.evaluation import EvaluateOptions, judge_by_retrieval
+
+        judge = judge_by_retrieval(
+            options.model_path, data, EvaluateOptions(fail_if=fail_if, measures=measure, provider=options.provider)
+        )
     if dry_run:
         emit_plan(plan_optimization(options), format_name)
         return
     with progress(quiet=quiet) as on_progress:
-        report = optimize_model(options, on_progress=on_progress)
+        report = optimize_model(options, judge=judge, on_progress=on_progress)
     blocks = [*optimize_blocks(report, stats=stats), verdict(report.verification, report.output)]
     emit(report, blocks, format_name)
 
@@ -81,14 +119,16 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
     if not candidates:
         return []
     shapes = tuple(dict.fromkeys(shape for one in candidates for shape in one.latency_ms))
+    measures = tuple(dict.fromkeys(name for one in candidates for name in one.quality))
     rows = []
     for one in candidates:
         latencies = [f"{one.latency_ms[shape]:.4g} ms" if shape in one.latency_ms else "" for shape in shapes]
         size = "" if one.size_bytes is None else format_bytes(one.size_bytes)
         error = "" if one.error is None else f"{one.error:.2g}"
         verdict = "chosen" if one.chosen else one.reason
-        rows.append((f"{one.precision} {one.activations}".strip(), *latencies, size, error, verdict))
-    figures = (*shapes, "size", "error")
+        quality = [f"{one.quality[name]:.4f}" if name in one.quality else "" for name in measures]
+        rows.append((f"{one.precision} {one.activations}".strip(), *latencies, size, error, *quality, verdict))
+    figures = (*shapes, "size", "error", *measures)
     return [
         Heading("Candidates on this machine"),
         Table(("precision", *figures, "verdict"), rows, frozenset(figures)),

@@ -8,15 +8,17 @@ from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
     from onnxtool.evaluation.options import EvaluateOptions as EvaluateOptions
+    from onnxtool.evaluation.precision import judge_by_retrieval as judge_by_retrieval
     from onnxtool.evaluation.report import EvaluationReport as EvaluationReport
     from onnxtool.evaluation.run import evaluate_model as evaluate_model
 
 _MODULES = {
     "EvaluateOptions": "onnxtool.evaluation.options",
+    "judge_by_retrieval": "onnxtool.evaluation.precision",
     "EvaluationReport": "onnxtool.evaluation.report",
     "evaluate_model": "onnxtool.evaluation.run",
 }
 
-__all__ = ["EvaluateOptions", "EvaluationReport", "evaluate_model"]
+__all__ = ["EvaluateOptions", "EvaluationReport", "evaluate_model", "judge_by_retrieval"]
 
 __getattr__ = lazy_names(__name__, _MODULES)

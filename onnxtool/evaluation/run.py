@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.corpus.sources import find_sources
-from onnxtool.errors import GateError
+from onnxtool.errors import GateError, InputError
 from onnxtool.evaluation.collection import Collection, open_collection
 from onnxtool.evaluation.measures import (
     PerQuery,
@@ -128,10 +129,19 @@ def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
         return Bm25(options.depth)
     path = Path(name)
     if path.is_file() or path.suffix.lower() == ".onnx":
-        return open_model(path, replace(options, model_name=None))
+        return open_model(path, replace(options, model_name=_own_files(path, options.model_name)))
     from onnxtool.evaluation.pytorch import open_checkpoint
 
     return open_checkpoint(name, kind, options)
+
+
+def _own_files(path: Path, model_name: str | None) -> str | None:
+    """Return what names the checkpoint of a base: None where its files lie beside it, else that of the model."""
+    try:
+        find_checkpoint_folder(ModelFile.open(path), None)
+    except InputError:
+        return model_name
+    return None
 
 
 def run_text(run: Run, name: str) -> str:

@@ -123,6 +123,7 @@ class Candidate:
             unknown.
         chosen: whether it is the output.
         reason: why it was not possible; empty where it was.
+        quality: name to mean of each measure of retrieval; empty where none was measured.
     """
 
     precision: str
@@ -132,6 +133,7 @@ class Candidate:
     error: float | None
     chosen: bool
     reason: str
+    quality: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

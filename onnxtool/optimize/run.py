@@ -30,7 +30,7 @@ from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.options import ANY_CPU, MIXED, OptimizeOptions
 from onnxtool.optimize.pipeline import Context, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
-from onnxtool.optimize.quantization.candidates import choose
+from onnxtool.optimize.quantization.candidates import Judge, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.ranking import measure_ranking
@@ -55,8 +55,15 @@ _OF_SIZES = ("Shape", "Size")
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
 
-def optimize_model(options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> OptimizeReport:
+def optimize_model(
+    options: OptimizeOptions, *, judge: Judge | None = None, on_progress: OnProgress = ignore
+) -> OptimizeReport:
     """Optimize an ONNX file for a provider and a precision, verified against the file itself.
+
+    Args:
+        options: what to optimize and how.
+        judge: refuses candidates of `--precision auto` by something else than their error; None for nobody.
+        on_progress: is told what is being done.
 
     Raises:
         ModelFileError: the file cannot be read.
@@ -66,8 +73,13 @@ def optimize_model(options: OptimizeOptions, *, on_progress: OnProgress = ignore
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
+    if judge is not None and options.precision != "auto":
+        raise PassError(
+            f"candidates are judged for the precision auto, and it is {options.precision}",
+            "pass --precision auto, or evaluate the result",
+        )
     with listening(on_progress):
-        return _optimize(options)
+        return _optimize(options, judge)
 
 
 def plan_optimization(options: OptimizeOptions) -> WritePlan:
@@ -95,7 +107,7 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     return source, follow_link(output)
 
 
-def _optimize(options: OptimizeOptions) -> OptimizeReport:
+def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     stopwatch = Stopwatch()
     tell(f"loading {options.model_path}")
     source, output = _checked(options)
@@ -111,7 +123,7 @@ def _optimize(options: OptimizeOptions) -> OptimizeReport:
         # What the result is compared with gives the vectors as they are before they are stored.
         reference = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
         conversion = _conversion(options, source, context, staging.folder)
-        run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)])
+        run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
         written = run.write_with_right_passes(passes, conversion)
         left_out = [result.name for result in written.results if result.left_out]
@@ -165,6 +177,7 @@ class _Run:
         before: figures of the input file, which has so many `attentions`.
         reference: the file that the result is compared with.
         loaded: the graph that was loaded first and the storage of its vectors, until an attempt has taken it.
+        judge: refuses candidates; None for nobody.
     """
 
     options: OptimizeOptions
@@ -175,6 +188,7 @@ class _Run:
     reference: Path
     stopwatch: Stopwatch
     loaded: list[tuple[ir.Model, Storage | None]]
+    judge: Judge | None = None
 
     def write_with_right_passes(self, passes: Sequence[Pass], conversion: Conversion) -> _Written:
         """Write the output; where one pass spoils it, or fails, write it once more without that pass.
@@ -214,7 +228,7 @@ class _Run:
         model, storage = self._take()
         model, results = run_passes(model, passes, context)
         self.stopwatch.lap("passes")
-        converted, candidates = _convert(model, options, conversion)
+        converted, candidates = _convert(model, options, conversion, self.judge)
         steps, results = (*passes, *converted.steps), (*results, *converted.results)
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")
@@ -290,11 +304,11 @@ def _conversion(options: OptimizeOptions, source: ModelFile, context: Context, f
 
 
 def _convert(
-    model: ir.Model, options: OptimizeOptions, conversion: Conversion
+    model: ir.Model, options: OptimizeOptions, conversion: Conversion, judge: Judge | None
 ) -> tuple[Converted, tuple[Candidate, ...]]:
     """Convert the fused model; for `--precision auto`, return the candidates as well."""
     if options.precision == "auto":
-        return choose(conversion, model)
+        return choose(conversion, model, judge)
     return conversion.convert(model, options.precision, options.activations or MIXED), ()
 
 

@@ -142,7 +142,7 @@ def test_auto_tells_of_all_candidates(encoder: Path, texts: Path, monkeypatch: p
             done.stdout
         )
     assert done.stdout.count(" chosen") == 1
-    keys = {"precision", "activations", "latency_ms", "size_bytes", "error", "chosen", "reason"}
+    keys = {"precision", "activations", "latency_ms", "size_bytes", "error", "chosen", "reason", "quality"}
     assert [one.keys() for one in report["candidates"]] == [keys] * 6
     (chosen,) = [one for one in report["candidates"] if one["chosen"]]
     assert chosen["precision"] == report["precision"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.errors import InputError
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
+from onnxtool.errors import GateError, InputError
+from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, judge_by_retrieval
 from onnxtool.evaluation.collection import read_run
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines, write_trec
@@ -135,10 +135,8 @@ def test_an_unchanged_model_passes_every_gate(tmp_path: Path, data: Path) -> Non
 
 def test_a_damaged_model_meets_the_gate_and_the_queries_that_lost_are_named(tmp_path: Path) -> None:
     """Each query has one document of the same words, which only the whole model finds first."""
-    documents = {f"d{number}": f"{one} {two}" for number, (one, two) in enumerate(_word_pairs())}
-    queries = {f"q{name[1:]}": text for name, text in list(documents.items())[::3]}
-    judgements = {query: {f"d{query[1:]}": 1} for query in queries}
-    data = write_beir(tmp_path / "data", Texts(documents, queries, judgements))
+    texts = known_items()
+    data = write_beir(tmp_path / "data", texts)
     signs = np.sign(VALUES) * np.array([1, 1, 1, 0, 0, 0], np.float32)
     whole, damaged = write_dense(tmp_path / "a"), write_dense(tmp_path / "b", signs)
     done = run_onnxtool(
@@ -153,12 +151,16 @@ def test_a_damaged_model_meets_the_gate_and_the_queries_that_lost_are_named(tmp_
     assert change["p_value"] < 0.05
     worst = report["against"]["lost"][0]
     assert worst["measures"]["nDCG@10"] < worst["base"]["nDCG@10"] == 1
-    assert worst["text"] == queries[worst["id"]]
+    assert worst["text"] == texts.queries[worst["id"]]
 
 
-def _word_pairs() -> list[tuple[str, str]]:
+def known_items() -> Texts:
+    """All pairs of words as documents, of which each third is a query as well, whose only document is the same."""
     words = VOCABULARY[5:]
-    return [(one, two) for one in words for two in words if one < two]
+    pairs = [f"{one} {two}" for one in words for two in words if one < two]
+    documents = {f"d{number}": text for number, text in enumerate(pairs)}
+    queries = {f"q{number}": text for number, text in list(enumerate(pairs))[::3]}
+    return Texts(documents, queries, {query: {f"d{query[1:]}": 1} for query in queries})
 
 
 def test_vectors_of_documents_are_kept_by_the_contents(tmp_path: Path, data: Path) -> None:
@@ -251,3 +253,32 @@ def test_a_dry_run_checks_and_writes_nothing(tmp_path: Path, data: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "found.run" in done.stdout
     assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_collection_judges_candidates_against_the_input(tmp_path: Path) -> None:
+    """A gate that is met is the reason; without a gate nothing would be decided."""
+    data = write_beir(tmp_path / "data", known_items())
+    path = write_dense(tmp_path / "a")
+    options = EvaluateOptions(cache=tmp_path / "cache", fail_if=("ndcg@10<-0.5%",), measures=("nDCG@10",))
+    judge = judge_by_retrieval(path, data, options)
+    expected = evaluate(path, data).measures["nDCG@10"].mean
+    assert judge(path) == ({"nDCG@10": expected}, "")
+    # A candidate has no tokenizer beside it: that of the input is taken.
+    damaged = model_for("sentence-similarity", np.ones_like(VALUES), "last_hidden_state").write(tmp_path / "b.onnx")
+    assert judge(damaged).reason.startswith("ndcg@10<-0.5% is met")
+    with pytest.raises(GateError, match="a collection decides nothing without a condition"):
+        judge_by_retrieval(path, data, EvaluateOptions())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--fail_if", "ndcg@10<0"), "--fail_if is for a test collection: pass --data DIR"),
+        (("--data", "data", "--fail_if", "ndcg@10<0"), "--data chooses among precisions, and --precision is fp32"),
+    ],
+)
+def test_optimize_takes_a_collection_for_auto_alone(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    """Else it would say nothing of the result."""
+    done = run_onnxtool(tmp_path, "optimize", "--model_path", write_dense(tmp_path), *options)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -6,9 +6,10 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -52,6 +53,7 @@ class _CandidateRun:
         path: its file; None where there is none.
         samples_ms: latencies, by the name of the shape.
         reason: why it is not possible.
+        quality: what the judge measured.
     """
 
     precision: str
@@ -62,6 +64,7 @@ class _CandidateRun:
     error: float | None = None
     samples_ms: dict[str, list[float]] = field(default_factory=dict)
     reason: str = ""
+    quality: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -87,18 +90,37 @@ class _CandidateRun:
             error=self.error,
             chosen=is_chosen,
             reason=self.reason,
+            quality=self.quality,
         )
 
 
-def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Candidate, ...]]:
+class Judgement(NamedTuple):
+    """What a judge says of a candidate.
+
+    Attributes:
+        quality: name to mean of each measure.
+        reason: why it may not be chosen; empty where it may.
+    """
+
+    quality: Mapping[str, float]
+    reason: str = ""
+
+
+Judge = Callable[[Path], Judgement]
+"""Looks at the file of a candidate."""
+
+
+def choose(
+    conversion: Conversion, model: ir.Model, judge: Judge | None = None
+) -> tuple[Converted, tuple[Candidate, ...]]:
     """Return the fused `model` in the fastest precision within the bound of the error, and all candidates.
 
     The fastest one has the smallest geometric mean of the median latencies of all shapes. A candidate that is not
-    possible, or whose error is too large, stays in the list with the reason.
+    possible, whose error is too large, or that the judge refuses, stays in the list with the reason.
 
     Raises:
         ProviderError: the provider cannot run on this machine.
-        PassError: the model in float32 cannot be run.
+        PassError: the model in float32 cannot be run, or every candidate is refused.
     """
     provider = resolve_provider(conversion.context.provider)
     with tempfile.TemporaryDirectory(dir=conversion.folder) as name:
@@ -108,11 +130,13 @@ def choose(conversion: Conversion, model: ir.Model) -> tuple[Converted, tuple[Ca
             if first.reason:  # all others are measured against it
                 raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
         _measure_errors(candidates, conversion)
+        if judge is not None:
+            _judge(candidates, judge)
         _time(candidates, timing_feeds(conversion.source, conversion.feeds), conversion)
     possible = [one for one in candidates if not one.reason]
     chosen = min(possible, key=lambda one: _geometric_mean(one.latency_ms.values()), default=None)
     if chosen is None or chosen.converted is None:
-        raise PassError(f"no precision can be timed here: {first.reason}", "pass the --precision that you want")
+        raise PassError(f"no precision is possible here: fp32: {first.reason}", "pass the --precision that you want")
     return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in candidates)
 
 
@@ -173,6 +197,14 @@ def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]
         batch_size, length = fixed_batch or batch_size, fixed_length or min(length, limit or length)
         feeds[f"{batch_size}x{length}"] = sized_feeds(source, FeedShape.full(batch_size, length))
     return feeds
+
+
+def _judge(candidates: Sequence[_CandidateRun], judge: Judge) -> None:
+    """Let the judge look at every candidate that is possible so far."""
+    for one in candidates:
+        if one.path is not None and not one.reason:
+            tell(f"judging {one.label}")
+            one.quality, one.reason = judge(one.path)
 
 
 def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:

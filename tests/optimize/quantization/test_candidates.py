@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from onnxtool.errors import PassError, ProviderError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.weights import write_inline
-from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize import Judgement, OptimizeOptions, optimize_model
 from onnxtool.optimize.options import PRECISIONS
 from onnxtool.optimize.quantization import candidates, conversion
 from onnxtool.optimize.quantization.candidates import CANDIDATES, timing_feeds
@@ -140,6 +141,29 @@ def test_a_candidate_that_is_not_possible_is_a_row_with_its_reason(
     assert sum(one.chosen for one in report.candidates) == 1
 
 
+def test_a_judge_refuses_the_fastest(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it measured and why it refuses stand in the row; those that are not possible are not shown to it."""
+    compare_with_float32(monkeypatch, "int4")
+    pretend(monkeypatch, {"fp32": 2.0, "int4": 1.0})
+    judged: list[str] = []
+
+    def judge(path: Path) -> Judgement:
+        judged.append(path.parent.name)
+        return Judgement({"nDCG@10": 0.5}, "too bad" if path.parent.name == "int4" else "")
+
+    texts = exported.with_name("texts.txt")
+    texts.write_text("a first text\nanother one, a little longer\n", encoding="utf-8")
+    options = OptimizeOptions(exported, precision="auto", calibration=texts, max_error=0.2, verify=False)
+    report = optimize_model(options, judge=judge)
+    assert judged == ["fp32", "int4"]
+    assert [(one.reason, one.chosen, one.quality) for one in report.candidates] == [
+        ("", True, {"nDCG@10": 0.5}),
+        ("too bad", False, {"nDCG@10": 0.5}),
+    ]
+    with pytest.raises(PassError, match="judged for the precision auto, and it is int8"):
+        optimize_model(replace(options, precision="int8", force=True), judge=judge)
+
+
 def test_without_float32_there_is_nothing_to_measure_the_others_against(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +204,7 @@ def test_where_nothing_runs_the_first_reason_is_given(exported: Path, monkeypatc
 
     monkeypatch.setattr(candidates, "_latencies_ms", fail)
     compare_with_float32(monkeypatch, "fp16")
-    with pytest.raises(PassError, match="no precision can be timed here: out of luck"):
+    with pytest.raises(PassError, match="no precision is possible here: fp32: out of luck"):
         auto(exported)
     assert not exported.with_name("tiny-optimized.onnx").exists()
 
