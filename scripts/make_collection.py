@@ -1,0 +1,173 @@
+"""Make a known-item collection from text that every machine has, in BEIR's layout.
+
+A document is what a manual page or a documentation string says at length, and the query for it is what the same one
+says in a line: `python scripts/make_collection.py --output models/collection`. The same Python and the same pages give
+the same bytes; `collection.json` names them, with a digest. The line is not a part of its document, documents that
+share most of their text with an earlier one are left out, and a line that fits several documents is no query.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import re
+import shutil
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from documentation_texts import Documented, documented_objects, manual_pages
+
+MANUAL = Path("/usr/share/man")
+_QUERY_WORDS = (4, 30)
+_FEWEST_WORDS, _MOST_WORDS = 12, 200  # of a document: what most encoders read
+_MOST_OF_A_PROGRAM = 60  # pages whose names begin alike: one program does not make the collection
+_SHINGLE, _KEPT_SHINGLES = 5, 4  # words, and of so many hashes one is kept
+_SHARED = 0.5  # of the shingles of a document, with one earlier document
+_STOP_WORDS = frozenset(
+    ("a", "an", "the", "of", "to", "in", "for", "and", "or", "with", "on", "is", "this", "by", "as")
+)
+
+
+def make_collection(
+    output: Path,
+    *,
+    num_documents: int = 0,
+    num_queries: int = 500,
+    num_pairs: int = 0,
+    folders: Sequence[Path] = (),
+    manual: Path = MANUAL,
+) -> dict[str, Any]:
+    """Write a collection into the folder `output`, in place of what is there, and return its record.
+
+    Args:
+        output: the folder.
+        num_documents: at most so many, spread evenly; 0 for all.
+        num_queries: of the split `test`.
+        num_pairs: of the split `train`, with other queries; 0 for all that are left.
+        folders: with Python files, beside the standard library.
+        manual: the folder of manual pages; one that does not exist has none.
+    """
+    found = list(distinct(documented(folders, manual)))
+    if num_documents:
+        found = sorted(sorted(found, key=lambda one: _hash(one.name))[:num_documents])
+    counts = Counter(_key(one.summary) for one in found)
+    fitting = [one for one in found if _is_query(one) and counts[_key(one.summary)] == 1]
+    fitting.sort(key=lambda one: _hash(f"query {one.name}"))
+    test, rest = fitting[:num_queries], fitting[num_queries:]
+    splits = {"test": sorted(test), "train": sorted(rest[:num_pairs] if num_pairs else rest)}
+    shutil.rmtree(output, ignore_errors=True)
+    (output / "qrels").mkdir(parents=True)
+    _write(output / "corpus.jsonl", ({"_id": one.name, "title": "", "text": one.text} for one in found))
+    queries = ({"_id": f"q:{one.name}", "text": one.summary} for split in splits.values() for one in split)
+    _write(output / "queries.jsonl", queries)
+    for name, split in splits.items():
+        lines = [f"q:{one.name}\t{one.name}\t1\n" for one in split]
+        (output / "qrels" / f"{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines), "utf-8")
+    digest = hashlib.sha256()
+    for path in sorted(output.rglob("*.[jt]s*")):
+        digest.update(path.read_bytes())
+    record = {
+        "documents": len(found),
+        "manual_pages": sum(one.name.startswith("man:") for one in found),
+        **{f"queries_{name}": len(split) for name, split in splits.items()},
+        "python": platform.python_version(),
+        "sha256": digest.hexdigest(),
+    }
+    (output / "collection.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+def documented(folders: Sequence[Path], manual: Path) -> Iterator[Documented]:
+    """Yield what can be a document; of manual pages of one program, some."""
+    yield from (_cut(one) for one in documented_objects(folders))
+    of_programs: Counter[str] = Counter()
+    for one in manual_pages(manual):
+        program = re.split(r"[-_.]", one.name)[0]
+        of_programs[program] += 1
+        if of_programs[program] <= _MOST_OF_A_PROGRAM:
+            yield _cut(one)
+
+
+def distinct(items: Iterable[Documented]) -> Iterator[Documented]:
+    """Yield items whose document is long enough and shares less than half of its text with any earlier one."""
+    owners: dict[int, int] = {}
+    names: set[str] = set()
+    for number, one in enumerate(items):
+        if len(one.text.split()) < _FEWEST_WORDS or one.name in names or _repeats(one):
+            continue
+        marks = _marks(one.text)
+        shared = Counter(owners[mark] for mark in marks if mark in owners)
+        if shared and max(shared.values()) >= _SHARED * len(marks):
+            continue
+        for mark in marks:
+            owners.setdefault(mark, number)
+        names.add(one.name)
+        yield one
+
+
+def _repeats(one: Documented) -> bool:
+    """Whether the document holds its own query."""
+    return bool(one.summary) and one.summary.casefold() in one.text.casefold()
+
+
+def _is_query(one: Documented) -> bool:
+    return _QUERY_WORDS[0] <= len(one.summary.split()) <= _QUERY_WORDS[1] and one.summary.isascii()
+
+
+def _key(summary: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", summary.casefold())) - _STOP_WORDS
+
+
+def _marks(text: str) -> set[int]:
+    """Return hashes of runs of words; of long documents some, always the same ones (Broder, 1997)."""
+    words = re.findall(r"\w+", text.casefold())
+    runs = (" ".join(words[start : start + _SHINGLE]) for start in range(max(1, len(words) - _SHINGLE + 1)))
+    hashes = {zlib.crc32(run.encode()) for run in runs}
+    return {value for value in hashes if value % _KEPT_SHINGLES == 0} or {min(hashes)}
+
+
+def _cut(one: Documented) -> Documented:
+    return one._replace(text=" ".join(one.text.split()[:_MOST_WORDS]))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(path: Path, entries: Iterable[dict[str, str]]) -> None:
+    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
+
+
+def main() -> int:
+    """Run the script."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, help="the folder, which is replaced")
+    parser.add_argument("--documents", type=int, default=0, help="at most so many; all by default")
+    parser.add_argument("--queries", type=int, default=500, help="of the split test")
+    parser.add_argument("--pairs", type=int, default=0, help="of the split train; all that are left by default")
+    parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR", help="with more Python files")
+    parser.add_argument("--manual", type=Path, default=MANUAL, metavar="DIR", help="with manual pages")
+    asked = parser.parse_args()
+    record = make_collection(
+        asked.output,
+        num_documents=asked.documents,
+        num_queries=asked.queries,
+        num_pairs=asked.pairs,
+        folders=asked.also,
+        manual=asked.manual,
+    )
+    if not record["manual_pages"]:
+        print(f"{asked.manual} has no manual pages: documentation strings alone", file=sys.stderr)
+    print(json.dumps(record, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
