@@ -18,7 +18,7 @@ SCRIPTS = PACKAGE.parent / "scripts"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("training",),
+    ("training", "release"),
     ("autodiff", "torch_backend"),
     ("evaluation",),
     ("benchmarking", "corpus"),

@@ -1,0 +1,1 @@
+"""Release a model: evaluated, described, signed and published."""

@@ -1,0 +1,304 @@
+"""What is known of a release: the record in its folder, from which card and bill of materials are made."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+from onnxtool.checkpoint.sentence_modules import stays_inside
+from onnxtool.errors import InputError
+from onnxtool.evaluation.measures import Difference, Measure
+from onnxtool.model_file.licenses import License
+from onnxtool.reports import to_json
+
+FACTS_NAME = "release.json"
+
+MODEL, WEIGHTS, TOKENIZER, SIDECAR = "model", "weights", "tokenizer", "sidecar"
+ROLES = (MODEL, WEIGHTS, TOKENIZER, SIDECAR)
+
+_FORMAT = 1
+_MAX_BYTES = 1 << 24
+_MAX_WHOLE = 1 << 53  # from there on a float is not every integer
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_WAY_OUT = "make the release again: onnxtool release --config release.toml"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a model comes from, as `export` stamps it.
+
+    Attributes:
+        source: an id on the hub, or the name of the folder that the checkpoint was in.
+        is_on_hub: whether `source` is an id on the hub.
+        revision: the commit on the hub; empty for a folder.
+        weights_sha256: of the checkpoint's weights.
+        model_type: of its configuration, e.g. `bert`.
+        architecture: the class of transformers.
+        task: of transformers, e.g. `feature-extraction`.
+        head: what the graph computes on top of the model, e.g. `embedding`.
+        date: the day of the release, where SOURCE_DATE_EPOCH says it; else empty.
+    """
+
+    source: str
+    is_on_hub: bool = False
+    revision: str = ""
+    weights_sha256: str = ""
+    model_type: str = ""
+    architecture: str = ""
+    task: str = ""
+    head: str = ""
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class ReleasedFile:
+    """A file of the release, but for the record, card, bill of materials and signature, which are made from it.
+
+    Attributes:
+        path: relative to the folder of the release, with `/`.
+        role: one of `ROLES`; `weights` is the external data of a model.
+        precision: of a model and its weights, e.g. `int8`; else empty.
+        target: the consumer that the file is for; empty where it is for none in particular.
+    """
+
+    path: str
+    sha256: str
+    size_bytes: int
+    role: str
+    precision: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class VerifiedStep:
+    """How a step that made a model file was verified, as it is stamped.
+
+    Attributes:
+        step: `export` or `optimize`.
+        reference: what the outputs were compared with.
+        num_cases: inputs that were tried.
+        provider: where the model ran.
+        error: 1 - cosine of a quantized model's outputs; None where nothing was quantized.
+    """
+
+    step: str
+    reference: str
+    num_cases: int
+    max_abs_error: float
+    atol: float
+    rtol: float
+    cosine_min: float
+    cosine_required: float
+    provider: str
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """How well a model file finds what is relevant.
+
+    Attributes:
+        collection: its name.
+        measures: name to mean, with its interval.
+        base: what the model was compared with; empty where it was not.
+        differences: name to difference from the base.
+    """
+
+    collection: str
+    split: str
+    num_documents: int
+    num_queries: int
+    measures: Mapping[str, Measure]
+    base: str = ""
+    differences: Mapping[str, Difference] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LatencyRow:
+    """The time of a run of one shape.
+
+    Attributes:
+        cpu: the class of the processor, e.g. its name and its best instructions for int8.
+        threads: of one operator.
+    """
+
+    cpu: str
+    threads: int
+    batch_size: int
+    sequence_length: int
+    p50_ms: float
+    p95_ms: float
+    throughput_samples_per_s: float
+
+
+@dataclass(frozen=True)
+class ReleasedModel:
+    """A model file, and what was measured of it.
+
+    Attributes:
+        path: that of its `ReleasedFile`.
+        num_parameters: elements of all weights.
+        verification: oldest step first.
+        latency: empty where it was not measured.
+    """
+
+    path: str
+    num_parameters: int = 0
+    verification: tuple[VerifiedStep, ...] = ()
+    evaluations: tuple[EvaluationResult, ...] = ()
+    latency: tuple[LatencyRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReleaseFacts:
+    """What is known of a release.
+
+    Attributes:
+        name: of the release, e.g. `all-MiniLM-L6-v2`.
+        command: what makes the release again.
+        versions: package to version, of those that decide what the files contain.
+        files: by path.
+        models: the model files among them, in the order in which the card shows them.
+    """
+
+    name: str
+    provenance: Provenance
+    license: License
+    command: str
+    versions: Mapping[str, str]
+    files: tuple[ReleasedFile, ...]
+    models: tuple[ReleasedModel, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a record.
+
+        Raises:
+            InputError: a path leaves the folder or is there twice, a digest is none, or a model is none of the files.
+        """
+        known = {file.path: file.role for file in self.files}
+        for file in self.files:
+            is_plain = file.path.isprintable() and file.path == PurePosixPath(file.path).as_posix() != "."
+            if not stays_inside(file.path) or not is_plain:
+                raise _malformed(f"the path {file.path[:200]!r} is not one of a file in the folder of the release")
+            if not _SHA256.fullmatch(file.sha256):
+                raise _malformed(f"the sha256 of {file.path!r} is {file.sha256[:80]!r}")
+            if file.role not in ROLES:
+                raise _malformed(f"the role of {file.path!r} is {file.role[:80]!r}, and none of {', '.join(ROLES)}")
+        if len(known) < len(self.files) or len({model.path for model in self.models}) < len(self.models):
+            raise _malformed("a file is listed twice")
+        stray = sorted({model.path for model in self.models} ^ {path for path, role in known.items() if role == MODEL})
+        if stray:
+            raise _malformed(f"{stray[0][:200]!r} is among either the files or the models, and not among both")
+
+    def file(self, model: ReleasedModel) -> ReleasedFile:
+        """Return the file of a model."""
+        return next(file for file in self.files if file.path == model.path)
+
+
+def facts_text(facts: ReleaseFacts) -> str:
+    """Write the record; the same facts give the same text."""
+    document = {"format": _FORMAT, **_object(to_json(facts))}
+    return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
+
+
+def parse_facts(text: str) -> ReleaseFacts:
+    """Read a record, and refuse all that `facts_text` does not write, to the last byte.
+
+    Raises:
+        InputError: it is no such record, with the place in it.
+    """
+    try:
+        document = _object(json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse))
+    except (ValueError, RecursionError) as error:
+        raise _malformed(f"it is not JSON: {error}") from error
+    found = document.pop("format", None)
+    if type(found) is not int or found != _FORMAT:
+        raise _malformed(f"its format is {str(found)[:40]}, and this onnxtool reads {_FORMAT}")
+    facts: ReleaseFacts = _read(ReleaseFacts, document, "record")
+    if facts_text(facts) != text:
+        raise _malformed("it says the same in another form than onnxtool writes, so that it was edited")
+    return facts
+
+
+def read_facts(folder: Path) -> ReleaseFacts:
+    """Read the record of the release in `folder`.
+
+    Raises:
+        InputError: there is none, or it is malformed.
+    """
+    path = folder / FACTS_NAME
+    if not path.is_file():
+        raise InputError(f"{folder} is no release: it has no {FACTS_NAME}", _WAY_OUT)
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise _malformed(f"it has more than {_MAX_BYTES} bytes")
+        return parse_facts(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise _malformed(f"it is not UTF-8: {error.reason}") from error
+
+
+def _read(kind: Any, value: Any, place: str) -> Any:
+    """Return `value`, as JSON has it, as what a field of a dataclass declares, or refuse it."""
+    inner = get_args(kind)
+    if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields"):
+        hints = get_type_hints(kind)
+        entries = _object(value, place)
+        odd = sorted(hints.keys() ^ entries.keys())
+        if odd:
+            raise _malformed(f"{place} {'has' if odd[0] in entries else 'lacks'} {odd[0][:80]!r}")
+        return kind(**{name: _read(hints[name], item, f"{place}.{name}") for name, item in entries.items()})
+    if isinstance(kind, types.UnionType):
+        return None if value is None else _read(inner[0], value, place)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise _malformed(f"{place} is no list")
+        return tuple(_read(inner[0], item, f"{place}[{index}]") for index, item in enumerate(value))
+    if get_origin(kind) is Mapping:
+        return {name: _read(inner[1], item, f"{place}[{name[:80]!r}]") for name, item in _object(value, place).items()}
+    if not _fits(kind, value):
+        raise _malformed(f"{place} is {str(value)[:80]!r}, and no {kind.__name__} that belongs there")
+    return value
+
+
+def _fits(kind: type, value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, str):
+        return kind is str and _is_plain(value)
+    if isinstance(value, int):  # where a float goes, 1 stays 1, as it is written
+        return (kind is int and value >= 0) or (kind is float and abs(value) < _MAX_WHOLE)
+    return kind is float and isinstance(value, float) and math.isfinite(value)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text has no character that a terminal or a card would obey, but for the ends of lines."""
+    return text.replace("\n", "").isprintable()
+
+
+def _object(value: Any, place: str = "the record") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _malformed(f"{place} is no object")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object names a key twice")
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no figure")
+
+
+def _malformed(reason: str) -> InputError:
+    return InputError(f"the record of the release ({FACTS_NAME}) is malformed: {reason}", _WAY_OUT)
