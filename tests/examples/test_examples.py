@@ -25,7 +25,7 @@ def folder(request: pytest.FixtureRequest, reader: Path) -> Path:
 
 def test_release(folder: Path) -> None:
     """Two models and their reviews; the second make does nothing, and new weights rebuild one of the models."""
-    shutil.copytree(ROOT / "scripts", folder.parents[1] / "scripts")
+    shutil.copytree(ROOT / "scripts", folder.parents[1] / "scripts", dirs_exist_ok=True)
     shutil.copy(ROOT / "models" / "recipes.json", folder.parents[1] / "models")
     run_console(folder / "README.md", folder, {})
     assert "Number of nodes" in (folder / "models" / "tiny-splade-review.md").read_text(encoding="utf-8")
@@ -41,6 +41,16 @@ def test_fine_tune(folder: Path) -> None:
     text = "to be honest the soup was not worth the trip"
     printed = run_command(f"onnxtool infer --model_path classifier-optimized.onnx --text '{text}' --top_k 1", folder)
     assert "negative" in printed
+
+
+def test_train_splade(folder: Path) -> None:
+    """A sparse encoder of two steps is exported with its head, and a text's own words are among its terms."""
+    shutil.copytree(ROOT / "scripts", folder.parents[1] / "scripts", dirs_exist_ok=True)
+    run_console(folder / "README.md", folder, {})
+    text = "copy the files of a directory"
+    printed = run_command(f"onnxtool infer --model_path splade-optimized.onnx --text '{text}' --top_k 8", folder)
+    assert "directory" in printed
+    assert "copy" in printed
 
 
 def test_search(folder: Path, reader: Path) -> None:
