@@ -8,6 +8,7 @@ COMMANDS = {
     "stats": "Summarize an ONNX file, or its difference from another.",
     "evaluate": "Search a test collection, and measure how well a model finds what is relevant.",
     "artifacts": "Make what on-device training needs, of standard operators.",
+    "release": "Make a release that is verified, evaluated, described and signed, or check one.",
     "env": "Show versions, execution providers, and what is wrong here.",
     "clean": "Finish or remove what killed runs have left.",
     "completion": "Let a shell complete commands, options, paths and checkpoints.",
