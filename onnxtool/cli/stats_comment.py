@@ -18,6 +18,7 @@ from onnxtool.cli.stats_wording import (
     growth,
     interface_notes,
     last_verification,
+    license_of,
     needs,
     shape_of,
     shorten,
@@ -42,6 +43,7 @@ def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
             f"{format_bytes(stats.size_bytes)}, {format_bytes(stats.duplicate_bytes)} of it stored more than once",
         ),
         ("Needs", _text(needs(stats))),
+        ("License", _text(license_of(stats))),
     ]
     if stats.cost is not None:
         cost = (

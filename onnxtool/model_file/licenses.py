@@ -64,7 +64,8 @@ class License(NamedTuple):
         An unknown license, and another one without a name, is in no list.
         """
         said = self.name if self.id == OTHER else "" if self.id == UNKNOWN else self.id
-        return bool(said) and said.casefold() in {one.strip().casefold() for one in allowed}
+        names = {name.strip().casefold() for one in allowed for name in (one, *one.split(","))}
+        return bool(said) and said.casefold() in names
 
     def __str__(self) -> str:
         return f"{self.id} ({self.name})" if self.name else self.id
