@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs]'
 	touch $@
 
-demo: $(READY) ## Export, optimize, run, time and describe a real trained model, without the hub.
+demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trained model, without the hub.
 	$(BIN)/python scripts/demo.py
 
 test: $(READY) ## Run the test suite.

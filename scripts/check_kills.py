@@ -127,8 +127,8 @@ def state_of(case: Case, place: Path, old: Files, new: Files) -> str:
     return "journal" if names else "mixed"
 
 
-def check(case: Case, scratch: Path) -> int:
-    """Print the rows of a case, and return how many of its runs went wrong."""
+def check(case: Case, scratch: Path, faults: Sequence[str]) -> int:
+    """Print the rows of a case, one for each of `faults`, and return how many of its runs went wrong."""
     start = time.monotonic()
     origin = scratch / "old"
     shutil.rmtree(origin, ignore_errors=True)
@@ -148,7 +148,8 @@ def check(case: Case, scratch: Path) -> int:
         raise SystemExit(f"{case.name}: the second run failed: {' '.join(case.new)}")
     new = visible(place)
     wrong = 0
-    for title, fault in FAULTS.items():
+    for title in faults:
+        fault = FAULTS[title]
         states, after, left, runs = Counter[str](), Counter[str](), 0, 0
         for number in range(_MOST_CALLS):
             prepare()
@@ -280,6 +281,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of cases, with commas between them")
     parser.add_argument("--races", type=int, default=3, help="times that two runs are started at once, for each case")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="what happens at each call")
     arguments = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:
         with tempfile.TemporaryDirectory() as name:
@@ -304,7 +306,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         for case in make_cases(folder, [name for name in arguments.only.split(",") if name]):
-            wrong += check(case, folder)
+            wrong += check(case, folder, arguments.faults)
             mixed = race(case, folder, arguments.races)
             print(f"{case.name}, two runs at once: {mixed} of {arguments.races} wrong", file=sys.stderr)
             wrong += mixed

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from make_collection import make_collection
 from make_models import ROOT, trained_model
 
 NAME = "all-MiniLM-L6-v2"
@@ -30,7 +31,7 @@ def onnxtool(*arguments: str) -> None:
 
 
 def main() -> int:
-    """Run export, optimize, stats and infer; stop at the first that fails."""
+    """Run export, optimize, stats, infer and evaluate; stop at the first that fails."""
     model = f"models/{NAME}.onnx"
     optimized = f"models/{NAME}-optimized.onnx"
     checkpoint = Path("models") / "checkpoints" / NAME
@@ -42,6 +43,12 @@ def main() -> int:
         texts = [argument for text in TEXTS for argument in ("--text", text)]
         onnxtool("infer", "--model_path", optimized, *texts)
         onnxtool("infer", "--model_path", optimized, "--benchmark", "--runs", "20")
+        quantized = f"models/{NAME}-int8.onnx"
+        onnxtool("optimize", "--model_path", model, "--precision", "int8", "--output", quantized, "--force")
+        collection = Path("models") / "collection"
+        print(f"\n{collection}: documentation of this machine, 500 documents and 100 queries", flush=True)
+        make_collection(ROOT / collection, num_documents=500, num_queries=100)
+        onnxtool("evaluate", "--model_path", quantized, "--data", str(collection), "--against", optimized)
     except subprocess.CalledProcessError as error:
         return int(error.returncode)
     return 0

@@ -26,10 +26,11 @@ from onnxtool.evaluation.names import DEFAULT_SPLIT
 _CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
 _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv", "topics.txt", "topics.xml", "topics")
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
-_TOPIC = re.compile(r"<top(?:ic)?\b(?P<attributes>[^>]*)>(?P<content>.*?)</top(?:ic)?>", re.DOTALL | re.IGNORECASE)
-_NUMBER = re.compile(r"<num(?:ber)?>\s*(?:number:)?\s*([^\s<]+)", re.IGNORECASE)
-_NUMBER_ATTRIBUTE = re.compile(r"""\b(?:number|id)\s*=\s*["']([^"']+)["']""", re.IGNORECASE)
-_TITLE = re.compile(r"<(?:title|query)>\s*(?:topic:)?\s*([^<]+)", re.IGNORECASE)
+# Of a topic whose runs of spaces are one space each: no pattern can take more than one way through a text.
+_TOPIC = re.compile(r"<top(?:ic)?(?=[ >])", re.IGNORECASE)
+_NUMBER = re.compile(r"<num(?:ber)?> ?(?:number: ?)?([^ <]+)", re.IGNORECASE)
+_NUMBER_ATTRIBUTE = re.compile(r"""(?:number|id) ?= ?["']([^"']+)["']""", re.IGNORECASE)
+_TITLE = re.compile(r"<(?:title|query)> ?(?:topic: ?)?([^<]+)", re.IGNORECASE)
 
 Judgements = Mapping[str, Mapping[str, int]]
 """Query to document to grade."""
@@ -196,6 +197,8 @@ def _find(folder: Path, names: Sequence[str], what: str) -> Path:
     """
     candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz"))
     found = [path for path in candidates if path.exists()]
+    if odd := [path for path in found if not path.is_file() and not path.is_dir()]:  # a pipe would wait for a writer
+        raise InputError(f"{odd[0]} is neither a file nor a folder", "put the texts into a file")
     if not found:
         raise InputError(f"{folder} has no {what}", f"put them into one of {', '.join(names)}, .gz behind it or not")
     if len(found) > 1:
@@ -255,19 +258,19 @@ def _named_queries(path: Path) -> Iterator[tuple[str, str]]:
 
 def _topics(path: Path) -> Iterator[tuple[str, str]]:
     """Yield number and title of the topics of TREC's markup, which is no XML, or of XML; entities are those of HTML."""
-    content = "\n".join(line for _, line in read_lines(path))
-    found = False
-    for topic in _TOPIC.finditer(content):
-        found = True
-        number = _NUMBER.search(topic["content"]) or _NUMBER_ATTRIBUTE.search(topic["attributes"])
-        title = _TITLE.search(topic["content"])
+    content = " ".join(word for _, line in read_lines(path) for word in line.split())
+    _, *topics = _TOPIC.split(content)
+    for topic in topics:
+        attributes, _, body = topic.partition(">")
+        number = _NUMBER.search(body) or _NUMBER_ATTRIBUTE.search(attributes)
+        title = _TITLE.search(body)
         if number is None or title is None:
             raise InputError(
-                f"a topic of {path} has no {'number' if number is None else 'title'}: {topic[0][:80]!r}",
+                f"a topic of {path} has no {'number' if number is None else 'title'}: {topic[:80]!r}",
                 "each has <num> and <title>, or the attribute number and <query>",
             )
-        yield number[1].strip(), " ".join(unescape(title[1]).split())
-    if not found:
+        yield number[1], unescape(title[1]).strip()
+    if not topics:
         raise InputError(f"{path} has no <top> or <topic>", "name a file of `id<TAB>text` topics.tsv")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.text_files import TextInput
+from onnxtool.checkpoint.text_files import TextInput, count_lines
 from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus
 from onnxtool.corpus.manifest import file_sha256
 from onnxtool.corpus.reading import Shard, read_shards
@@ -65,11 +65,12 @@ class OnnxVectors(VectorSystem):
             shard_size=SHARD_TEXTS,
         )
         folder = options.cache_folder / self._key(collection, corpus_options)
+        told = _teller(count_lines(collection.corpus))
         try:
-            report = encode_corpus(self._path, collection.corpus, folder, corpus_options, on_progress=_tell)
+            report = encode_corpus(self._path, collection.corpus, folder, corpus_options, on_progress=told)
         except OutputExistsError:  # of another version of something
             again = replace(corpus_options, force=True)
-            report = encode_corpus(self._path, collection.corpus, folder, again, on_progress=_tell)
+            report = encode_corpus(self._path, collection.corpus, folder, again, on_progress=told)
         rejects.update(report.rejects)
         for shard in read_shards(folder, self._model.tokenizer.vocabulary):
             yield shard._replace(vectors=self._restored(shard.vectors))
@@ -155,6 +156,12 @@ def _similarity(model: LoadedModel) -> str:
     return str(stated)
 
 
-def _tell(progress: CorpusProgress) -> None:
-    total = round(progress.num_texts / progress.share) if progress.share else 0
-    tell(Stage("encoding documents", progress.num_texts, total, f"{progress.texts_per_s:.0f} texts/s"))
+def _teller(total: int) -> Callable[[CorpusProgress], None]:
+    """Return what tells how many of about `total` documents are encoded; 0 where that is not known."""
+
+    def told(progress: CorpusProgress) -> None:
+        known = total or (round(progress.num_texts / progress.share) if progress.share else 0)
+        done = min(progress.num_texts, known) if known else progress.num_texts
+        tell(Stage("encoding documents", done, known, f"{progress.texts_per_s:.0f} texts/s"))
+
+    return told

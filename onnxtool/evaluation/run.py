@@ -145,7 +145,16 @@ def _own_files(path: Path, model_name: str | None) -> str | None:
 
 
 def run_text(run: Run, name: str) -> str:
-    """Write a run in TREC's format: `query Q0 document rank score name`."""
+    """Write a run in TREC's format: `query Q0 document rank score name`.
+
+    Raises:
+        InputError: an id has a space, and columns are told apart by spaces.
+    """
+    for key in {*run, *(document for documents in run.values() for document in documents)}:
+        if len(key.split()) != 1:
+            raise InputError(
+                f"the id {key!r} has a space or is empty, and TREC's format has no place for it", "rename it"
+            )
     tag = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
     return "".join(
         f"{query} Q0 {document} {rank} {np.float32(score)!s} {tag}\n"

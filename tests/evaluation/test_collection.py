@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -50,6 +51,25 @@ def test_topics_are_markup_of_several_kinds(tmp_path: Path, content: str) -> Non
     (folder / "topics.txt").unlink()
     (folder / "topics.xml").write_text(content)
     assert dict(open_collection(folder).queries) == {"q0": "a & b"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="of POSIX")
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """It would wait for a writer."""
+    folder = write_beir(tmp_path, TEXTS)
+    (folder / "queries.jsonl").unlink()
+    os.mkfifo(folder / "queries.jsonl")
+    with pytest.raises(InputError, match="is neither a file nor a folder"):
+        open_collection(folder)
+
+
+@pytest.mark.parametrize("content", ["<top>" * 200_000, "<top><num>" + " " * 500_000, "<top " + "a=" * 400_000])
+def test_hostile_topics_take_no_time(tmp_path: Path, content: str) -> None:
+    """Each would take minutes where a pattern goes back and forth."""
+    folder = write_trec(tmp_path, TEXTS)
+    (folder / "topics.txt").write_text(content)
+    with pytest.raises(InputError, match="a topic of .* has no number"):
+        open_collection(folder)
 
 
 def test_queries_of_another_split_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -242,6 +242,15 @@ def test_every_format_has_the_figures(tmp_path: Path, data: Path, format_name: s
     assert "<script>" not in done.stdout or format_name == "text"
 
 
+def test_a_run_has_no_place_for_ids_with_spaces(tmp_path: Path, data: Path) -> None:
+    """Its columns would be others."""
+    write_lines(data / "corpus.jsonl", {**TEXTS.documents, "d 0": "cat"}, title="")
+    options = EvaluateOptions(cache=tmp_path / "cache", provider="cpu")
+    with pytest.raises(InputError, match="the id 'd 0' has a space"):
+        evaluate_model(write_dense(tmp_path), data, options, run_path=tmp_path / "found.run")
+    assert not (tmp_path / "found.run").exists()
+
+
 def test_a_dry_run_checks_and_writes_nothing(tmp_path: Path, data: Path) -> None:
     """Neither vectors nor the run."""
     path = write_dense(tmp_path)
