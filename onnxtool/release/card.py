@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
 from onnxtool.evaluation.measures import Difference
+from onnxtool.release.agreement import first_difference
 from onnxtool.release.facts import FACTS_NAME, EvaluationResult, ReleasedModel, ReleaseFacts, facts_text
 from onnxtool.reports import code_span
 
@@ -46,17 +46,7 @@ def card_difference(text: str, facts: ReleaseFacts) -> str:
 
     Every figure is compared, as the card is written anew from the facts.
     """
-    expected = card_text(facts)
-    if text == expected:
-        return ""
-    theirs, ours = text.splitlines(), expected.splitlines()
-    for tag, start, end, first, last in difflib.SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
-        if tag != "equal":
-            return (
-                f"line {start + 1} is {' '.join(theirs[start:end])[:200]!r}, and by the record of the release "
-                f"{' '.join(ours[first:last])[:200]!r}"
-            )
-    return "its lines end otherwise than those by the record of the release"
+    return first_difference(text, card_text(facts))
 
 
 def _metadata(facts: ReleaseFacts) -> str:
