@@ -19,7 +19,7 @@ def step(value: Json, calls: list[Json]) -> Step:
         (folder / "sub" / "out.txt").write_text(str(value))
         return {"value": value}
 
-    return Step("some step", {"value": value, "pair": (1, 2)}, make)
+    return Step("some step", {"value": value, "pair": [1, 2]}, make)
 
 
 def test_a_step_runs_once(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_step_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        store.run(Step("some step", {"value": "b", "pair": (1, 2)}, fail))
+        store.run(Step("some step", {"value": "b", "pair": [1, 2]}, fail))
     assert store.reason(step("a", calls)) == ""
     assert store.reason(step("b", calls)) == "value changed"
 
