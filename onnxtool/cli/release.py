@@ -68,7 +68,6 @@ def command(
         raise click.UsageError("--private is for --push")
     from onnxtool.release.check import check_release
     from onnxtool.release.config import read_config
-    from onnxtool.release.publishing import push as upload
     from onnxtool.release.run import make_release
 
     blocks: list[Block] = []
@@ -84,6 +83,8 @@ def command(
             report = checked if config is None else {"release": made, "check": checked}
             blocks += check_blocks(checked)
             if push is not None and checked.passed:
+                from onnxtool.release.publishing import push as upload
+
                 on_progress(f"uploading to {push}")
                 url = upload(folder, push, private=private)
                 blocks.append(Facts([("Uploaded", url)]))
