@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: onnxtool release --config release.toml")
 @click.option("--config", type=PathType(), metavar="FILE", help="What the release is made of, in TOML.")
+@click.option("--output", type=PathType(), metavar="DIR", help="The folder of the release; else what --config says.")
 @click.option("--check", type=PathType(), metavar="DIR", help="Check the release in this folder, and make none.")
 @click.option("--public_key", type=PathType(), metavar="FILE", help="Of the one who signed it, for --check.")
+@click.option("--identity", default="", metavar="WHO", help="Who signed it by Sigstore, e.g. an address.")
+@click.option("--issuer", default="", metavar="URL", help="Of OpenID Connect, which says who --identity is.")
 @click.option(
     "--push",
     metavar="ID",
@@ -43,8 +47,11 @@ if TYPE_CHECKING:
 def command(
     *,
     config: Path | None,
+    output: Path | None,
     check: Path | None,
     public_key: Path | None,
+    identity: str,
+    issuer: str,
     push: str | None,
     private: bool,
     dry_run: bool,
@@ -60,40 +67,44 @@ def command(
     """
     if (config is None) == (check is None):
         raise click.UsageError("pass either --config, to make a release, or --check, to check one")
-    if check is None and public_key is not None:
-        raise click.UsageError("--public_key is for --check")
+    signer = {"--public_key": public_key, "--identity": identity, "--issuer": issuer}
+    given = [name for name, value in signer.items() if value]
+    if given and check is None and push is None:
+        raise click.UsageError(f"{given[0]} is for --check and --push")
+    if bool(identity) != bool(issuer) or len(given) == 3:
+        raise click.UsageError("pass either --public_key, or --identity and --issuer")
+    if check is not None and (output is not None or force):
+        raise click.UsageError(f"--check writes nothing; leave out {'--force' if output is None else '--output'}")
     if dry_run and (check is not None or push is not None):
         raise click.UsageError(f"--dry_run says which steps would run; leave out {'--check' if check else '--push'}")
     if private and push is None:
         raise click.UsageError("--private is for --push")
     from onnxtool.release.check import check_release
     from onnxtool.release.config import read_config
+    from onnxtool.release.publishing import push as upload
     from onnxtool.release.run import make_release
 
-    blocks: list[Block] = []
-    report: object
+    made = checked = None
     with progress(quiet=quiet) as on_progress:
         if config is not None:
-            made = make_release(read_config(config), force=force, dry_run=dry_run, on_progress=on_progress)
-            report, blocks = made, release_blocks(made)
-            folder = Path(made.output)
-        if check is not None or push is not None:
-            folder = folder if check is None else check
-            checked = check_release(folder, public_key=public_key, on_progress=on_progress)
-            report = checked if config is None else {"release": made, "check": checked}
-            blocks += check_blocks(checked)
+            asked = read_config(config)
+            asked = asked if output is None else replace(asked, output=output)
+            made = make_release(asked, force=force, dry_run=dry_run, on_progress=on_progress)
+            check = check if push is None else asked.output
+        if check is not None:
+            checked = check_release(
+                check, public_key=public_key, identity=identity, issuer=issuer, on_progress=on_progress
+            )
             if push is not None and checked.passed:
-                from onnxtool.release.publishing import push as upload
-
                 on_progress(f"uploading to {push}")
-                url = upload(folder, push, private=private)
-                blocks.append(Facts([("Uploaded", url)]))
-    emit(report, blocks, format_name)
-    if (check is not None or push is not None) and not checked.passed:
-        for problem in checked.problems:
-            click.echo(f"problem: {printable(problem)}", err=True)
-        return 1
-    return 0
+                checked = replace(checked, uploaded=upload(check, push, private=private))
+    blocks = [*(release_blocks(made) if made else []), *(check_blocks(checked) if checked else [])]
+    emit({"release": made, "check": checked} if made and checked else made or checked, blocks, format_name)
+    if checked is None or checked.passed:
+        return 0
+    for problem in checked.problems:
+        click.echo(f"problem: {printable(problem)}", err=True)
+    return 1
 
 
 def release_blocks(report: ReleaseReport) -> list[Block]:
@@ -136,10 +147,11 @@ def check_blocks(report: CheckReport) -> list[Block]:
         ("Signature", report.signature),
         *((f"Run again: {name}", f"largest difference {error:.3g}") for name, error in report.verified.items()),
         ("Verdict", "as released" if report.passed else f"{len(report.problems)} problems"),
+        *([("Uploaded", report.uploaded)] if report.uploaded else []),
     ]
     blocks: list[Block] = [Heading("Check"), Facts(facts)]
     if report.problems:
         blocks.append(Table(("problem",), [(problem,) for problem in report.problems]))
     if report.signature == "not verified":
-        blocks.append(Note("the signature was not verified: pass --public_key"))
+        blocks.append(Note("the signature was not verified: pass --public_key, or --identity and --issuer"))
     return blocks

@@ -26,7 +26,14 @@ from onnxtool.runtime.session import open_session
 _NONE, _NOT_VERIFIED, _VERIFIED = "none", "not verified", "verified"
 
 
-def check_release(folder: Path, *, public_key: Path | None = None, on_progress: OnProgress = ignore) -> CheckReport:
+def check_release(
+    folder: Path,
+    *,
+    public_key: Path | None = None,
+    identity: str = "",
+    issuer: str = "",
+    on_progress: OnProgress = ignore,
+) -> CheckReport:
     """Compare the release in `folder` with its record, and run its models again.
 
     The digest of each file, files that are missing or too many, the model card and the bill of materials, which are
@@ -35,27 +42,31 @@ def check_release(folder: Path, *, public_key: Path | None = None, on_progress: 
 
     Args:
         folder: a release.
-        public_key: of the one who signed it; None leaves the signature unverified, which the report says.
+        public_key: of the one who signed it; without it, and without an identity, the signature is left unverified,
+            which the report says.
+        identity: who signed it by Sigstore instead, e.g. an address; needs the network.
+        issuer: of OpenID Connect, which says so.
         on_progress: is told what is being done.
 
     Raises:
-        InputError: the folder is no release, or a public key was given and there is no signature.
+        InputError: the folder is no release.
     """
     with listening(on_progress):
         if not folder.is_dir():
             raise InputError(f"{folder} is no folder", "pass the folder of a release to --check")
+        expected = public_key is not None or bool(identity or issuer)
         signature = _NONE
         problems: list[str] = []
         if (folder / SIGNATURE_NAME).exists():
             signature = _NOT_VERIFIED
-            if public_key is not None:
+            if expected:
                 try:
-                    verify_signature(folder, public_key)
+                    verify_signature(folder, public_key, identity=identity, issuer=issuer)
                     signature = _VERIFIED
                 except OnnxtoolError as error:
                     problems.append(error.message)
-        elif public_key is not None:
-            problems.append(f"{folder} has no signature, and a public key was given")
+        elif expected:
+            problems.append(f"{folder} has no signature")
         try:
             facts = read_facts(folder)
         except InputError as error:

@@ -35,6 +35,7 @@ _CLASSES = {
     "benchmark": BenchmarkOptions,
 }
 _PLAIN = "plain"
+_SIGNING = ("key", "key_password", "identity_token")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class ReleaseConfig:
         allowed_licenses: if there are any, the checkpoint's must be one of them.
         last: the folder of the release before, to compare with; None for none.
         data: the test collection; None for no evaluation.
-        key: the private key to sign with; None for no signature.
+        key: the private key to sign with; None for no signature, or for one by an identity.
+        key_password: the environment variable with the password of this key, if it has one.
+        identity_token: the environment variable with a token of OpenID Connect, to sign by Sigstore instead.
         export: options of `export_model`; and so on for the other steps.
         benchmark: None where latencies are not measured.
     """
@@ -70,10 +73,17 @@ class ReleaseConfig:
     last: Path | None = None
     data: Path | None = None
     key: Path | None = None
+    key_password: str | None = None
+    identity_token: str | None = None
     export: Mapping[str, Any] = field(default_factory=dict)
     optimize: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Mapping[str, Any] = field(default_factory=dict)
     benchmark: Mapping[str, Any] | None = None
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether a key or an identity is named to sign with."""
+        return self.key is not None or self.identity_token is not None
 
     @property
     def work(self) -> Path:
@@ -89,8 +99,9 @@ def read_config(path: Path) -> ReleaseConfig:
     """
     tables = _read(path)
     here = path.parent
+    texts = ("name", "checkpoint", "revision", "output", "provider", "last", "data", *_SIGNING)
     top = {
-        **dict.fromkeys(("name", "checkpoint", "revision", "output", "provider", "last", "data", "key"), str),
+        **dict.fromkeys(texts, str),
         **dict.fromkeys(("precisions", "targets", "allowed_licenses"), list),
     }
     _refuse_unknown(path, "", tables, (*top, *_CLASSES))
@@ -117,6 +128,10 @@ def read_config(path: Path) -> ReleaseConfig:
     steps = {step: _options(path, step, tables[step]) for step in _CLASSES if step in tables}
     if "data" not in tables and "evaluate" in steps:
         raise InputError(f"{path} has [evaluate] and no data", 'add data = "DIR", the test collection, at its top')
+    if "key" in tables and "identity_token" in tables:
+        raise InputError(f"{path} has a key and an identity to sign with", "leave out key, or identity_token")
+    if "key_password" in tables and "key" not in tables:
+        raise InputError(f"{path} has a key_password and no key", 'add key = "FILE"')
     last, data, key = (here / tables[one] if one in tables else None for one in ("last", "data", "key"))
     return ReleaseConfig(
         path=path,
@@ -131,6 +146,8 @@ def read_config(path: Path) -> ReleaseConfig:
         last=last,
         data=data,
         key=key,
+        key_password=tables.get("key_password"),
+        identity_token=tables.get("identity_token"),
         export=steps.get("export", {}),
         optimize=steps.get("optimize", {}),
         evaluate=steps.get("evaluate", {}),

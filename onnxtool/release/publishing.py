@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import re
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,17 +89,18 @@ def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Leave out the bars of huggingface_hub, which would run into that of the command line."""
+    """Leave out the bars of huggingface_hub, which would run into that of the command line, and what it deprecates."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    if are_progress_bars_disabled():
-        yield
-        return
+    had_bars = not are_progress_bars_disabled()
     disable_progress_bars()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
-        enable_progress_bars()
+        if had_bars:
+            enable_progress_bars()
 
 
 @contextmanager
@@ -108,14 +110,15 @@ def _refusals(repo_id: str, token: str) -> Iterator[None]:
 
     try:
         yield
-    except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else 0
-        said = error.server_message or str(error)
-        raise _failure(repo_id, f"the hub answered {status}: {said}", token, _HINTS.get(status, _NETWORK)) from None
-    except (HTTPError, OSError) as error:
-        raise _failure(repo_id, f"{error or type(error).__name__}", token, _NETWORK) from None
-    except (ValueError, RuntimeError) as error:  # a name that is none, and what the storage of large files refuses
-        raise _failure(repo_id, str(error), token, "check the name, as in org/name") from None
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+        # What the storage of large files refuses has a RuntimeError around it.
+        reason = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+        if isinstance(reason, HfHubHTTPError):
+            status = reason.response.status_code if reason.response is not None else 0
+            said = f"the hub answered {status}: {reason.server_message or reason}"
+            raise _failure(repo_id, said, token, _HINTS.get(status, _NETWORK)) from None
+        hint = _NETWORK if isinstance(reason, (HTTPError, OSError)) else "check the name, as in org/name"
+        raise _failure(repo_id, f"{reason or type(reason).__name__}", token, hint) from None
 
 
 def _failure(repo_id: str, reason: str, token: str, hint: str) -> PublishingError:

@@ -53,6 +53,7 @@ class CheckReport:
         num_files: that were compared with their digests.
         signature: `verified`, `none`, or `not verified` where no public key was given.
         verified: model files that were run again and compared, with the largest difference.
+        uploaded: the address of the commit by which it was published; empty where it was not.
     """
 
     release: str
@@ -60,6 +61,7 @@ class CheckReport:
     num_files: int
     signature: str
     verified: dict[str, float]
+    uploaded: str = ""
 
     @property
     def passed(self) -> bool:

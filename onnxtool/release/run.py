@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -76,6 +77,7 @@ def make_release(
     with listening(on_progress):
         run = _Release(config, dry_run=dry_run)
         _check_output(config.output, force=force or dry_run)
+        _signer(config)
         run.run_steps()
         if dry_run:
             return run.report("")
@@ -397,7 +399,7 @@ class _Release:
             num_files=0 if facts is None else len(facts.files) + 3,
             size_bytes=0 if facts is None else sum(file.size_bytes for file in facts.files),
             models=() if facts is None else facts.models,
-            signed=facts is not None and self.config.key is not None,
+            signed=facts is not None and self.config.is_signed,
             notes=() if facts is None else tuple(_notes(self.config, facts)),
         )
 
@@ -454,8 +456,8 @@ def _with_digests(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _notes(config: ReleaseConfig, facts: ReleaseFacts) -> Iterator[str]:
-    if config.key is None:
-        yield "the release is not signed: name a private key with key in the configuration"
+    if not config.is_signed:
+        yield "the release is not signed: name a private key with key in the configuration, or identity_token"
     if config.data is None:
         yield "its retrieval quality was not measured: name a test collection with data in the configuration"
     if facts.license.id == "unknown":
@@ -492,7 +494,24 @@ def _write(config: ReleaseConfig, facts: ReleaseFacts, sources: Mapping[str, Pat
             shutil.copyfile(source, place)
         for name, text in ((FACTS_NAME, facts_text(facts)), (CARD_NAME, card_text(facts)), (BOM_NAME, bom_text(facts))):
             (staging.folder / name).write_text(text, encoding="utf-8")
-        if config.key is not None:
-            sign(staging.folder, config.key)
+        if config.is_signed:
+            sign(staging.folder, **_signer(config))
         written = set(files_in(staging.folder))
         staging.obsolete += [output / name for name in files_in(output) if name not in written]
+
+
+def _signer(config: ReleaseConfig) -> dict[str, Any]:
+    """Return what `sign` signs with; secrets come from the environment variables that the configuration names.
+
+    Raises:
+        InputError: there is no such key, or a variable is not set.
+    """
+    if config.key is not None and not config.key.is_file():
+        raise InputError(f"no such file: {config.key}, the key of {config.path}", "correct key, or leave it out")
+    signer: dict[str, Any] = {"key": config.key}
+    for argument, variable in (("password", config.key_password), ("identity_token", config.identity_token)):
+        if variable is not None:
+            if not os.environ.get(variable):
+                raise InputError(f"{config.path}: the environment variable {variable} is not set", f"set {variable}")
+            signer[argument] = os.environ[variable]
+    return signer

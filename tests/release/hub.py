@@ -12,6 +12,8 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+TOKEN = "hf_" + "secret" * 4
+
 
 class Hub:
     """One repository.
@@ -40,10 +42,12 @@ class Hub:
             if part in path:
                 return status, {"error": f"refused, and the token was {self.token}"}
         if path == "/api/repos/create":
+            asked = json.loads(body)
             exists = self.private is not None
             if not exists:
-                self.private = bool(json.loads(body).get("private"))
-            return (409 if exists else 200), {"url": f"{self.url}/{json.loads(body)['name']}", "error": "exists"}
+                self.private = bool(asked.get("private")) or asked.get("visibility") == "private"
+            name = f"{asked['organization']}/{asked['name']}"
+            return (409 if exists else 200), {"url": f"{self.url}/{name}", "name": name, "error": "exists"}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
         if "/preupload/" in path:
@@ -80,7 +84,7 @@ class Hub:
                 self.files[value["path"]] = self.stored[value["oid"]]
             elif line["key"] == "deletedFile":
                 del self.files[value["path"]]
-        return 200, {"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.url}/commit/{'1' * 40}"}
+        return 200, {"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.url}/org/name/commit/{'1' * 40}"}
 
 
 @contextmanager

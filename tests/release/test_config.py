@@ -56,6 +56,8 @@ def test_an_id_on_the_hub_stays_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message", "hint"),
     [
+        ('checkpoint = "a"\nkey = "k"\nidentity_token = "T"', "has a key and an identity", "leave out key"),
+        ('checkpoint = "a"\nkey_password = "P"', "has a key_password and no key", "add key"),
         ("", "names no checkpoint", 'add checkpoint = "ID_OR_DIR"'),
         ("checkpoint = 3", "checkpoint is 3, and a text goes there", ""),
         ('checkpoint = "a"\nprecision = ["int8"]', "precision is not known", "did you mean 'precisions'?"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +13,8 @@ from onnxtool.release.card import CARD_NAME, card_text
 from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, facts_text
 from onnxtool.release.publishing import push
 from onnxtool.release.signing import SIGNATURE_NAME
-from tests.release.hub import Hub, running
+from tests.release.hub import TOKEN, Hub
 from tests.release.samples import FACTS
-
-TOKEN = "hf_" + "secret" * 4
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    found = Hub(TOKEN)
-    with running(found):
-        # As HF_ENDPOINT, HF_HUB_DISABLE_XET and HF_TOKEN would, which are read when the library is imported.
-        monkeypatch.setattr(constants, "ENDPOINT", found.url)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield found
 
 
 def write_release(folder: Path, facts: ReleaseFacts = FACTS) -> Path:
@@ -46,7 +30,7 @@ def write_release(folder: Path, facts: ReleaseFacts = FACTS) -> Path:
 def test_a_release_becomes_one_commit(hub: Hub, tmp_path: Path) -> None:
     """Models as large files, all others as they are, in a repository that is made."""
     folder = write_release(tmp_path / "release")
-    assert push(folder, "org/name", private=True) == f"{hub.url}/commit/{'1' * 40}"
+    assert push(folder, "org/name", private=True) == f"{hub.url}/org/name/commit/{'1' * 40}"
     assert hub.private is True
     assert {path: content for path, content in hub.files.items() if path != ".gitattributes"} == {
         path.name: path.read_bytes() for path in folder.iterdir()

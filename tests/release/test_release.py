@@ -18,6 +18,8 @@ from onnxtool.release.run import make_release
 from onnxtool.release.store import files_in
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, write_beir
+from tests.release.hub import Hub
+from tests.release.keys import write_keys
 from tests.workshop import Workshop
 
 pytestmark = pytest.mark.slow  # exports and quantizes
@@ -209,6 +211,9 @@ def test_a_record_that_was_rewritten_is_found_by_the_models(folder: Path) -> Non
         (("--check", "."), 1, "is no release: it has no release.json"),
         (("--config", "nowhere.toml"), 1, "no such file: nowhere.toml"),
         (("--config", "a.toml", "--public_key", "k"), 2, "--public_key is for --check"),
+        (("--check", ".", "--identity", "me@example.org"), 2, "pass either --public_key, or --identity and --issuer"),
+        (("--check", ".", "--force"), 2, "--check writes nothing; leave out --force"),
+        (("--config", "a.toml", "--private"), 2, "--private is for --push"),
         (("--check", ".", "--dry_run"), 2, "--dry_run says which steps would run; leave out --check"),
     ],
 )
@@ -227,6 +232,39 @@ def test_the_command_says_what_is_wrong(folder: Path) -> None:
     done = run_onnxtool(folder, "release", "--check", "out", "--quiet")
     assert done.returncode == 1
     assert "problem: mini.onnx is not the file that was released" in done.stderr
+
+
+def test_a_release_is_signed_and_the_signature_is_verified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key whose password is in the environment; another key is a problem."""
+    (folder / "other").mkdir()
+    key, public = write_keys(folder, "secret")
+    _, other = write_keys(folder / "other")
+    path = folder / "release.toml"
+    path.write_text(f'key = "{key.name}"\nkey_password = "RELEASE_PASSWORD"\n{CONFIG}')
+    with pytest.raises(InputError, match="variable RELEASE_PASSWORD is not set"):
+        make_release(read_config(path), force=True)
+    monkeypatch.setenv("RELEASE_PASSWORD", "secret")
+    assert make_release(read_config(path), force=True).signed
+    done = run_onnxtool(folder, "release", "--check", "out", "--public_key", public.name, "--format", "json")
+    assert json.loads(done.stdout)["signature"] == "verified"
+    assert check_release(folder / "out").signature == "not verified"
+    assert check_release(folder / "out", public_key=other).problems
+    key.unlink()
+    with pytest.raises(InputError, match="no such file"):
+        make_release(read_config(path), force=True)
+
+
+def test_a_release_that_passes_its_check_is_uploaded(folder: Path, hub: Hub) -> None:
+    """And no other."""
+    arguments = ("release", "--check", "out", "--push", "org/name", "--quiet")
+    done = run_onnxtool(folder, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{hub.url}/org/name/commit/" in done.stdout
+    assert set(files_in(folder / "out")) <= set(hub.files)
+    (folder / "out" / "mini.onnx").write_bytes(b"another")
+    hub.requests.clear()
+    assert run_onnxtool(folder, *arguments).returncode == 1
+    assert hub.requests == []
 
 
 def test_a_checkpoint_on_the_hub_needs_its_commit(tmp_path: Path) -> None:

@@ -9,22 +9,12 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
 from sigstore.errors import TUFError
 
 from onnxtool.errors import InputError
 from onnxtool.release.signing import SIGNATURE_NAME, sign, verify_signature
-
-
-def write_keys(folder: Path, password: str = "") -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = folder / "release.key", folder / "release.pub"
-    encryption = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
-    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
-    public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
-    return private, public
+from tests.release.keys import write_keys
 
 
 @pytest.fixture
