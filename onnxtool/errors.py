@@ -91,6 +91,10 @@ class TrainingError(OnnxtoolError):
     """A model of PyTorch cannot be trained through onnxruntime as asked."""
 
 
+class PublishingError(OnnxtoolError):
+    """A release cannot be uploaded to the hub."""
+
+
 class VerificationError(OnnxtoolError):
     """The result differs from what went in by more than the tolerance; the output was not kept.
 

@@ -72,5 +72,27 @@ def to_json(value: object) -> Json:
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
+def printable(text: str) -> str:
+    """Escape control characters, line breaks and marks that reorder text as Python writes them in a string."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def code_span(text: str) -> str:
+    """Write a name in Markdown as code; one that could end the span, or is empty, is spelled in entities instead."""
+    text = printable(text)
+    if text.strip() and "`" not in text and not text.endswith("\\"):
+        return f"`{text}`".replace("|", "\\|")
+    return f"<code>{''.join(map(html_entity, text))}</code>"
+
+
+def html_entity(character: str) -> str:
+    """Write a character for Markdown and HTML, where only letters and digits mean nothing else."""
+    return character if character.isalnum() else f"&#{ord(character)};"
+
+
 def __getattr__(name: str) -> object:
     return moved_name(__name__, name)

@@ -59,6 +59,8 @@ ONLY_IN = {
     "bm25s": {"evaluation"},
     "scipy": {"evaluation"},
     "pyarrow": {"corpus"},
+    "cyclonedx": {"release"},
+    "model_signing": {"release"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
     "onnx": {"autodiff", "export", "graph", "model_file", "optimize", "runtime", "stats", "torch_backend", "training"},
     "onnx_ir": {"autodiff", "export", "graph", "model_file", "optimize", "torch_backend", "training"},
@@ -66,6 +68,7 @@ ONLY_IN = {
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
     *("matplotlib", "pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
+    *("cyclonedx", "model_signing"),
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {

@@ -20,7 +20,7 @@ from onnxtool.stats import Settings, Shape, compare_models, describe_model
 from onnxtool.summary.figures import Difference, Stats
 
 if TYPE_CHECKING:
-    from onnxtool.summary.gates import Gate
+    from onnxtool.summary.gates import Gate, TextGate
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def command(
         report: Stats | Difference = describe_model(model, shape)
     else:
         report = compare_models(model, base, weights=asked.weights, shape=shape)
-    met = _met_gates(gates, report)
+    met = [*_met_gates(gates, report), *_refused_license(asked.allowed_licenses, report)]
     if format_name == "markdown":
         write_out(_comment(report, met), output=output, force=force)
     elif format_name == "html":
@@ -80,7 +80,7 @@ def _shape(asked: Settings) -> Shape | None:
     return Shape(rows or Shape().batch_size, tokens or Shape().sequence_length)
 
 
-def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate]:
+def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | TextGate]:
     """Parse the gates of the command line, and those that are configured, of which relative ones wait for a base.
 
     Raises:
@@ -89,7 +89,7 @@ def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate]:
     if not expressions:
         return []
     from onnxtool.errors import GateError
-    from onnxtool.summary.gates import parse_gate
+    from onnxtool.summary.gates import Gate, parse_any_gate
 
     gates = []
     # A command line adds to the gates of a repository.
@@ -100,16 +100,17 @@ def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate]:
     for place, texts in (("--fail_if", expressions), (source, fixed)):
         for text in texts:
             try:
-                gate = parse_gate(text)
+                gate = parse_any_gate(text)
             except GateError as error:
                 raise click.UsageError(f"{place}: {error.message}\n{error.hint}") from error
-            needs_base = gate.sign != 0 or gate.figure.removeprefix("count(").startswith("delta.")
+            is_relative = isinstance(gate, Gate) and gate.sign != 0
+            needs_base = is_relative or gate.figure.removeprefix("count(").startswith("delta.")
             if has_base or not needs_base or texts is expressions:
                 gates.append(gate)
     return gates
 
 
-def _met_gates(gates: Sequence[Gate], report: Stats | Difference) -> list[str]:
+def _met_gates(gates: Sequence[Gate | TextGate], report: Stats | Difference) -> list[str]:
     """Return what each gate that is met says.
 
     Raises:
@@ -118,18 +119,29 @@ def _met_gates(gates: Sequence[Gate], report: Stats | Difference) -> list[str]:
     if not gates:
         return []
     from onnxtool.errors import GateError
-    from onnxtool.summary.gates import check_gates
+    from onnxtool.summary.gates import check_any_gates
 
     figures, base = to_json(report), None
     if isinstance(report, Difference) and isinstance(figures, dict) and isinstance(figures["model"], dict):
         figures, base = {**figures["model"], "delta": figures["delta"]}, figures["base"]
     try:
-        results = check_gates(gates, figures, base)
+        results = check_any_gates(gates, figures, base)
     except GateError as error:
         raise click.UsageError(f"{error.message}\n{error.hint}") from error
     for result in results:
         _LOGGER.info("gate %s", result)
     return [str(result) for result in results if result.met]
+
+
+def _refused_license(allowed: Sequence[str], report: Stats | Difference) -> list[str]:
+    """Say that the license of the model is none of those that are allowed, where any are named."""
+    from onnxtool.model_file.licenses import License
+
+    stats = report.model if isinstance(report, Difference) else report
+    found = License(stats.license, stats.license_name)
+    if not allowed or found.is_among(allowed):
+        return []
+    return [f"allowed_licenses is met: the license is {found}, and allowed are {', '.join(allowed)}"]
 
 
 def _comment(report: Stats | Difference, gates: Sequence[str]) -> str:

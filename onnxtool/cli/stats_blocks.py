@@ -15,6 +15,7 @@ from onnxtool.cli.stats_wording import (
     format_count,
     interface_notes,
     join,
+    license_of,
     metadata_of,
     names_of,
     replaced,
@@ -266,6 +267,7 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
         ("IR version", str(stats.ir_version)),
         ("Least onnxruntime", stats.min_onnxruntime or "none that is known"),
         ("Producer", stats.producer or "not stated"),
+        ("License", license_of(stats)),
         ("Subgraphs", str(stats.num_subgraphs)),
         ("Functions", str(stats.num_functions)),
     ]
@@ -309,6 +311,7 @@ def _difference_figures(base: Stats, model: Stats) -> list[Row]:
         replaced("IR version", model.ir_version, base.ir_version),
         replaced("Least onnxruntime", model.min_onnxruntime, base.min_onnxruntime),
         replaced("Producer", model.producer, base.producer),
+        replaced("License", license_of(model), license_of(base)),
     ]
 
 

@@ -18,11 +18,12 @@ from onnxtool.cli.stats_wording import (
     growth,
     interface_notes,
     last_verification,
+    license_of,
     needs,
     shape_of,
     shorten,
 )
-from onnxtool.cli.streams import printable
+from onnxtool.reports import code_span, html_entity, printable
 from onnxtool.summary.figures import Difference, Stats
 
 # GitHub refuses a comment of more than 65,536 characters.
@@ -42,13 +43,20 @@ def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
             f"{format_bytes(stats.size_bytes)}, {format_bytes(stats.duplicate_bytes)} of it stored more than once",
         ),
         ("Needs", _text(needs(stats))),
+        ("License", _text(license_of(stats))),
     ]
     if stats.cost is not None:
         cost = (
             f"{format_count(stats.cost.macs)}, {format_bytes(stats.cost.peak_activation_bytes)} of activations at once"
         )
         figures.insert(4, (f"MACs of {shape_of(stats.cost)}", cost))
-    top = [f"### {_code(stats.path)}", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in figures), ""]
+    top = [
+        f"### {code_span(stats.path)}",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in figures),
+        "",
+    ]
     top += _last_lines(stats, gates)
     return _document(top, summary_sections(stats))
 
@@ -72,7 +80,11 @@ def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str
         rows.append((label, *map(format_count, reversed(macs)), growth(*macs, format_count)))
     same = needs(model) == needs(base)
     rows.append(("Needs", _text(needs(base)), _text(needs(model)), "unchanged" if same else ""))
-    top = [f"### {_code(model.path)} against {_code(base.path)}", "| | base | model | change |", "|---|---:|---:|---:|"]
+    top = [
+        f"### {code_span(model.path)} against {code_span(base.path)}",
+        "| | base | model | change |",
+        "|---|---:|---:|---:|",
+    ]
     top += [f"| {' | '.join(row)} |" for row in rows]
     parts = [("Operators", delta.ops), ("Initializers", delta.weights), ("Metadata", delta.metadata)]
     told = [f"**{name}:** {counts_of(changes) or 'unchanged'}" for name, changes in parts]
@@ -91,7 +103,7 @@ def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:
     parts = []
     if gates:
         more = f" and {len(gates) - _MAX_GATES} more" if len(gates) > _MAX_GATES else ""
-        parts.append(f"❌ **Gates:** {'; '.join(_code(gate) for gate in gates[:_MAX_GATES])}{more}.")
+        parts.append(f"❌ **Gates:** {'; '.join(code_span(gate) for gate in gates[:_MAX_GATES])}{more}.")
     if verified := last_verification(stats):
         parts.append(f"**Made by** {_text(shorten(verified, _MAX_CELL_LENGTH * 3))}.")
     return [" ".join(parts)] if parts else []
@@ -123,27 +135,15 @@ def _folded(section: Section) -> str:
 
 def _cell(text: str, *, is_name: bool) -> str:
     text = shorten(text, _MAX_CELL_LENGTH)
-    return _code(text) if is_name and text != ABSENT else _text(text)
-
-
-def _code(text: str) -> str:
-    """Put a name into a code span; one that could end it, or is empty, is spelled in entities instead."""
-    text = printable(text)
-    if text.strip() and "`" not in text and not text.endswith("\\"):
-        return f"`{text}`".replace("|", "\\|")
-    return f"<code>{''.join(_entity(character) for character in text)}</code>"
+    return code_span(text) if is_name and text != ABSENT else _text(text)
 
 
 def _text(text: str) -> str:
     """Escape what is read as Markdown or HTML; what would mention a person or an issue, or is a link, becomes code."""
     if any(mark in text.lower() for mark in ("@", "#", "://", "www.")):
-        return _code(text)
-    text = "".join(_entity(character) if character in "\\`*|<>[]&~" else character for character in printable(text))
+        return code_span(text)
+    text = "".join(html_entity(character) if character in "\\`*|<>[]&~" else character for character in printable(text))
     # Within a word an underscore is only that.
     return " ".join(
         word.replace("_", "&#95;") if word[:1] == "_" or word[-1:] == "_" else word for word in text.split(" ")
     )
-
-
-def _entity(character: str) -> str:
-    return character if character.isalnum() else f"&#{ord(character)};"

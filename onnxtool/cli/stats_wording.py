@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from onnxtool.cli.render import format_shape, format_tensor
+from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import STEPS_KEY
 from onnxtool.reports import Json, TensorInfo
 from onnxtool.summary.figures import Cost, MappingDelta, Stats
@@ -139,6 +140,12 @@ def metadata_of(stats: Stats) -> dict[str, str]:
     if stats.steps:
         values[STEPS_KEY] = ", ".join(str(step.get("step", "?")) for step in stats.steps)
     return values
+
+
+def license_of(stats: Stats) -> str:
+    """Return the license with what tells another one from its like."""
+    described = str(License(stats.license, stats.license_name))
+    return f"{described}, {stats.license_link}" if stats.license_link else described
 
 
 def interface_notes(base: Stats, model: Stats, inputs: MappingDelta, outputs: MappingDelta) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from onnxtool.reports import printable as printable
 from onnxtool.reports import to_json
 
 
@@ -50,15 +51,6 @@ def _json(report: object, indent: int | None) -> str:
         # JSON itself escapes only some of the control characters.
         text = json.dumps(values, indent=indent, ensure_ascii=True, allow_nan=False)
     return text + "\n"
-
-
-def printable(text: str) -> str:
-    """Escape control characters, line breaks and marks that reorder text as Python writes them in a string."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def is_text(argument: str) -> bool:

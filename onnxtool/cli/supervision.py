@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-_LOADING = frozenset(("artifacts", "evaluate", "export", "infer", "optimize"))
+_LOADING = frozenset(("artifacts", "evaluate", "export", "infer", "optimize", "release"))
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 

@@ -63,6 +63,7 @@ def describe(
         "onnxtool.module_weights_sha256": checkpoint.module_weights_sha256 if head in _WITH_WEIGHTS else "",
         "onnxtool.architecture": checkpoint.architecture,
         "onnxtool.random_weights": ", ".join(checkpoint.initialized),
+        **source.license.stamps,
         TASK_KEY: task,
         HEAD_KEY: head,
         "onnxtool.exporter": strategy.exporter.name,

@@ -30,6 +30,7 @@ from onnxtool.checkpoint.sentence_modules import (
 )
 from onnxtool.errors import CheckpointError
 from onnxtool.export.downloads import fetch
+from onnxtool.model_file.licenses import License
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called
 # What describes the checkpoint as a whole.
@@ -156,22 +157,31 @@ class Source(CheckpointFiles):
         return as_multi_vector(SentenceModules.of(self, self.route), self)
 
     @cached_property
-    def card_tags(self) -> tuple[str, ...]:
-        """The tags in the model card's front matter, and the pipeline that it names."""
+    def _card(self) -> dict[str, Any]:
+        """The front matter of the model card; empty where it has none that can be read."""
         import yaml
+        from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
         path = self.locate("README.md")
-        text = "" if path is None else path.read_text(encoding="utf-8", errors="replace")
-        if not text.startswith("---"):
-            return ()
+        text = "" if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
+        found = REGEX_YAML_BLOCK.search(text)
         try:
-            card = yaml.safe_load(text.split("---", 2)[1])
-        except yaml.YAMLError:
-            return ()  # a card is prose for people; one that does not parse tells nothing about the weights
-        card = card if isinstance(card, dict) else {}
-        tags, pipeline = card.get("tags"), card.get("pipeline_tag")
+            card = None if found is None else yaml.safe_load(found[2])
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return {}  # a card is prose for people; one that does not parse tells nothing about the weights
+        return card if isinstance(card, dict) else {}
+
+    @property
+    def card_tags(self) -> tuple[str, ...]:
+        """The tags in the model card's front matter, and the pipeline that it names."""
+        tags, pipeline = self._card.get("tags"), self._card.get("pipeline_tag")
         named = [*(tags if isinstance(tags, list) else ()), *([pipeline] if pipeline else ())]
         return tuple(str(tag) for tag in named)
+
+    @property
+    def license(self) -> License:
+        """The license that the model card names, or else config.json."""
+        return License.of_checkpoint(self._card, self.read("config.json"))
 
     def locate(self, name: str) -> Path | None:
         """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none.

@@ -56,7 +56,12 @@ class License(NamedTuple):
     def stamps(self) -> dict[str, str]:
         """Metadata of a file; empty where nothing is known."""
         entries = {LICENSE_KEY: self.id, LICENSE_NAME_KEY: self.name, LICENSE_LINK_KEY: self.link}
-        return {} if self.id == UNKNOWN else {key: value for key, value in entries.items() if value}
+        return {key: value for key, value in entries.items() if value} if self.is_known else {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known of it."""
+        return self.id != UNKNOWN
 
     def is_among(self, allowed: Iterable[str]) -> bool:
         """Whether an allow-list has it, by its id, or another license by its name; case does not matter.
@@ -64,7 +69,8 @@ class License(NamedTuple):
         An unknown license, and another one without a name, is in no list.
         """
         said = self.name if self.id == OTHER else "" if self.id == UNKNOWN else self.id
-        return bool(said) and said.casefold() in {one.strip().casefold() for one in allowed}
+        names = {name.strip().casefold() for one in allowed for name in (one, *one.split(","))}
+        return bool(said) and said.casefold() in names
 
     def __str__(self) -> str:
         return f"{self.id} ({self.name})" if self.name else self.id

@@ -8,6 +8,7 @@ import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -179,8 +180,11 @@ class ReleaseFacts:
         """Refuse what cannot be a record.
 
         Raises:
-            InputError: a path leaves the folder or is there twice, a digest is none, or a model is none of the files.
+            InputError: a path leaves the folder or is there twice, a digest or the date is none, or a model is none of
+                the files.
         """
+        if self.provenance.date and not _is_day(self.provenance.date):
+            raise _malformed(f"its date is {self.provenance.date[:40]!r}")
         known = {file.path: file.role for file in self.files}
         for file in self.files:
             is_plain = file.path.isprintable() and file.path == PurePosixPath(file.path).as_posix() != "."
@@ -276,6 +280,13 @@ def _fits(kind: type, value: Any) -> bool:
     if isinstance(value, int):  # where a float goes, 1 stays 1, as it is written
         return (kind is int and value >= 0) or (kind is float and abs(value) < _MAX_WHOLE)
     return kind is float and isinstance(value, float) and math.isfinite(value)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _is_plain(text: str) -> bool:

@@ -24,8 +24,17 @@ class Settings(NamedTuple):
         Option(
             "Exit with 1 where this holds: any number of the JSON report, one of > >= < <= == !=, and a number; with a "
             "sign, and optionally %, it is relative to BASE. E.g. 'num_nodes>500', 'ops.MatMul!=98', 'size_bytes>+5%', "
-            "'count(delta.inputs.removed)>0'. May be given several times.",
+            "'count(delta.inputs.removed)>0'. A text is compared by == and !=: 'license!=apache-2.0'. May be given "
+            "several times.",
             metavar="EXPR",
+        ),
+    ] = ()
+    allowed_licenses: Annotated[
+        tuple[str, ...],
+        Option(
+            "Exit with 1 unless the license of MODEL is one of these: an id of SPDX, or the name of another license. A "
+            "license that is unknown is not among them. May be given several times.",
+            metavar="ID",
         ),
     ] = ()
     batch_size: Annotated[

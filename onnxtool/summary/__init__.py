@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure
 from onnxtool.summary.duplicates import find_duplicates
@@ -40,6 +41,7 @@ def summarize_file(model: ModelFile) -> Stats:
         initializer_bytes[tensor.dtype] += tensor.size_bytes
         parameters[tensor.dtype] += tensor.num_elements
     duplicates = find_duplicates(model)
+    license_ = License.of_file(structure.metadata)
     return Stats(
         path=str(model.path),
         size_bytes=model.size_bytes,
@@ -76,6 +78,9 @@ def summarize_file(model: ModelFile) -> Stats:
             for function in structure.functions
         ),
         steps=parse_steps(structure.metadata.get(STEPS_KEY, "[]")) or (),
+        license=license_.id,
+        license_name=license_.name,
+        license_link=license_.link,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from onnxtool.model_file.licenses import UNKNOWN
 from onnxtool.reports import Json, TensorInfo
 
 _NOTHING: Mapping[str, Json] = MappingProxyType({})
@@ -94,6 +95,9 @@ class Stats(NamedTuple):
         layers: parts of the model by scope, and last what has none; empty where no name says a scope.
         functions: the model-local functions.
         steps: what onnxtool did to this file, oldest first.
+        license: of the checkpoint, as the export stamped it: an id of SPDX in lower case, `other`, or `unknown`.
+        license_name: of another license; else empty.
+        license_link: to the text of another license; empty where there is none.
         cost: None where no batch size or sequence length was given.
     """
 
@@ -129,6 +133,9 @@ class Stats(NamedTuple):
     layers: Mapping[str, Layer] = MappingProxyType({})
     functions: tuple[FunctionFigures, ...] = ()
     steps: tuple[dict[str, Json], ...] = ()
+    license: str = UNKNOWN
+    license_name: str = ""
+    license_link: str = ""
     cost: Cost | None = None
 
 

@@ -1,11 +1,12 @@
 """Gates: conditions on the figures of a report, such as `num_nodes>500`, that fail a command when they are met.
 
-    gate      = figure operator threshold
+    gate      = figure operator threshold | figure ( "==" | "!=" ) text
     figure    = path | "count" "(" path ")"
     path      = name { "." name }
     name      = a run of characters other than . < > = ! ( ) " | a text in double quotes
     operator  = ">" | ">=" | "<" | "<=" | "==" | "!="
     threshold = [ "+" | "-" ] digits [ "." digits ] [ "%" | "kB" | "MB" | "GB" | "KiB" | "MiB" | "GiB" ]
+    text      = a text in double quotes | a run of characters without them that is no threshold
 
 A path leads to a number in the JSON form of the report, e.g. `num_nodes`, `ops.MatMul`, `inputs.0.shape.1`; an operator
 or dtype that a report does not count is 0, unless it is one that it counts in other case. `count(...)` is the number of
@@ -13,13 +14,15 @@ entries of an object or an array, e.g. `count(delta.inputs.removed)`.
 
 A threshold with a sign is relative to the same figure of a base: `num_nodes>+10` is met by more than ten nodes over
 the base, `size_bytes>+5%` by more than five percent over it. Spaces between the parts do not matter.
+
+Reports whose texts can be gated, such as `license!=apache-2.0`, compare them without regard to case.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -37,6 +40,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "!=": operator.ne,
 }
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_OF_TEXTS = ("==", "!=")
 _COUNT = "count"
 _MAX_DIGITS = 30
 _SPACES = " \t"
@@ -63,6 +67,27 @@ class Gate(NamedTuple):
     amount: Fraction
     sign: int = 0
     is_percentage: bool = False
+
+
+class TextGate(NamedTuple):
+    """A parsed gate on a text of the report; `operator` is == or !=."""
+
+    expression: str
+    figure: str
+    operator: str
+    text: str
+
+
+class TextGateResult(NamedTuple):
+    """Whether a gate was met, by which text."""
+
+    gate: TextGate
+    met: bool
+    value: str
+
+    def __str__(self) -> str:
+        state = "is met" if self.met else "is not met"
+        return f"{self.gate.expression} {state}: {self.gate.figure} is {self.value or 'empty'}"
 
 
 class GateResult(NamedTuple):
@@ -120,6 +145,25 @@ def parse_gate(expression: str) -> Gate:
     return Gate(expression, figure, symbol, amount, sign, unit == "%")
 
 
+def parse_any_gate(expression: str) -> Gate | TextGate:
+    """Parse a gate on a number or on a text.
+
+    Raises:
+        GateError: the expression does not follow the grammar.
+    """
+    try:
+        return parse_gate(expression)
+    except GateError as error:
+        figure, end = _read_figure(expression)
+        start = _end_of(expression, end, _SPACES)
+        symbol = expression[start : start + 2]
+        quoted = expression[start + 2 :].strip(_SPACES)
+        text = quoted[1:-1] if len(quoted) > 1 and quoted[0] == quoted[-1] == '"' else quoted
+        if symbol not in _OF_TEXTS or not quoted or quoted[0] in "<>=!" or '"' in text or not text.isprintable():
+            raise error from None
+        return TextGate(expression, figure, symbol, text)
+
+
 def _read_figure(text: str) -> tuple[str, int]:
     """Return the figure at the start of a gate, and where it ends."""
     path, end = _read_path(text, 0)
@@ -170,6 +214,41 @@ def check_gates(gates: Sequence[Gate], report: Json, base: Json = None) -> tuple
     return tuple(_check(gate, report, base) for gate in gates)
 
 
+def check_any_gates(
+    gates: Sequence[Gate | TextGate], report: Json, base: Json = None
+) -> tuple[GateResult | TextGateResult, ...]:
+    """Compare the figures and the texts of `report` with each gate; see `check_gates`.
+
+    Raises:
+        GateError: as there, or a gate names no text of the report.
+    """
+    texts = dict(_texts(report))
+    return tuple(
+        _check_text(gate, report, texts)
+        if isinstance(gate, TextGate) or gate.figure in texts
+        else _check(gate, report, base)
+        for gate in gates
+    )
+
+
+def _check_text(gate: Gate | TextGate, report: Json, texts: Mapping[str, str]) -> TextGateResult:
+    if isinstance(gate, Gate):
+        raise GateError(
+            f"{gate.figure} is a text, and the gate {gate.expression!r} compares a number",
+            f'compare it with == or != and a text in quotes: {gate.figure}!="…"',
+        )
+    if gate.figure not in texts:
+        numbers = dict(_figures(report))
+        if gate.figure in numbers:
+            parse_gate(gate.expression)  # which says what is wrong with the number
+        meant = _similar(gate.figure, [*texts, *numbers])
+        raise GateError(
+            f"the report has no text {gate.figure!r} (gate {gate.expression!r})", _name_figures(meant, texts)
+        )
+    value = texts[gate.figure]
+    return TextGateResult(gate, OPERATORS[gate.operator](value.casefold(), gate.text.casefold()), value)
+
+
 def _check(gate: Gate, report: Json, base: Json) -> GateResult:
     value = _look_up(gate, report, "report")
     threshold, base_value = gate.amount, None
@@ -202,13 +281,13 @@ def _look_up(gate: Gate, report: Json, place: str) -> Fraction:
     )
 
 
-def _similar(wanted: str, figures: dict[str, Fraction]) -> list[str]:
+def _similar(wanted: str, figures: Iterable[str]) -> list[str]:
     from difflib import get_close_matches
 
-    return get_close_matches(wanted, figures, n=3, cutoff=0.7)
+    return get_close_matches(wanted, [*figures], n=3, cutoff=0.7)
 
 
-def _name_figures(meant: list[str], figures: dict[str, Fraction]) -> str:
+def _name_figures(meant: list[str], figures: Iterable[str]) -> str:
     """Say which figures may be `meant`, and which there are at the top of the report."""
     similar = [repr(name) for name in meant]  # names are untrusted
     top = [name for name in figures if "." not in name and "(" not in name]
@@ -229,6 +308,15 @@ def _figures(value: Json, path: str = "") -> Iterator[tuple[str, Fraction]]:
             yield from _figures(item, f"{path}.{index}" if path else str(index))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, Fraction(value)
+
+
+def _texts(value: Json, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text of a JSON value with its path."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in entries:
+        yield from _texts(item, f"{path}.{name}" if path else str(name))
+    if isinstance(value, str):
+        yield path, value
 
 
 def _format(value: Fraction) -> str:

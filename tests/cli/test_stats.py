@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import STEPS_KEY, stamp
 from tests.cli.entry_point import run_onnxtool, run_process
 from tests.graphs import save_operators, value
@@ -29,6 +32,7 @@ Opsets: ai.onnx 20, com.microsoft 1
 IR version: 10
 Least onnxruntime: 1.18
 Producer: maker 1.2
+License: unknown
 Subgraphs: 0
 Functions: 0
 Nodes by domain: ai.onnx 2, com.microsoft 1
@@ -183,6 +187,44 @@ def test_met_gates_are_named_and_exit_with_1(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("stamped", "options", "met"),
+    [
+        ("mit", ["--fail_if", "license!=apache-2.0"], "gate license!=apache-2.0 is met: license is mit"),
+        ("mit", ["--fail_if", "license!=MIT", "--allowed_licenses", "Apache-2.0", "--allowed-licenses", "MIT"], ""),
+        (
+            "mit",
+            ["--allowed_licenses", "apache-2.0"],
+            "gate allowed_licenses is met: the license is mit, and allowed are apache-2.0",
+        ),
+        ("", ["--fail_if", "license==unknown"], "gate license==unknown is met: license is unknown"),
+        (
+            "",
+            ["--allowed_licenses", "unknown", "base.onnx"],
+            "gate allowed_licenses is met: the license is unknown, and allowed are unknown",
+        ),
+    ],
+)
+def test_the_license_is_gated(folder: Path, stamped: str, options: list[str], met: str) -> None:
+    """By one text, or by a list of those that are allowed, among which an unknown one never is."""
+    stamp(folder / "model.onnx", License(stamped).stamps if stamped else {})
+    result = run_onnxtool(folder, "stats", "model.onnx", *options)
+    assert (result.returncode, result.stderr) == ((1, f"{met}\n") if met else (0, ""))
+    assert re.search(rf"^License: (?:was )?{stamped or 'unknown'}", result.stdout, re.MULTILINE)
+
+
+def test_the_license_is_in_every_format(folder: Path) -> None:
+    """With the name and the link of another one."""
+    stamp(folder / "model.onnx", License("other", "Mine", "https://example.org/mine").stamps)
+    shown = "other (Mine), "
+    (folder / ".onnxtool.toml").write_text('[stats]\nallowed_licenses = ["mit", "mine"]\n')
+    for options in (["--format", "text"], ["--format", "markdown"], ["--format", "html"]):
+        result = run_onnxtool(folder, "stats", "model.onnx", *options)
+        assert (result.returncode, shown in html.unescape(result.stdout)) == (0, True), options
+    report = json.loads(run_onnxtool(folder, "stats", "model.onnx", "--format", "json").stdout)
+    assert [report[key] for key in ("license", "license_name")] == ["other", "Mine"]
+
+
 def test_gates_that_are_not_met_say_nothing(folder: Path) -> None:
     """Exit code 0 and an empty stderr."""
     result = run_onnxtool(folder, "stats", "model.onnx", "--fail_if", "num_nodes>3", "--fail_if", "ops.Softmax>0")
@@ -199,6 +241,10 @@ def test_gates_that_are_not_met_say_nothing(folder: Path) -> None:
             "no comparison after 'num_nodes', at character 10 of the gate 'num_nodes'",
         ),
         (["model.onnx", "--fail_if", "num_nodes>+3"], 2, "there is no base"),
+        (["model.onnx", "--fail_if", "licence!=mit"], 2, "did you mean 'license'?"),
+        (["model.onnx", "--fail_if", "license>mit"], 2, "'mit' is not a threshold"),
+        (["model.onnx", "--fail_if", "license!=3"], 2, "license is a text"),
+        (["model.onnx", "--fail_if", "num_nodes==many"], 2, "'many' is not a threshold"),
         (["missing.onnx"], 1, "no such model file: missing.onnx"),
         (["model.onnx", "missing.onnx"], 1, "no such model file: missing.onnx"),
         (["text.onnx"], 1, "text.onnx is not a complete ONNX model"),

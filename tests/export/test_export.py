@@ -28,10 +28,13 @@ from onnxtool.errors import ExportError, OnnxtoolError, OutputExistsError, Outpu
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.provenance import _figure
 from onnxtool.export.report import ExportReport
+from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.licenses import License
 from onnxtool.runtime.opsets import highest_opset
+from onnxtool.summary import summarize_model
 from tests.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -495,8 +498,32 @@ def test_the_name_of_a_relative_folder_is_its_own(
     shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "mine")
     (tmp_path / "mine" / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "mine" / "inner")
+    Path("../README.md").write_text("---\nlicense: Apache-2.0\n---\n# Mine\n", encoding="utf-8-sig")
     report = export_model(ExportOptions("..", exporter="torchscript", verify=False))
     assert (Path(report.output), report.metadata["onnxtool.source"]) == (Path("models/mine.onnx"), "mine")
+    assert summarize_model(Path(report.output)).license == report.metadata["onnxtool.license"] == "apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("card", "found"),
+    [
+        ("---\nlicense: other\nlicense_name: mine --- alone\n---\n", License("other", "mine --- alone")),
+        ("---\nlicense: [\n---\n", License("mit")),
+        ("---\n- license\n---\n", License("mit")),
+        ("---\nlicense: 2026-01-01\n---\n", License("mit")),
+        (f"---\na: {'[' * 5000}\n---\n", License("mit")),
+        ("# license: apache-2.0\n", License("mit")),
+        (None, License("mit")),
+    ],
+)
+def test_a_card_without_a_license_leaves_it_to_the_configuration(
+    tmp_path: Path, card: str | None, found: License
+) -> None:
+    """A card is prose for people, and may be anything."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "license": "MIT"}')
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    assert Source.find(str(tmp_path)).license == found
 
 
 def test_a_figure_that_layers_do_not_share_is_left_out() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from onnxtool.errors import GateError
 from onnxtool.reports import Json
-from onnxtool.summary.gates import GateResult, check_gates, parse_gate
+from onnxtool.summary.gates import Gate, GateResult, TextGate, check_any_gates, check_gates, parse_any_gate, parse_gate
 
 REPORT: Json = {
     "path": "model.onnx",
@@ -251,3 +251,72 @@ def test_a_threshold_beyond_all_floats_is_shown() -> None:
     assert "which makes a threshold of 1.033333000e+400" in str(result)
     (result,) = check_gates([parse_gate("small<0.5")], {"small": 0.25})
     assert str(result) == "small<0.5 is met: small is 0.25"
+
+
+@pytest.mark.parametrize(
+    ("expression", "met"),
+    [
+        ("license!=apache-2.0", True),
+        ("license!=MIT", False),
+        ("license == Mit ", True),
+        ('license!="mit"', False),
+        ('license_name!=""', False),
+        ("license==0bsd", False),
+        ("inputs.0.name!=x", False),
+        ('metadata.version=="2"', True),
+        ("metadata.version!=2 beta", True),
+    ],
+)
+def test_a_text_is_compared_without_regard_to_case(expression: str, met: bool) -> None:
+    """At any depth, in quotes or not; what is a number is a text in quotes."""
+    report: Json = {"license": "mit", "license_name": "", "inputs": [{"name": "x"}], "metadata": {"version": "2"}}
+    gate = parse_any_gate(expression)
+    assert isinstance(gate, TextGate)
+    (result,) = check_any_gates([gate], report)
+    assert result.met is met
+    assert str(result).startswith(f"{expression} {'is met' if met else 'is not met'}: ")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "license!=",
+        "license>mit",
+        "license!==mit",
+        'license!="mit',
+        "license=mit",
+        "license!=a\x1bb",
+        "!=mit",
+        "license",
+    ],
+)
+def test_a_gate_on_a_text_follows_the_grammar(expression: str) -> None:
+    """The message is that of the number that would stand there, or of what is missing."""
+    with pytest.raises(GateError):
+        parse_any_gate(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("licence!=mit", "no text 'licence'"),
+        ("num_nodes==many", "'many' is not a threshold"),
+        ("num_nodes==5%", "a percentage needs a sign"),
+        ("passed!=true", "no text 'passed'"),
+    ],
+)
+def test_a_gate_on_no_text_is_refused(expression: str, message: str) -> None:
+    """A number cannot be a word, and a figure that is not there is named with those that are alike."""
+    gate = parse_any_gate(expression)
+    assert isinstance(gate, TextGate)
+    report: Json = {"license": "mit", "num_nodes": 3, "passed": True}
+    with pytest.raises(GateError, match=message):
+        check_any_gates([gate], report)
+
+
+def test_a_number_is_no_gate_on_a_text() -> None:
+    """The way out is to put it into quotes."""
+    gate = parse_any_gate("path==3")
+    assert isinstance(gate, Gate)
+    with pytest.raises(GateError, match="path is a text"):
+        check_any_gates([gate], REPORT)

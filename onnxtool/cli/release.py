@@ -1,0 +1,157 @@
+"""`onnxtool release`: a folder that is complete, described and signed, or the check of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxtool.cli.choices import NameChoice
+from onnxtool.cli.logs import log_options
+from onnxtool.cli.options import FORMATS, PathType
+from onnxtool.cli.progress import progress
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.cli.streams import printable
+
+if TYPE_CHECKING:
+    from onnxtool.release.report import CheckReport, ReleaseReport
+
+
+@click.command(epilog="Example: onnxtool release --config release.toml")
+@click.option("--config", type=PathType(), metavar="FILE", help="What the release is made of, in TOML.")
+@click.option("--output", type=PathType(), metavar="DIR", help="The folder of the release; else what --config says.")
+@click.option("--check", type=PathType(), metavar="DIR", help="Check the release in this folder, and make none.")
+@click.option("--public_key", type=PathType(), metavar="FILE", help="Of the one who signed it, for --check.")
+@click.option("--identity", default="", metavar="WHO", help="Who signed it by Sigstore, e.g. an address.")
+@click.option("--issuer", default="", metavar="URL", help="Of OpenID Connect, which says who --identity is.")
+@click.option(
+    "--push",
+    metavar="ID",
+    help="Upload the release to this repository of the hub, once it passes its check; HF_TOKEN is the token.",
+)
+@click.option("--private", is_flag=True, help="Make the repository of --push private, where it is new.")
+@click.option("--dry_run", is_flag=True, help="Say which steps would run and why, and run none.")
+@click.option("--force", is_flag=True, help="Replace a release that is there.")
+@click.option(
+    "--format",
+    "format_name",
+    type=NameChoice(FORMATS),
+    default="text",
+    show_default=True,
+    help="How to print the result on stdout.",
+)
+@click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
+@log_options
+def command(
+    *,
+    config: Path | None,
+    output: Path | None,
+    check: Path | None,
+    public_key: Path | None,
+    identity: str,
+    issuer: str,
+    push: str | None,
+    private: bool,
+    dry_run: bool,
+    force: bool,
+    format_name: str,
+    quiet: bool,
+) -> int:
+    """Make a release from a checkpoint: export, optimize, verify, evaluate, describe and sign.
+
+    Steps whose inputs are those of the last run are not run again. What is written is a whole: models of every
+    precision and target, tokenizer, model card, bill of materials, digests, and a signature where a key is named. A
+    gate that is met leaves no folder.
+    """
+    if (config is None) == (check is None):
+        raise click.UsageError("pass either --config, to make a release, or --check, to check one")
+    signer = {"--public_key": public_key, "--identity": identity, "--issuer": issuer}
+    given = [name for name, value in signer.items() if value]
+    if given and check is None and push is None:
+        raise click.UsageError(f"{given[0]} is for --check and --push")
+    if bool(identity) != bool(issuer) or len(given) == 3:
+        raise click.UsageError("pass either --public_key, or --identity and --issuer")
+    if check is not None and (output is not None or force):
+        raise click.UsageError(f"--check writes nothing; leave out {'--force' if output is None else '--output'}")
+    if dry_run and (check is not None or push is not None):
+        raise click.UsageError(f"--dry_run says which steps would run; leave out {'--check' if check else '--push'}")
+    if private and push is None:
+        raise click.UsageError("--private is for --push")
+    from onnxtool.release.check import check_release
+    from onnxtool.release.config import read_config
+    from onnxtool.release.publishing import push as upload
+    from onnxtool.release.run import make_release
+
+    made = checked = None
+    with progress(quiet=quiet) as on_progress:
+        if config is not None:
+            asked = read_config(config)
+            asked = asked if output is None else replace(asked, output=output)
+            made = make_release(asked, force=force, dry_run=dry_run, on_progress=on_progress)
+            check = check if push is None else asked.output
+        if check is not None:
+            checked = check_release(
+                check, public_key=public_key, identity=identity, issuer=issuer, on_progress=on_progress
+            )
+            if push is not None and checked.passed:
+                on_progress(f"uploading to {push}")
+                checked = replace(checked, uploaded=upload(check, push, private=private))
+    blocks = [*(release_blocks(made) if made else []), *(check_blocks(checked) if checked else [])]
+    emit({"release": made, "check": checked} if made and checked else made or checked, blocks, format_name)
+    if checked is None or checked.passed:
+        return 0
+    for problem in checked.problems:
+        click.echo(f"problem: {printable(problem)}", err=True)
+    return 1
+
+
+def release_blocks(report: ReleaseReport) -> list[Block]:
+    """Lay out what was done, and what the release holds."""
+    steps = [
+        (one.name, one.state, one.reason, format_duration(one.seconds * 1e3) if one.state == "ran" else "")
+        for one in report.steps
+    ]
+    blocks: list[Block] = [Heading("Steps"), Table(("step", "state", "because", "time"), steps, frozenset({"time"}))]
+    if not report.output:
+        return [*blocks, Note("nothing was run")]
+    rows = []
+    for model in report.models:
+        found = next(iter(model.evaluations), None)
+        measures = "" if found is None else ", ".join(f"{name} {one.mean:.4f}" for name, one in found.measures.items())
+        cosine = min((step.cosine_min for step in model.verification), default=None)
+        rows.append((model.path, "" if cosine is None else f"{cosine:.6f}", measures))
+    return [
+        *blocks,
+        Heading("Release"),
+        Facts(
+            [
+                ("Name", report.name),
+                ("License", report.license),
+                ("Files", f"{report.num_files}, {format_bytes(report.size_bytes)}"),
+                ("Signed", "yes" if report.signed else "no"),
+            ]
+        ),
+        Table(("model", "least cosine", "measures"), rows, frozenset({"least cosine"})),
+        *map(Note, report.notes),
+        Facts([("Written", report.output)]),
+    ]
+
+
+def check_blocks(report: CheckReport) -> list[Block]:
+    """Lay out what was checked, and what is wrong."""
+    facts = [
+        ("Release", report.release),
+        ("Files", str(report.num_files)),
+        ("Signature", report.signature),
+        *((f"Run again: {name}", f"largest difference {error:.3g}") for name, error in report.verified.items()),
+        ("Verdict", "as released" if report.passed else f"{len(report.problems)} problems"),
+        *([("Uploaded", report.uploaded)] if report.uploaded else []),
+    ]
+    blocks: list[Block] = [Heading("Check"), Facts(facts)]
+    if report.problems:
+        blocks.append(Table(("problem",), [(problem,) for problem in report.problems]))
+    if report.signature == "not verified":
+        blocks.append(Note("the signature was not verified: pass --public_key, or --identity and --issuer"))
+    return blocks

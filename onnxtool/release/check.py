@@ -1,0 +1,156 @@
+"""Check a release: that every byte is what its record says, and that its models still compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from onnxtool.corpus.manifest import file_sha256
+from onnxtool.errors import InputError, OnnxtoolError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import WEIGHTS_KEY
+from onnxtool.progress import OnProgress, counted, ignore, listening
+from onnxtool.release.bom import BOM_NAME, bom_difference, bom_text, check_bom
+from onnxtool.release.card import CARD_NAME, card_difference
+from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, read_facts
+from onnxtool.release.report import CheckReport
+from onnxtool.release.run import verified_steps
+from onnxtool.release.signing import SIGNATURE_NAME, verify_signature
+from onnxtool.runtime.comparison import Tolerance, run_reference, verify
+from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.session import open_session
+
+_NONE, _NOT_VERIFIED, _VERIFIED = "none", "not verified", "verified"
+
+
+def check_release(
+    folder: Path,
+    *,
+    public_key: Path | None = None,
+    identity: str = "",
+    issuer: str = "",
+    on_progress: OnProgress = ignore,
+) -> CheckReport:
+    """Compare the release in `folder` with its record, and run its models again.
+
+    The digest of each file, files that are missing or too many, the model card and the bill of materials, which are
+    made from the record again, the stamps in the models, the signature where there is one, and the outputs of every
+    precision against those of the first.
+
+    Args:
+        folder: a release.
+        public_key: of the one who signed it; without it, and without an identity, the signature is left unverified,
+            which the report says.
+        identity: who signed it by Sigstore instead, e.g. an address; needs the network.
+        issuer: of OpenID Connect, which says so.
+        on_progress: is told what is being done.
+
+    Raises:
+        InputError: the folder is no release.
+    """
+    with listening(on_progress):
+        if not folder.is_dir():
+            raise InputError(f"{folder} is no folder", "pass the folder of a release to --check")
+        expected = public_key is not None or bool(identity or issuer)
+        signature = _NONE
+        problems: list[str] = []
+        if (folder / SIGNATURE_NAME).exists():
+            signature = _NOT_VERIFIED
+            if expected:
+                try:
+                    verify_signature(folder, public_key, identity=identity, issuer=issuer)
+                    signature = _VERIFIED
+                except OnnxtoolError as error:
+                    problems.append(error.message)
+        elif expected:
+            problems.append(f"{folder} has no signature")
+        try:
+            facts = read_facts(folder)
+        except InputError as error:
+            if not (folder / FACTS_NAME).is_file():
+                raise
+            return CheckReport(str(folder), (*problems, error.message), 0, signature, {})
+        problems += [*_files(folder, facts), *_documents(folder, facts)]
+        verified: dict[str, float] = {}
+        if not problems:  # what was changed is not run
+            problems += _stamps(folder, facts)
+            problems += _outputs(folder, facts, verified)
+    return CheckReport(str(folder), tuple(problems), len(facts.files), signature, verified)
+
+
+def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
+    """Yield what is wrong with the files."""
+    known = {file.path: file for file in facts.files}
+    made = {FACTS_NAME, CARD_NAME, BOM_NAME, SIGNATURE_NAME}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            yield f"{name} is a symbolic link"
+        elif not path.is_dir() and name not in known and name not in made:
+            yield f"{name} is not in the record"
+    for file in counted(facts.files, "reading file"):
+        path = folder / file.path
+        if not path.is_file():
+            yield f"{file.path} is missing"
+        elif path.is_symlink() or path.stat().st_size != file.size_bytes or file_sha256(path) != file.sha256:
+            yield f"{file.path} is not the file that was released"
+
+
+def _documents(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
+    """Yield what is wrong with the card and the bill of materials."""
+    for name, difference in ((CARD_NAME, card_difference), (BOM_NAME, bom_difference)):
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif found := difference(path.read_bytes().decode("utf-8", errors="replace"), facts):
+            yield f"{name} is not the one that the record makes: {found}"
+    try:
+        check_bom(bom_text(facts))
+    except OnnxtoolError as error:
+        yield error.message
+
+
+def _stamps(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
+    """Yield where models say something else of themselves than the record does."""
+    for model in facts.models:
+        file = ModelFile.open(folder / model.path)
+        if verified_steps(file.steps) != model.verification:
+            yield f"{model.path} was verified otherwise than the record says"
+        if License.of_file(file.metadata) != facts.license:
+            yield f"{model.path} is under {License.of_file(file.metadata)}, and the record says {facts.license}"
+        if file.metadata.get(WEIGHTS_KEY, "") != facts.provenance.weights_sha256:
+            yield f"{model.path} was made from other weights than the record says"
+
+
+def _outputs(folder: Path, facts: ReleaseFacts, verified: dict[str, float]) -> Iterator[str]:
+    """Run all models, and yield which differ from the first of the same outputs by more than was allowed."""
+    first, *others = facts.models
+    reference_file = ModelFile.open(folder / first.path)
+    session = open_session(reference_file.path, provider="cpu")
+    expected = run_reference(session.run, input_cases(reference_file), name=first.path)
+    outputs = set(session.output_names)
+    del session
+    for found in expected.outputs:
+        if not all(np.isfinite(array).all() for array in found.values() if array.dtype.kind == "f"):
+            yield f"{first.path} gives what is not a number"
+    for model in others:
+        candidate = open_session(folder / model.path, provider="cpu")
+        if set(candidate.output_names) != outputs:  # a consumer's own form
+            continue
+        result = verify(candidate.run, expected, _tolerance(model))
+        verified[model.path] = result.max_abs_error
+        if not result.passed:
+            yield f"{model.path} gives other outputs than {first.path}: cosine {result.cosine_min:.6g} at least"
+
+
+def _tolerance(model: ReleasedModel) -> Tolerance:
+    """Return the widest of the tolerances that the steps of a model were verified with."""
+    steps = model.verification
+    return Tolerance(
+        2 * max((step.atol for step in steps), default=1e-4),
+        2 * max((step.rtol for step in steps), default=1e-4),
+        1 - 2 * (1 - min((step.cosine_required for step in steps), default=0.9999)),
+    )

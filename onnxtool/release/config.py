@@ -1,0 +1,221 @@
+"""What a release is made of: `release.toml`, read strictly."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from onnxtool.benchmarking import BenchmarkOptions
+from onnxtool.errors import InputError
+from onnxtool.evaluation import EvaluateOptions
+from onnxtool.export import ExportOptions
+from onnxtool.export.targets import TARGET_NAMES
+from onnxtool.optimize import OptimizeOptions
+from onnxtool.optimize.options import PRECISIONS
+
+_MAX_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+# What the release itself decides.
+_OWN = {
+    "export": ("model_name", "revision", "output", "target", "force", "verify"),
+    "optimize": ("model_path", "output", "precision", "provider", "force", "verify"),
+    "evaluate": ("model_name", "cache"),
+    "benchmark": ("model_name", "compare", "baseline", "fail_if", "texts"),
+}
+_CLASSES = {
+    "export": ExportOptions,
+    "optimize": OptimizeOptions,
+    "evaluate": EvaluateOptions,
+    "benchmark": BenchmarkOptions,
+}
+_PLAIN = "plain"
+_SIGNING = ("key", "key_password", "identity_token")
+
+
+@dataclass(frozen=True)
+class ReleaseConfig:
+    """What a release is made of.
+
+    Attributes:
+        path: the file that says so; paths in it are relative to its folder.
+        name: of the release and of its files; the last part of the checkpoint's by default.
+        checkpoint: a folder, or an id on the hub.
+        revision: a commit on the hub.
+        output: the folder of the release.
+        precisions: of the plain files, the first of which the others are compared with.
+        provider: what the files will run on.
+        targets: consumers that get a folder of their own, in the first precision.
+        allowed_licenses: if there are any, the checkpoint's must be one of them.
+        last: the folder of the release before, to compare with; None for none.
+        data: the test collection; None for no evaluation.
+        key: the private key to sign with; None for no signature, or for one by an identity.
+        key_password: the environment variable with the password of this key, if it has one.
+        identity_token: the environment variable with a token of OpenID Connect, to sign by Sigstore instead.
+        export: options of `export_model`; and so on for the other steps.
+        benchmark: None where latencies are not measured.
+    """
+
+    path: Path
+    name: str
+    checkpoint: str
+    revision: str | None
+    output: Path
+    precisions: tuple[str, ...] = ("fp32",)
+    provider: str = "cpu"
+    targets: tuple[str, ...] = ()
+    allowed_licenses: tuple[str, ...] = ()
+    last: Path | None = None
+    data: Path | None = None
+    key: Path | None = None
+    key_password: str | None = None
+    identity_token: str | None = None
+    export: Mapping[str, Any] = field(default_factory=dict)
+    optimize: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: Mapping[str, Any] = field(default_factory=dict)
+    benchmark: Mapping[str, Any] | None = None
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether a key or an identity is named to sign with."""
+        return self.key is not None or self.identity_token is not None
+
+    @property
+    def work(self) -> Path:
+        """The folder that keeps what the steps made, beside the file."""
+        return self.path.parent / ".onnxtool-release" / self.name
+
+
+def read_config(path: Path) -> ReleaseConfig:
+    """Read the file at `path`.
+
+    Raises:
+        InputError: it cannot be read, is no TOML, or says what is not known.
+    """
+    tables = _read(path)
+    here = path.parent
+    texts = ("name", "checkpoint", "revision", "output", "provider", "last", "data", *_SIGNING)
+    top = {
+        **dict.fromkeys(texts, str),
+        **dict.fromkeys(("precisions", "targets", "allowed_licenses"), list),
+    }
+    _refuse_unknown(path, "", tables, (*top, *_CLASSES))
+    for name, kind in top.items():
+        if name in tables and not (isinstance(tables[name], kind) and tables[name]):
+            what = "a text" if kind is str else "a list of texts"
+            raise InputError(f"{path}: {name} is {tables[name]!r}, and {what} goes there")
+        if kind is list and not all(isinstance(item, str) for item in tables.get(name, [])):
+            raise InputError(f"{path}: {name} is {tables[name]!r}, and a list of texts goes there")
+    if "checkpoint" not in tables:
+        raise InputError(f"{path} names no checkpoint", 'add checkpoint = "ID_OR_DIR" at its top')
+    checkpoint = tables["checkpoint"]
+    if (here / checkpoint).is_dir() or checkpoint.startswith((".", "/", "~")):
+        checkpoint = str(here / Path(checkpoint).expanduser())
+    name = tables.get("name", Path(tables["checkpoint"]).name)
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{path}: {name!r} is no name for files", "add name, of letters, digits, dots and dashes")
+    provider = tables.get("provider", "cpu")
+    _one_of(path, "provider", [provider], PRECISIONS)
+    precisions = tuple(dict.fromkeys(tables.get("precisions", ["fp32"])))
+    _one_of(path, "precisions", precisions, [one for one in PRECISIONS[provider] if one != "auto"])
+    targets = tuple(dict.fromkeys(tables.get("targets", [])))
+    _one_of(path, "targets", targets, [one for one in TARGET_NAMES if one != _PLAIN])
+    steps = {step: _options(path, step, tables[step]) for step in _CLASSES if step in tables}
+    if "data" not in tables and "evaluate" in steps:
+        raise InputError(f"{path} has [evaluate] and no data", 'add data = "DIR", the test collection, at its top')
+    if "key" in tables and "identity_token" in tables:
+        raise InputError(f"{path} has a key and an identity to sign with", "leave out key, or identity_token")
+    if "key_password" in tables and "key" not in tables:
+        raise InputError(f"{path} has a key_password and no key", 'add key = "FILE"')
+    last, data, key = (here / tables[one] if one in tables else None for one in ("last", "data", "key"))
+    return ReleaseConfig(
+        path=path,
+        name=name,
+        checkpoint=checkpoint,
+        revision=tables.get("revision"),
+        output=here / tables.get("output", f"{name}-release"),
+        precisions=precisions,
+        provider=provider,
+        targets=targets,
+        allowed_licenses=tuple(tables.get("allowed_licenses", ())),
+        last=last,
+        data=data,
+        key=key,
+        key_password=tables.get("key_password"),
+        identity_token=tables.get("identity_token"),
+        export=steps.get("export", {}),
+        optimize=steps.get("optimize", {}),
+        evaluate=steps.get("evaluate", {}),
+        benchmark=steps.get("benchmark"),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            raise InputError(f"no such file: {path}", "pass the release.toml to --config")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise InputError(f"{path} has more than {_MAX_BYTES} bytes", "a configuration has a few lines")
+        return tomllib.loads(content.decode())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}", "correct the file") from error
+
+
+def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
+    """Return the options of a step, each of the type of its field; paths are relative to the file.
+
+    Raises:
+        InputError: one is not known, not for a release to say, or of another type.
+    """
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: {step} is not a table", f"write [{step}]")
+    hints = get_type_hints(_CLASSES[step])
+    known = [one.name for one in fields(_CLASSES[step]) if one.name not in _OWN[step]]
+    if own := sorted(set(table) & set(_OWN[step])):
+        raise InputError(f"{path}: [{step}] has {own[0]}, which the release decides", "leave it out, or see the top")
+    _refuse_unknown(path, f"[{step}] ", table, known)
+    return {name: _typed(path, f"[{step}] {name}", hints[name], value) for name, value in table.items()}
+
+
+def _typed(path: Path, place: str, hint: Any, value: Any) -> Any:
+    if isinstance(hint, UnionType):
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+    if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        if isinstance(value, list) and all(type(one) is item for one in value):
+            return tuple(value)
+        raise InputError(f"{path}: {place} is {value!r}, and a list of {item.__name__} goes there")
+    if hint is Path and isinstance(value, str):
+        return path.parent / value
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise InputError(f"{path}: {place} is {value!r}, and {hint.__name__} goes there")
+    return value
+
+
+def _refuse_unknown(path: Path, place: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in table:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise InputError(
+                f"{path}: {place}{name} is not known",
+                f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}",
+            )
+
+
+def _one_of(path: Path, place: str, given: Collection[str], known: Collection[str]) -> None:
+    for one in given:
+        if one not in known:
+            close = difflib.get_close_matches(one, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+            raise InputError(f"{path}: {place} has {one!r}", hint)

@@ -1,0 +1,126 @@
+"""Upload a release to the hub, by huggingface_hub: one commit that has the whole release or nothing of it."""
+
+from __future__ import annotations
+
+import glob
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.hub_names import hub_id
+from onnxtool.errors import InputError, PublishingError
+from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, parse_facts, read_facts
+from onnxtool.release.signing import SIGNATURE_NAME
+
+_TOKEN = re.compile(r"hf_\w+|Bearer\s+\S+")
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, to a token that may write"
+_HINTS = {
+    401: _LOG_IN,
+    403: "the token may not write there: take one that may, or another name",
+    404: "check the name, as in org/name, and that the token may see it",
+    409: "somebody else changed the repository at the same time: run it again",
+    429: "the hub asks to wait: run it again later",
+}
+_NETWORK = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run it again: what was uploaded is not sent twice"
+
+
+def push(folder: Path, repo_id: str, *, private: bool = False) -> str:
+    """Upload the release in `folder`, which the caller has checked, as one commit on the main branch.
+
+    The repository is made where there is none. Files of an earlier release in it that this one does not have are
+    removed; files of others stay.
+
+    Args:
+        folder: of the release.
+        repo_id: on the hub, e.g. `org/name`, or the address of its page.
+        private: make the repository private, where it is new.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        PublishingError: there is no token, the hub refuses it or cannot be reached, or the repository is there and
+            public where a private one is asked for.
+        InputError: the folder is no release.
+        CheckpointError: `repo_id` is the address of no model.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    facts = read_facts(folder)
+    repo_id, _ = hub_id(repo_id)
+    token = get_token()
+    if token is None:
+        raise PublishingError(f"cannot upload to {repo_id}: there is no token of the hub", _LOG_IN)
+    api = HfApi(token=token)
+    with _refusals(repo_id, token), _silence():
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo_id).private:
+            raise PublishingError(
+                f"{repo_id} is there already, and is public", "make it private in its settings, or leave out --private"
+            )
+        obsolete = _obsolete(api, repo_id, folder, facts)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message=f"Release {facts.name}",
+            delete_patterns=[glob.escape(path) for path in obsolete] or None,
+        )
+    return str(commit.commit_url)
+
+
+def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list[str]:
+    """Return the files of the earlier release in the repository that this one does not have."""
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            text = Path(api.hf_hub_download(repo_id, FACTS_NAME, local_dir=temporary)).read_text(encoding="utf-8")
+            earlier = parse_facts(text)
+        except (EntryNotFoundError, InputError, UnicodeDecodeError):
+            return []  # no release, or one of another version of onnxtool
+    gone = {file.path for file in earlier.files} - {file.path for file in facts.files}
+    # A signature of the earlier release would be wrong for this one.
+    return sorted(gone | (set() if (folder / SIGNATURE_NAME).exists() else {SIGNATURE_NAME}))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Leave out the bars of huggingface_hub, which would run into that of the command line, and what it deprecates."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    had_bars = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        if had_bars:
+            enable_progress_bars()
+
+
+@contextmanager
+def _refusals(repo_id: str, token: str) -> Iterator[None]:
+    """Raise what the hub, the network and huggingface_hub refuse as one error, in which no token is."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        yield
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+        # What the storage of large files refuses has a RuntimeError around it.
+        reason = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+        if isinstance(reason, HfHubHTTPError):
+            status = reason.response.status_code if reason.response is not None else 0
+            said = f"the hub answered {status}: {reason.server_message or reason}"
+            raise _failure(repo_id, said, token, _HINTS.get(status, _NETWORK)) from None
+        hint = _NETWORK if isinstance(reason, (HTTPError, OSError)) else "check the name, as in org/name"
+        raise _failure(repo_id, f"{reason or type(reason).__name__}", token, hint) from None
+
+
+def _failure(repo_id: str, reason: str, token: str, hint: str) -> PublishingError:
+    line = " ".join(_TOKEN.sub("…", reason.replace(token, "…")).split())
+    return PublishingError(f"cannot upload to {repo_id}: {line[:300]}", hint)

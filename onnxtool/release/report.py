@@ -1,0 +1,69 @@
+"""The reports of making and of checking a release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxtool.release.facts import ReleasedModel
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What became of a step.
+
+    Attributes:
+        state: `ran`, `unchanged`, or in a dry run `to run`.
+        reason: why it ran; empty where it did not.
+    """
+
+    name: str
+    state: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReleaseReport:
+    """A release that was made; in a dry run, what would be done.
+
+    Attributes:
+        output: its folder; empty in a dry run.
+        license: of the checkpoint.
+        models: the model files, with what was measured of them.
+        signed: whether a signature is among the files.
+    """
+
+    name: str
+    output: str
+    steps: tuple[StepReport, ...]
+    license: str
+    num_files: int
+    size_bytes: int
+    models: tuple[ReleasedModel, ...]
+    signed: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Whether a release is what its record says.
+
+    Attributes:
+        problems: what is wrong; empty where nothing is.
+        num_files: that were compared with their digests.
+        signature: `verified`, `none`, or `not verified` where no public key was given.
+        verified: model files that were run again and compared, with the largest difference.
+        uploaded: the address of the commit by which it was published; empty where it was not.
+    """
+
+    release: str
+    problems: tuple[str, ...]
+    num_files: int
+    signature: str
+    verified: dict[str, float]
+    uploaded: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems

@@ -1,0 +1,157 @@
+"""The signature of a release: OpenSSF model signing, by model-signing, with a key or with an identity of Sigstore.
+
+The signature lies in the folder, has the digest of every other file, and `model_signing verify` accepts it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onnxtool.errors import InputError
+from onnxtool.model_file import write_text
+
+SIGNATURE_NAME = "model.sig"
+
+_MAX_BYTES = 1 << 24
+_MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_MAKE_KEY = "make one: openssl ecparam -name prime256v1 -genkey -noout -out release.key"
+_MAKE_PUBLIC = "make it from the private key: openssl ec -in release.key -pubout -out release.pub"
+# What cryptography and model-signing raise for bad keys, tokens and signatures beside errors of their own.
+_FAILURES = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_token: str = "") -> None:
+    """Sign all files in `folder` but a signature that is there, which is replaced.
+
+    Args:
+        folder: of the release.
+        key: a private key of an elliptic curve (P-256, P-384 or P-521), as PEM.
+        password: of the key, where it has one.
+        identity_token: of OpenID Connect, for a signature by Sigstore in place of a key; needs the network.
+
+    Raises:
+        InputError: neither a key nor a token is given, they cannot be used, the folder has a symbolic link, or
+            model-signing is not installed.
+        OutputWriteError: the signature cannot be written.
+    """
+    library = require_library()
+    if (key is None) == (not identity_token):
+        raise InputError("a release is signed with a private key or with an identity token", "pass one of the two")
+    config = library.signing.Config()
+    hashing = library.hashing.Config().set_ignored_paths(paths=[SIGNATURE_NAME])
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary, SIGNATURE_NAME)
+        if key is None:
+            with _refused("the identity token cannot be used", "get a new one: it is valid for minutes"):
+                config.use_sigstore_signer(identity_token=identity_token)
+        else:
+            with _refused(f"{key} is no private key to sign with", _MAKE_KEY):
+                config.use_elliptic_key_signer(private_key=key, password=password.encode() if password else None)
+        with _refused(f"cannot sign {folder}", "a release has regular files alone"):
+            config.set_hashing_config(hashing).sign(folder, made)
+        text = made.read_text(encoding="utf-8")
+    write_text(folder / SIGNATURE_NAME, text, force=True)
+
+
+def verify_signature(folder: Path, public_key: Path | None = None, *, identity: str = "", issuer: str = "") -> None:
+    """Verify that the folder has the files that were signed, and no others.
+
+    Args:
+        folder: of the release.
+        public_key: of the private key that signed it, as PEM; None for a signature by Sigstore.
+        identity: who signed it by Sigstore, e.g. an address.
+        issuer: of OpenID Connect, which says so.
+
+    Raises:
+        InputError: the key cannot be read, there is no signature, a file is another one than was signed, or the
+            signature is of another key; or model-signing is not installed.
+    """
+    library = require_library()
+    config = library.verifying.Config()
+    if public_key is None:
+        if not identity or not issuer:
+            raise InputError(
+                "a signature is verified with a public key, or with an identity and its issuer", "pass one of the two"
+            )
+        with _refused("Sigstore cannot be used", "it needs the network"):
+            config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer)
+    else:
+        with _refused(f"{public_key} is no public key to verify with", _MAKE_PUBLIC):
+            config.use_elliptic_key_verifier(public_key=public_key)
+    path = folder / SIGNATURE_NAME
+    with _refused(f"the signature of {folder} does not hold", "the folder or the signature was changed since"):
+        if not path.is_file():
+            raise ValueError(f"there is no {SIGNATURE_NAME}")
+        _require_canonical(path, has_key=public_key is not None)
+        config.verify(folder, path)
+
+
+def require_library() -> Any:
+    """Return the module of model-signing.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import model_signing
+    except ImportError as error:
+        raise InputError(
+            f"a signature needs model-signing, which cannot be imported: {error}", "pip install 'onnxtool[release]'"
+        ) from error
+    return model_signing
+
+
+def _require_canonical(path: Path, *, has_key: bool) -> None:
+    """Refuse a signature in another form than model-signing writes it: what it does not read could be changed.
+
+    Raises:
+        ValueError: it has other spaces, keys or spellings of base64.
+    """
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+    text = path.read_bytes().decode("utf-8")
+    bundle = json.loads(text)
+    if json.dumps(bundle, separators=(",", ":"), ensure_ascii=False) != text:
+        raise ValueError("it was edited")
+    if not has_key:
+        return
+    envelope = bundle["dsseEnvelope"]
+    payload, signature = envelope["payload"], envelope["signatures"][0]["sig"]
+    expected = {
+        "mediaType": _MEDIA_TYPE,
+        "verificationMaterial": {
+            "publicKey": {"hint": str(bundle["verificationMaterial"]["publicKey"]["hint"])},
+            "tlogEntries": [],
+        },
+        "dsseEnvelope": {
+            "payload": base64.b64encode(base64.b64decode(payload, validate=True)).decode(),
+            "payloadType": _PAYLOAD_TYPE,
+            "signatures": [{"sig": base64.b64encode(base64.b64decode(signature, validate=True)).decode(), "keyid": ""}],
+        },
+    }
+    if bundle != expected:
+        raise ValueError("it has other entries than model-signing writes")
+
+
+@contextmanager
+def _refused(what: str, hint: str) -> Iterator[None]:
+    """Raise errors of keys and signatures as one of ours."""
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from sigstore.errors import Error as SigstoreError
+
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what}: {error.strerror or error}", hint) from error
+    except InvalidSignature as error:
+        raise InputError(f"{what}: it is not one by this key", hint) from error
+    except (*_FAILURES, UnsupportedAlgorithm, SigstoreError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{what}: {reason[:300]}", hint) from error

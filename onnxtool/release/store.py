@@ -1,0 +1,132 @@
+"""What the steps of a release made, kept with what they were made from: a step whose inputs are the same is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxtool.corpus.manifest import file_sha256
+from onnxtool.interruption import check_interrupted
+from onnxtool.model_file.commits import folder_lock
+from onnxtool.reports import Json, to_json
+
+_RECORD = "record.json"
+_FILES = "files"
+_PARTIAL = "partial"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that is made from what it depends on alone.
+
+    Attributes:
+        name: e.g. `optimize int8`.
+        inputs: name to what the result depends on: digests, options, versions.
+        make: writes files into a folder, and returns what there is to say of them, as JSON.
+    """
+
+    name: str
+    inputs: Mapping[str, Json]
+    make: Callable[[Path], Json]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a step made.
+
+    Attributes:
+        folder: of its files.
+        files: name to digest.
+        result: what the step says of them.
+        reason: why it ran; empty where it did not.
+    """
+
+    folder: Path
+    files: Mapping[str, str]
+    result: Any
+    reason: str = ""
+
+
+class Store:
+    """The folder that keeps what steps made, one folder for each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def reason(self, step: Step) -> str:
+        """Say why a step has to run; empty where it is done."""
+        try:
+            record = json.loads((self._of(step) / _RECORD).read_text(encoding="utf-8"))
+            inputs, files = record["inputs"], record["files"]
+        except FileNotFoundError:
+            return "it never ran"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return "its record cannot be read"
+        wanted = _plain(step.inputs)
+        if changed := [name for name in {**wanted, **inputs} if inputs.get(name) != wanted.get(name)]:
+            return f"{', '.join(changed)} changed"
+        if _digests(self._of(step) / _FILES) != files:
+            return "its files were changed"
+        return ""
+
+    def run(self, step: Step) -> Made:
+        """Make what is not there, and return it. A step that is stopped or fails leaves what was there before."""
+        place = self._of(step)
+        reason = self.reason(step)
+        if reason:
+            check_interrupted()
+            place.mkdir(parents=True, exist_ok=True)
+            with folder_lock(place):
+                partial = place / _PARTIAL
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                result = step.make(partial)
+                (place / _RECORD).unlink(missing_ok=True)
+                shutil.rmtree(place / _FILES, ignore_errors=True)
+                partial.rename(place / _FILES)
+                record = {
+                    "inputs": _plain(step.inputs),
+                    "files": _digests(place / _FILES),
+                    "result": to_json(result),
+                }
+                written = place / f".{_RECORD}"
+                written.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                written.replace(place / _RECORD)
+        record = json.loads((place / _RECORD).read_text(encoding="utf-8"))
+        return Made(place / _FILES, record["files"], record["result"], reason)
+
+    def _of(self, step: Step) -> Path:
+        return self.folder / step.name.replace(" ", "-")
+
+
+def digest_of(paths: Mapping[str, Path]) -> str:
+    """Return a hash over names and contents of files."""
+    running = hashlib.sha256()
+    for name in sorted(paths):
+        running.update(f"{len(name)} {name} {file_sha256(paths[name])}\n".encode())
+    return running.hexdigest()
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return the files below a folder, by their path in it; hidden ones and what git or the hub keeps are left out."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+            found[inside.as_posix()] = path
+    return found
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: file_sha256(path) for name, path in files_in(folder).items()}
+
+
+def _plain(inputs: Mapping[str, Json]) -> dict[str, Any]:
+    """Return what the inputs are once they were written and read again."""
+    plain: dict[str, Any] = json.loads(json.dumps(to_json(inputs)))
+    return plain
