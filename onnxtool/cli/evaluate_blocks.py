@@ -22,6 +22,7 @@ def evaluation_blocks(report: EvaluationReport) -> list[Block]:
                 ("Collection", f"{report.data}, split {report.split}"),
                 ("Documents", f"{report.num_documents:,}"),
                 ("Queries", f"{report.num_queries:,} with {report.num_judgements:,} judgements"),
+                *_terms(model),
                 ("Time", format_duration(model.seconds * 1e3) + _query_time(model)),
                 ("Peak memory", format_bytes(report.peak_rss_bytes)),
                 *([("Run", report.run_path)] if report.run_path else []),
@@ -58,6 +59,7 @@ def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:
         Facts(
             [
                 ("Base", _system(base)),
+                *_terms(base),
                 ("Time", format_duration(base.seconds * 1e3) + _query_time(base)),
                 ("Top 10", f"{against.overlap_at_10:.2%} of the base's are found; {same}"),
             ]
@@ -83,6 +85,14 @@ def _system(system: SystemReport) -> str:
 
 def _query_time(system: SystemReport) -> str:
     return "" if system.query_ms is None else f"; a query alone is read in {format_duration(system.query_ms)}"
+
+
+def _terms(system: SystemReport) -> list[tuple[str, str]]:
+    found = system.terms
+    if found is None:
+        return []
+    numbers = f"{found.query_terms:.0f} of a query, {found.document_terms:.0f} of a document"
+    return [("Terms", f"{numbers}; {found.sparsity:.2%} of all weights are zero")]
 
 
 def _cut(text: str) -> str:

@@ -28,6 +28,21 @@ class QueryResult:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """How sparse vectors are.
+
+    Attributes:
+        query_terms: weights of a query that are not zero, on average.
+        document_terms: those of a document.
+        sparsity: the share of the weights of all documents that are zero.
+    """
+
+    query_terms: float
+    document_terms: float
+    sparsity: float
+
+
+@dataclass(frozen=True)
 class SystemReport:
     """What searched the collection.
 
@@ -38,6 +53,7 @@ class SystemReport:
         size_bytes: of its file; None where there is none.
         query_ms: the median time in which it reads a query, or a pair, alone; None where no model does.
         seconds: to encode and search all; less where vectors were in the cache.
+        terms: of sparse vectors; None of others.
     """
 
     name: str
@@ -46,6 +62,7 @@ class SystemReport:
     size_bytes: int | None
     query_ms: float | None
     seconds: float
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True)

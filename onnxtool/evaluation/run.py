@@ -36,6 +36,7 @@ _TIMED_QUERIES = 50
 _TOP = 10
 _LOST = 10
 _OVERLAP = "overlap@10"
+_OF_SYSTEMS = ("size_bytes", "query_ms", "query_terms", "document_terms", "sparsity")
 _TIE = 1e-5  # of two scores: what rounding in float32 changes
 
 
@@ -79,14 +80,14 @@ def evaluate_model(
             base_found, base_seconds = _retrieve(base, collection)
             base_values = compute(measures, collection.judgements, base_found.run)
             against = _compare(collection, found, values, base_found, base_values)
-            against = replace(against, base=_described(base, times, base_seconds))
+            against = replace(against, base=_described(base, base_found, times, base_seconds))
     queries = _queries(collection, found.run, values, None if base_found is None else base_found.run, base_values)
     if against is not None:
         first = next(iter(measures))
         worst = sorted(queries, key=lambda one: one.measures[first] - one.base[first])
         against = replace(against, lost=tuple(one for one in worst[:_LOST] if one.measures[first] < one.base[first]))
     report = EvaluationReport(
-        model=_described(model, times, seconds),
+        model=_described(model, found, times, seconds),
         data=str(collection.path),
         split=collection.split,
         num_documents=found.num_documents,
@@ -187,8 +188,16 @@ def _time_queries(systems: Sequence[System], collection: Collection) -> dict[str
     return {name: float(np.median(found)) for name, found in samples.items()}
 
 
-def _described(system: System, times: Mapping[str, float | None], seconds: float) -> SystemReport:
-    return SystemReport(system.name, system.kind, system.similarity, system.size_bytes, times.get(system.name), seconds)
+def _described(system: System, found: Found, times: Mapping[str, float | None], seconds: float) -> SystemReport:
+    return SystemReport(
+        name=system.name,
+        kind=system.kind,
+        similarity=system.similarity,
+        size_bytes=system.size_bytes,
+        query_ms=times.get(system.name),
+        seconds=seconds,
+        terms=found.terms,
+    )
 
 
 def _compare(collection: Collection, found: Found, values: PerQuery, base: Found, base_values: PerQuery) -> Comparison:
@@ -259,7 +268,7 @@ def _parse_gates(options: EvaluateOptions, measures: Mapping[str, object]) -> li
     Raises:
         GateError: one is malformed, names what is not measured, or is relative and there is no base.
     """
-    known = {name.casefold(): name for name in (*measures, _OVERLAP, "size_bytes", "query_ms")}
+    known = {name.casefold(): name for name in (*measures, _OVERLAP, *_OF_SYSTEMS)}
     gates = []
     for expression in options.fail_if:
         gate = parse_gate(expression)
@@ -278,14 +287,19 @@ def _parse_gates(options: EvaluateOptions, measures: Mapping[str, object]) -> li
     return gates
 
 
+def _figures_of(system: SystemReport) -> dict[str, float | None]:
+    """Return what gates may name of a model beside its measures; terms are those of sparse vectors."""
+    figures = vars(system) | ({} if system.terms is None else vars(system.terms))
+    return {name: figures.get(name) for name in _OF_SYSTEMS}
+
+
 def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCheck]:
     figures: dict[str, object] = {name: measure.mean for name, measure in report.measures.items()}
-    figures |= {"size_bytes": report.model.size_bytes, "query_ms": report.model.query_ms}
+    figures |= _figures_of(report.model)
     base: dict[str, object] | None = None
     if report.against is not None:
-        of_base = report.against.base
         figures[_OVERLAP] = report.against.overlap_at_10
         base = {name: difference.base for name, difference in report.against.measures.items()}
-        base |= {"size_bytes": of_base.size_bytes, "query_ms": of_base.query_ms, _OVERLAP: 1.0}
+        base |= _figures_of(report.against.base) | {_OVERLAP: 1.0}
     results = check_gates(gates, figures, base)  # type: ignore[arg-type]  # JSON, as far as it goes
     return [GateCheck(result.gate.expression, result.met, str(result)) for result in results]

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from onnxtool.errors import InputError
 from onnxtool.evaluation.collection import Collection, read_documents, read_run
 from onnxtool.evaluation.names import BM25, RERANKER
 from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.report import Terms
 from onnxtool.evaluation.search import Run, search
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.progress import Stage, tell
@@ -38,12 +39,14 @@ class Found:
         num_documents: that could be found.
         unknown: of the judged documents, those that are not among them.
         rejects: lines of the corpus that are no document, by the reason.
+        terms: how sparse the vectors are; None where they are not.
     """
 
     run: Run
     num_documents: int
     unknown: frozenset[str]
     rejects: dict[str, int] = field(default_factory=dict)
+    terms: Terms | None = None
 
 
 class System(ABC):
@@ -99,14 +102,20 @@ class VectorSystem(System):
             tell(Stage("encoding queries", start, len(texts)))
             parts.append(self.encode_queries(texts[start : start + _TEXTS_AT_A_TIME]))
         tell("searching")
+        queries = _joined(parts)
+        num_weights = 0
+
+        def counted() -> Iterator[Shard]:
+            nonlocal num_weights
+            for shard in () if first is None else chain([first], shards):
+                num_weights += len(shard.vectors.weights) if isinstance(shard.vectors, SparseVectors) else 0
+                yield shard
+
         run, ids = search(
-            list(collection.queries),
-            _joined(parts),
-            () if first is None else _chained(first, shards),
-            similarity=self.similarity,
-            depth=self._options.depth,
+            list(collection.queries), queries, counted(), similarity=self.similarity, depth=self._options.depth
         )
-        return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())))
+        terms = _terms(queries, num_weights, len(ids)) if isinstance(queries, SparseVectors) and ids else None
+        return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())), terms)
 
 
 class Reranking(System):
@@ -246,6 +255,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     return type(first).concatenate(parts) if isinstance(first, SparseVectors | TokenVectors) else np.concatenate(parts)
 
 
-def _chained(first: Shard, rest: Iterator[Shard]) -> Iterator[Shard]:
-    yield first
-    yield from rest
+def _terms(queries: SparseVectors, num_weights: int, num_documents: int) -> Terms:
+    """Say how sparse Q queries are, and documents with so many weights that are not zero."""
+    per_document = num_weights / num_documents
+    return Terms(len(queries.weights) / len(queries), per_document, 1 - per_document / len(queries.vocabulary))

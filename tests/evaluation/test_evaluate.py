@@ -12,6 +12,7 @@ import pytest
 from onnxtool.errors import GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, judge_by_retrieval
 from onnxtool.evaluation.collection import read_run
+from onnxtool.evaluation.report import Terms
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines, write_trec
 from tests.infer.test_late_interaction import encoder
@@ -71,6 +72,20 @@ def test_a_sparse_encoder_finds_what_shares_terms(tmp_path: Path, data: Path) ->
             for name in TEXTS.documents
         }
         assert found == pytest.approx({name: score for name, score in expected.items() if score > 0}, rel=1e-5)
+    of_query, of_document = (sum(len(terms[one]) for one in of) / len(of) for of in (TEXTS.queries, TEXTS.documents))
+    assert report.model.terms == Terms(of_query, of_document, 1 - of_document / V)
+
+
+def test_a_gate_knows_how_sparse_vectors_are(tmp_path: Path, data: Path) -> None:
+    """And that dense ones are not."""
+    pytest.importorskip("pyarrow")
+    values = np.where(table(V, V) > 1, table(V, V), -1).astype(np.float32)
+    sparse = write_model(tmp_path / "sparse", model_for("sparse-encoding", values, "logits"))
+    gates = ("sparsity<0.999", "document_terms>10000", "query_terms>+0%")
+    report = evaluate(sparse, data, fail_if=gates, against=str(sparse))
+    assert [gate.met for gate in report.gates] == [True, False, False]
+    with pytest.raises(GateError, match="sparsity"):
+        evaluate(write_dense(tmp_path / "dense"), data, fail_if=("sparsity<0.9",))
 
 
 def test_late_interaction_reads_queries_as_queries(tmp_path: Path, data: Path) -> None:
