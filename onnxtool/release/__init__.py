@@ -1,1 +1,30 @@
 """Release a model: evaluated, described, signed and published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtool.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from onnxtool.release.check import check_release as check_release
+    from onnxtool.release.config import ReleaseConfig as ReleaseConfig
+    from onnxtool.release.config import read_config as read_config
+    from onnxtool.release.publishing import push as push
+    from onnxtool.release.report import CheckReport as CheckReport
+    from onnxtool.release.report import ReleaseReport as ReleaseReport
+    from onnxtool.release.run import make_release as make_release
+
+_MODULES = {
+    "check_release": "onnxtool.release.check",
+    "ReleaseConfig": "onnxtool.release.config",
+    "read_config": "onnxtool.release.config",
+    "push": "onnxtool.release.publishing",
+    "CheckReport": "onnxtool.release.report",
+    "ReleaseReport": "onnxtool.release.report",
+    "make_release": "onnxtool.release.run",
+}
+
+__all__ = ["CheckReport", "ReleaseConfig", "ReleaseReport", "check_release", "make_release", "push", "read_config"]
+
+__getattr__ = lazy_names(__name__, _MODULES)
