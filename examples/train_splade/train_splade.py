@@ -260,7 +260,8 @@ def compare(trainer: OrtSplade, flops: float) -> None:
             losses[way].append(loss.item())
     for way, measured in seconds.items():
         print(f"Forward and backward of a batch in {way}: {np.median(measured):.2f} s")
-    print(f"Largest relative difference of losses: {max(abs(np.divide(*losses.values()) - 1)):.1e}")
+    resolution = float(np.finfo(np.float32).eps)
+    print(f"The losses differ by {max(resolution, *abs(np.divide(*losses.values()) - 1)):.1e} of them at most")
 
 
 if __name__ == "__main__":
@@ -268,7 +269,7 @@ if __name__ == "__main__":
     parser.add_argument("checkpoint", help="a BERT of sentence-transformers with mean pooling, e.g. MiniLM")
     parser.add_argument("collection", type=Path, help="a folder written by scripts/make_collection.py")
     parser.add_argument("output", help="the folder of the sparse encoder")
-    parser.add_argument("--steps", type=int, default=105)
+    parser.add_argument("--steps", type=int, default=210)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--trained_layers", type=int, default=3, help="the last ones, beside the head")
     parser.add_argument("--flops", type=float, default=0.003, help="weight of the regularization; more is sparser")

@@ -3,18 +3,23 @@
 Most that a file could do to onnxruntime is found before (see `onnxtool.runtime.probation`). What is left, a division
 that the processor refuses in the middle of a benchmark or a machine without memory, ends a process without a word. The
 child is forked before anything large is imported, which takes about a millisecond, and keeps the terminal, the folder
-and the place in its job. This process only waits: it passes signals on, and dies with the child's exit code.
+and the place in its job. This process only waits: it passes signals on, and dies with the child's exit code. A child
+that computes in C++ does not hear a signal before that is done, which may be never: it gets some seconds to end.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 _LOADING = frozenset(("artifacts", "evaluate", "export", "infer", "optimize", "release"))
 
+_LONGEST_WAIT = 3600.0  # there is no call that waits for ever, or for some time
+_GRACE_SECONDS = 10.0  # to unwind, as containers get
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -37,19 +42,26 @@ def supervised(run: Callable[[], int]) -> int:
         _die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return run()
+    asked, deadline = 0, math.inf
     while True:
-        info = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
-        if info.si_signo != signal.SIGCHLD:
+        seconds = min(deadline - time.monotonic(), _LONGEST_WAIT)
+        info = signal.sigtimedwait(passed_on | {signal.SIGCHLD}, max(0.0, seconds))
+        if info is None and time.monotonic() >= deadline:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        elif info is not None and info.si_signo != signal.SIGCHLD:
+            asked, deadline = info.si_signo, min(deadline, time.monotonic() + _GRACE_SECONDS)
             # A terminal, whose signals have no sender, asks all processes of the job by itself.
             if info.si_pid:
                 with suppress(ProcessLookupError):
                     os.kill(child, info.si_signo)
-            continue
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
+    if asked and os.WTERMSIG(status) == signal.SIGKILL:
+        return _report_stopped(asked)
     return _report_death(os.WTERMSIG(status))
 
 
@@ -62,6 +74,18 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _report_stopped(number: int) -> int:
+    import signal
+
+    from onnxtool.cli.entry import report_error
+
+    return report_error(
+        f"the command did not end within {_GRACE_SECONDS:.0f} s of {signal.Signals(number).name}, and was killed",
+        "no output was replaced; the next run of the same command removes what it left, as onnxtool clean does",
+        128 + number,
+    )
 
 
 def _report_death(number: int) -> int:

@@ -51,8 +51,7 @@ def _check_names(path: Path, structure: Structure) -> None:
 
 def _check_dims(path: Path, info: TensorInfo) -> None:
     fixed = [size for size in info.shape if isinstance(size, int)]
-    # -1 is what some exporters write for a dimension of any size.
-    if any(size < -1 for size in fixed):
+    if any(size < 0 for size in fixed):
         raise _unsound(path, f"the input {info.name[:60]!r} has a negative dimension: {min(fixed)}")
     if prod(size for size in fixed if size > 0) > MAX_INPUT_ELEMENTS:
         raise _unsound(

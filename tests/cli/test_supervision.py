@@ -24,9 +24,9 @@ from fuzzing.seeds import by_hand
 START = "import os, signal, sys, time\nfrom onnxtool.cli.supervision import supervised\n"
 
 
-def run(command: str) -> subprocess.Popen[str]:
+def run(command: str, before: str = "") -> subprocess.Popen[str]:
     """Start a process in which `command` is supervised."""
-    code = f"{START}def command():\n    {command}\n    return 2\nsys.exit(supervised(command))"
+    code = f"{START}{before}def command():\n    {command}\n    return 2\nsys.exit(supervised(command))"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -76,6 +76,20 @@ def test_a_signal_reaches_the_command() -> None:
     process.terminate()
     process.communicate()
     assert process.returncode == 143
+
+
+def test_a_command_that_hears_no_signal_is_killed_after_some_seconds() -> None:
+    """Python handles a signal between two instructions, and a library in C++ may not come back to the next."""
+    process = run(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)",
+        before="import onnxtool.cli.supervision as own\nown._GRACE_SECONDS = 0.2\n",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    _, stderr = process.communicate()
+    assert process.returncode == 143
+    assert stderr.startswith("error: the command did not end within 0 s of SIGTERM, and was killed")
 
 
 def test_the_command_is_killed_with_its_parent() -> None:

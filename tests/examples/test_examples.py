@@ -48,7 +48,7 @@ def test_train_splade(folder: Path) -> None:
     shutil.copytree(ROOT / "scripts", folder.parents[1] / "scripts", dirs_exist_ok=True)
     run_console(folder / "README.md", folder, {})
     text = "copy the files of a directory"
-    printed = run_command(f"onnxtool infer --model_path splade-optimized.onnx --text '{text}' --top_k 8", folder)
+    printed = run_command(f"onnxtool infer --model_path splade-int8.onnx --text '{text}' --top_k 8", folder)
     assert "directory" in printed
     assert "copy" in printed
 

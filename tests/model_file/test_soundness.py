@@ -71,6 +71,7 @@ HOSTILE: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
         "'w' is defined twice",
     ),
     "an initializer of dtype 99": (lambda m: setattr(m.graph.initializer[0], "data_type", 99), "unknown dtype type99"),
+    "a dimension of -2": (dims(-2, 3), "negative dimension: -2"),
     "a dimension of -5": (dims(-5, 3), "negative dimension: -5"),
     "a dimension of 2^40": (dims(1 << 40), "elements"),
     "a dimension of 2^60": (dims(1 << 60, 3), "elements"),

@@ -135,12 +135,18 @@ def test_functions_are_counted_but_not_their_nodes(tmp_path: Path) -> None:
 
 
 def test_negative_numbers_are_twos_complement(tmp_path: Path) -> None:
-    """A dynamic dimension written as -1 and a negative opset come out as onnx reads them."""
-    model = make_model([identity("n")], inputs=[value("x", [-1, 3])])
+    """A negative opset and a negative dimension come out as onnx reads them."""
+    model = make_model([identity("n")], inputs=[value("x", [-2, 3])])
     model.opset_import[1].version = -7
     structure = read(model, tmp_path)
-    assert structure.inputs[0].shape == (-1, 3)
+    assert structure.inputs[0].shape == (-2, 3)
     assert_same_structure(structure, model)
+
+
+def test_a_dimension_of_minus_one_is_of_any_size(tmp_path: Path) -> None:
+    """Some exporters write it so, and onnxruntime reads it so; inputs that are made for it have a size."""
+    model = make_model([identity("n")], inputs=[value("x", [-1, 3])])
+    assert read(model, tmp_path).inputs[0].shape == (None, 3)
 
 
 def test_a_value_that_is_no_tensor_says_what_it_is(tmp_path: Path) -> None:

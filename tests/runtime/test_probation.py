@@ -79,6 +79,29 @@ def test_what_becomes_of_the_child_is_one_error(
         check_harmless(model_with(name, tmp_path))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of processes there")
+def test_a_graph_that_refuses_the_smallest_inputs_is_tried_with_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask of a decoder is as long as past and text together; behind what refuses another is a loop."""
+    sizes = {"past": ["B", "past_sequence"], "text": ["B", "sequence"], "mask": ["B", "past_sequence + sequence"]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in sizes.items()]
+    nodes = [
+        helper.make_node("Concat", ["past", "text"], ["both"], axis=1),
+        helper.make_node("Transpose", ["mask"], ["turned"]),
+        helper.make_node("MatMul", ["both", "turned"], ["product"]),
+    ]
+    outputs = [helper.make_tensor_value_info("product", TensorProto.FLOAT, None)]
+    model = helper.make_model(helper.make_graph(nodes, "graph", inputs, outputs), ir_version=10)
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("", 20))
+    splice(model, "loop of 2^62 trips on a value", "product", "h_")
+    onnx.save(model, tmp_path / "model.onnx")
+    monkeypatch.setattr(probation, "MAX_SECONDS", 1)
+    with pytest.raises(ModelFileError, match="it took more than 1 s"):
+        check_harmless(ModelFile.open(tmp_path / "model.onnx"))
+
+
 def test_a_file_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it changes."""
     tried: list[Path] = []

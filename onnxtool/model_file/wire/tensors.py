@@ -220,7 +220,9 @@ def _read_dimension(data: Data, start: int, end: int) -> tuple[Dimension, str]:
     denotation = ""
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == VARINT:
-            dimension = signed(first)
+            size = signed(first)
+            # Some exporters write -1 for a dimension of any size, and onnxruntime reads it as one.
+            dimension = None if size == -1 else size
         elif number == 2 and kind == BYTES:
             dimension = read_text(data, first, last) or None
         elif number == 3 and kind == BYTES:
