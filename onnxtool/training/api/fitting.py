@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from onnxtool.errors import InputError
 from onnxtool.training.api.module import Module
 from onnxtool.training.api.optimizer import LinearLRScheduler, Optimizer
@@ -41,7 +43,7 @@ def fit(
     model. Batches that remain at the end make a step as well.
 
     Raises:
-        InputError: `accumulate` is below 1, or a batch does not fit the module.
+        InputError: `accumulate` is below 1, a batch does not fit the module, or the loss has several values.
     """
     if accumulate < 1:
         raise InputError(f"gradients of {accumulate} batches cannot be accumulated", "give 1 or more")
@@ -62,10 +64,22 @@ def fit(
     module.lazy_reset_grad()
     for batch in batches:
         outputs = module(*batch)
-        loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        accumulated.append(float(loss if not hasattr(loss, "numpy") else loss.numpy()))
+        accumulated.append(_loss_of(outputs))
         if len(accumulated) == accumulate:
             step()
     if accumulated:
         step()
     return losses
+
+
+def _loss_of(outputs: Any) -> float:
+    """Return the loss of a step, float [] or [1], the first of its outputs.
+
+    Raises:
+        InputError: it has several values.
+    """
+    loss = outputs[0] if isinstance(outputs, tuple) else outputs
+    values = np.asarray(loss.numpy() if hasattr(loss, "numpy") else loss)
+    if values.size != 1:
+        raise InputError(f"the loss is {list(values.shape)}, and a step needs one value", "take its mean in the model")
+    return float(values.reshape(-1)[0])

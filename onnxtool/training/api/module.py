@@ -74,7 +74,6 @@ class Module:
         if not state.checkpoint.is_nominal:
             self.values.write(state.checkpoint.trainable)
         self._reset = True
-        self._has_gradients = False
         self._bind()
         state.attach(self)
 
@@ -88,7 +87,7 @@ class Module:
             InputError: an input is missing, or of another dtype or rank.
             ArtifactError: there is no eval model, or the checkpoint is nominal and has no values yet.
         """
-        self.check_complete()
+        self.state.check_complete()
         session, names = self._session(), self.input_names()
         if len(user_inputs) != len(names):
             raise InputError(
@@ -101,7 +100,7 @@ class Module:
         arrays = any(isinstance(tensor, np.ndarray) for tensor in user_inputs)
         outputs = (session.run if arrays else session.run_values)(self.output_names())
         if self.training:
-            self._reset, self._has_gradients = False, True
+            self._reset = False
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def train(self, mode: bool = True) -> Module:
@@ -138,8 +137,9 @@ class Module:
         """Return an OrtValue with a copy of the parameters, float32 [get_parameters_size], in the order of the state.
 
         Raises:
-            ArtifactError: a frozen parameter is not float32.
+            ArtifactError: a frozen parameter is not float32, or the checkpoint is nominal and has no values yet.
         """
+        self.state.check_complete()
         arrays = [array for _, array in self.values.read_all()]
         if not trainable_only:
             arrays += [self._float32(name) for name in self._frozen]
@@ -178,18 +178,9 @@ class Module:
         """
         if self._eval_path is None:
             raise ArtifactError("an export needs the eval model", "pass eval_model_uri")
-        self.check_complete()
+        self.state.check_complete()
         parameters = {name: self.read(name) for name in self.state.names()}
         _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
-
-    def check_complete(self) -> None:
-        """Require a checkpoint with values.
-
-        Raises:
-            ArtifactError: the checkpoint is nominal.
-        """
-        if self.state.checkpoint.is_nominal:
-            raise ArtifactError("the checkpoint is nominal and has no values", "call copy_buffer_to_parameters first")
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a copy of a parameter."""
@@ -205,9 +196,9 @@ class Module:
         else:
             self._frozen[name].update_inplace(array)
 
-    def gradient(self, name: str) -> NDArray[np.float32] | None:
-        """Return a copy of the gradient of a parameter; None before the first step."""
-        return self.gradients.read(name) if self._has_gradients else None
+    def gradient(self, name: str) -> NDArray[np.float32]:
+        """Return a copy of the gradient of a parameter, zeros before the first step."""
+        return self.gradients.read(name)
 
     def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return copies of the optimizer state."""

@@ -44,7 +44,7 @@ class Optimizer:
 
     def step(self) -> None:
         """Update the parameters; the gradients stay until `lazy_reset_grad`."""
-        self._module.check_complete()
+        self._module.state.check_complete()
         step = self._checkpoint.step + 1
         self._session.feed(LEARNING_RATE, np.array([self._checkpoint.learning_rate], np.float32))
         self._session.feed(STEP, np.array([step], np.int64))

@@ -23,8 +23,8 @@ class Memory(Protocol):
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Set a parameter."""
 
-    def gradient(self, name: str) -> NDArray[Any] | None:
-        """Return a copy of its gradient; None before there is any."""
+    def gradient(self, name: str) -> NDArray[Any]:
+        """Return a copy of its gradient, zeros before there is any."""
 
     def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return copies of the optimizer state."""
@@ -53,7 +53,7 @@ class Parameter:
 
     @property
     def grad(self) -> NDArray[Any] | None:
-        """A copy of its gradient; None for a frozen parameter, and before the first step."""
+        """A copy of its gradient, zeros before the first step; None for a frozen parameter, and without a module."""
         memory = self._state.memory
         return memory.gradient(self._name) if self.requires_grad and memory is not None else None
 
@@ -161,8 +161,7 @@ class CheckpointState:
             OutputWriteError: it cannot be written.
         """
         old = state.checkpoint
-        if old.is_nominal:
-            raise ArtifactError("a nominal checkpoint has no values to save", "call copy_buffer_to_parameters first")
+        state.check_complete()
         new = Checkpoint(
             trainable={name: state.read(name) for name in old.trainable},
             frozen={name: state.read(name) for name in old.frozen},
@@ -191,8 +190,22 @@ class CheckpointState:
         """Return the name of a parameter in the model, also for an alias of a tied one."""
         return self.checkpoint.aliases.get(name, name)
 
+    def check_complete(self) -> None:
+        """Require values.
+
+        Raises:
+            ArtifactError: the checkpoint is nominal.
+        """
+        if self.checkpoint.is_nominal:
+            raise ArtifactError("the checkpoint is nominal and has no values", "call copy_buffer_to_parameters first")
+
     def read(self, name: str) -> NDArray[Any]:
-        """Return a copy of a parameter."""
+        """Return a copy of a parameter.
+
+        Raises:
+            ArtifactError: the checkpoint is nominal.
+        """
+        self.check_complete()
         if self.memory is not None:
             return self.memory.read(name)
         return self._group(name)[name].copy()

@@ -84,7 +84,11 @@ def _write_safetensors(checkpoint: Checkpoint, path: Path) -> None:
     }
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in tensors.items()}
     try:
+        # safetensors lets nobody but the owner read its files; those beside it are as the user wants them.
+        path.touch()
+        mode = path.stat().st_mode
         save_file(contiguous, path, {_KEY: json.dumps(document)})
+        path.chmod(mode)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"safetensors has no dtype for {error}", "convert the parameter to float32") from error
 

@@ -8,6 +8,7 @@ from onnx import defs
 
 from onnxtool.autodiff.preparation import opset_of
 from onnxtool.errors import ArtifactError
+from onnxtool.graph.edit import constant, only_consumer, producer
 from onnxtool.training.graphs.decomposition import decompose_training_operators
 
 IR_VERSION = 9
@@ -26,6 +27,8 @@ def lower(model: ir.Model) -> None:
     for value in (*model.graph.inputs, *model.graph.initializers.values(), *made):
         value.metadata_props.clear()
     decompose_training_operators(model)
+    for graph in model.graphs():
+        divide_at_once(graph)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "onnxtool", None
     model.metadata_props.clear()
@@ -40,6 +43,25 @@ def lower(model: ir.Model) -> None:
         )
     for graph in model.graphs():
         graph.opset_imports[""] = HIGHEST_OPSET
+
+
+def divide_at_once(graph: ir.Graph | ir.Function) -> None:
+    """Turn `x * (1 / y)` into `x / y`, on which onnxruntime 1.17 to 1.20 end the process while they do the same."""
+    for node in list(graph):
+        if node.op_type != "Mul" or node.domain not in ("", "ai.onnx"):
+            continue
+        for place, factor in enumerate(node.inputs):
+            division = producer(factor, "Div")
+            if division is None or factor is None or only_consumer(factor) is not node:
+                continue
+            one = constant(division.inputs[0])
+            if one is None or one.shape != () or one != 1:
+                continue
+            node.op_type = "Div"
+            node.replace_input_with(0, node.inputs[1 - place])
+            node.replace_input_with(1, division.inputs[1])
+            graph.remove(division, safe=True)
+            break
 
 
 def _is_unchanged(node: ir.Node, opset: int) -> bool:

@@ -53,11 +53,21 @@ def test_accumulated_batches_are_one_step(folder: Path) -> None:
         fit(module, optimizer, [], accumulate=0)
 
 
+def test_a_loss_of_several_values_is_refused(folder: Path) -> None:
+    """The loss of a step is one number."""
+    _, module, optimizer = load(folder)
+    module.output_names = lambda: ["y"]  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"the loss is \[8, 3\], and a step needs one value"):
+        fit(module, optimizer, [batch()])
+
+
 def test_gradients_add_up_until_they_are_reset(folder: Path) -> None:
     """Lazily: the step after the reset begins anew."""
     state, module, _ = load(folder)
     parameter = state.parameters["fc2.weight"]
-    assert state.parameters["fc2.weight"].grad is None
+    assert parameter.grad is not None
+    assert not parameter.grad.any()
+    assert state.parameters["fc1.bias"].grad is None  # frozen
     grads: list[NDArray[Any]] = []
     for reset in (False, False, True):
         if reset:
@@ -163,7 +173,13 @@ def test_a_nominal_checkpoint_wants_its_values(folder: Path) -> None:
     """Then it trains as the complete one does."""
     state, module, optimizer = load(folder)
     bare, other, other_optimizer = load(folder, "nominal_checkpoint")
-    for call in (lambda: other(*batch()), other_optimizer.step):
+    parameter = bare.parameters["fc2.weight"]
+    for call in (
+        lambda: other(*batch()),
+        other_optimizer.step,
+        lambda: parameter.data,
+        other.get_contiguous_parameters,
+    ):
         with pytest.raises(ArtifactError, match="has no values"):
             call()
     other.copy_buffer_to_parameters(module.get_contiguous_parameters(), trainable_only=False)

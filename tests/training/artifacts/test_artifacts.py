@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ArtifactError, GradientError, OutputWriteError
 from onnxtool.training import artifacts, onnxblock
+from onnxtool.training.api import fit
 from onnxtool.training.artifacts import generation
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from tests.training.small_models import batch, load, make, parameters_of, perceptron
@@ -162,7 +163,7 @@ def test_a_loss_of_ones_own_is_a_few_lines(tmp_path: Path) -> None:
     model = perceptron(outputs=2)
     trained, frozen = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"], ["fc3.weight", "fc3.bias"]
     make(tmp_path, model, requires_grad=trained, frozen_params=frozen, loss=WeightedAverageLoss())
-    state, module, _ = load(tmp_path)
+    state, module, optimizer = load(tmp_path)
     assert module.input_names() == ["x", "target1", "target2"]
     x, _ = batch()
     targets = np.random.default_rng(3).standard_normal((2, 8, 3)).astype(np.float32)
@@ -181,6 +182,7 @@ def test_a_loss_of_ones_own_is_a_few_lines(tmp_path: Path) -> None:
         assert found is not None
         np.testing.assert_allclose(found, gradient.numpy(), rtol=1e-4, atol=1e-6)
     assert state.parameters["fc3.weight"].grad is None
+    assert fit(module, optimizer, [(x, *targets)]) == pytest.approx([wanted.item()], rel=1e-5)
 
 
 def test_an_optimizer_of_ones_own_is_taken(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onnxtool.errors import CheckpointError
 from onnxtool.training import onnxblock
 from onnxtool.training.checkpoints import checkpoint as module
 from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, load_checkpoint, save_checkpoint
-from tests.training.small_models import perceptron
+from tests.training.small_models import make, perceptron
 
 FORMATS: tuple[Format, ...] = ("safetensors", "odtc")
 
@@ -138,6 +139,14 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: p
         save_checkpoint(example(), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such modes there")
+def test_a_checkpoint_is_read_by_whom_the_user_lets(tmp_path: Path) -> None:
+    """As the models beside it: a server of web pages is another user."""
+    make(tmp_path, perceptron())
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir() if path.is_file()}
+    assert modes["checkpoint"] == modes["training_model.onnx"]
 
 
 def test_parameters_of_a_block_go_into_a_model_again(tmp_path: Path) -> None:
