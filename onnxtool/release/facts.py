@@ -208,7 +208,7 @@ class ReleaseFacts:
 def facts_text(facts: ReleaseFacts) -> str:
     """Write the record; the same facts give the same text."""
     document = {"format": _FORMAT, **_object(to_json(facts))}
-    return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def parse_facts(text: str) -> ReleaseFacts:

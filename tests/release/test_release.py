@@ -41,7 +41,7 @@ exporter = "torchscript"
 [optimize]
 max_error = 0.5
 [evaluate]
-measures = ["nDCG@10"]
+measures = ["nDCG@10", "MRR@10", "MAP"]
 fail_if = ["ndcg@10<0"]
 """
 
