@@ -16,8 +16,8 @@ install()
 if TYPE_CHECKING:
     from onnxtool.benchmarking import BenchmarkOptions as BenchmarkOptions
     from onnxtool.benchmarking import benchmark as benchmark
-    from onnxtool.corpus import CorpusOptions as CorpusOptions
-    from onnxtool.corpus import encode_corpus as encode_corpus
+    from onnxtool.encoding import CorpusOptions as CorpusOptions
+    from onnxtool.encoding import encode_corpus as encode_corpus
     from onnxtool.errors import OnnxtoolError as OnnxtoolError
     from onnxtool.errors import VerificationError as VerificationError
     from onnxtool.evaluation import EvaluateOptions as EvaluateOptions
@@ -42,10 +42,10 @@ _MODULES = {
     "ExportOptions": "onnxtool.export",
     "export_model": "onnxtool.export",
     "BenchmarkOptions": "onnxtool.benchmarking",
-    "CorpusOptions": "onnxtool.corpus",
+    "CorpusOptions": "onnxtool.encoding",
     "benchmark": "onnxtool.benchmarking",
     "encode": "onnxtool.infer",
-    "encode_corpus": "onnxtool.corpus",
+    "encode_corpus": "onnxtool.encoding",
     "load": "onnxtool.infer",
     "restore_vectors": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",

@@ -23,7 +23,7 @@ RENAMED = {
     "onnxtool.figures": "onnxtool.summary.figures",
     "onnxtool.gates": "onnxtool.summary.gates",
     "onnxtool.infer.benchmark": "onnxtool.benchmarking",
-    "onnxtool.infer.corpus": "onnxtool.corpus",
+    "onnxtool.infer.corpus": "onnxtool.encoding",
     "onnxtool.metadata": "onnxtool.model_file.metadata",
     "onnxtool.optimize.precision": "onnxtool.optimize.quantization",
     "onnxtool.sentence_modules": "onnxtool.checkpoint.sentence_modules",

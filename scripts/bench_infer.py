@@ -31,7 +31,7 @@ from harness.machine import describe_machine
 from harness.workers import Worker
 from make_models import make_model, trained_model
 
-from onnxtool.corpus import CorpusOptions, encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 

@@ -34,7 +34,7 @@ _SLOW_TO_IMPORT = (
     "onnxtool.export.run",
     "onnxtool.optimize.run",
     "onnxtool.training.artifacts.generation",
-    "onnxtool.corpus",
+    "onnxtool.encoding",
     "onnxtool.benchmarking",
     "onnxruntime",
     "torch.onnx._internal.exporter._core",

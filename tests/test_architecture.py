@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import onnxtool
+
 PACKAGE = Path(__file__).resolve().parent.parent / "onnxtool"
 SCRIPTS = PACKAGE.parent / "scripts"
 
@@ -21,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training", "release"),
     ("autodiff", "torch_backend"),
     ("evaluation",),
-    ("benchmarking", "corpus"),
+    ("benchmarking", "encoding"),
     ("export", "optimize", "infer", "stats", "sentence_transformers"),
     ("runtime",),
     ("checkpoint",),
@@ -58,7 +60,7 @@ ONLY_IN = {
     "ir_measures": {"evaluation"},
     "bm25s": {"evaluation"},
     "scipy": {"evaluation"},
-    "pyarrow": {"corpus"},
+    "pyarrow": {"encoding"},
     "cyclonedx": {"release"},
     "model_signing": {"release"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
@@ -255,3 +257,9 @@ def test_a_ring_of_imports_is_seen() -> None:
 def test_no_scripts_import_each_other() -> None:
     """What two of them share is in scripts/harness."""
     assert cycle_of(dependencies(SCRIPTS)) == []
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """Importing `onnxtool.encode` as a module would replace the function of that name."""
+    modules = {path.stem for path in PACKAGE.iterdir()}
+    assert modules.isdisjoint(onnxtool.__all__)

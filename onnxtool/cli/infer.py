@@ -24,7 +24,7 @@ from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT, is_lines_file, write_lin
 from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, option_names
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import emit, write_out
-from onnxtool.corpus.options import CorpusOptions
+from onnxtool.encoding.options import CorpusOptions
 from onnxtool.errors import GateError
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions

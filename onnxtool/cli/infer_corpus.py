@@ -13,10 +13,10 @@ import click
 from onnxtool.cli.dry_run import emit_plan
 from onnxtool.cli.progress import LINE_EVERY_S, bar, clock, is_interactive
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
-from onnxtool.corpus.report import CorpusReport
+from onnxtool.encoding.report import CorpusReport
 
 if TYPE_CHECKING:
-    from onnxtool.corpus import CorpusOptions, CorpusProgress
+    from onnxtool.encoding import CorpusOptions, CorpusProgress
 
 
 def encode_folder(
@@ -32,7 +32,7 @@ def encode_folder(
     """Encode `corpus` into the folder `output`, and print the report; with `dry_run`, what would be written."""
     if corpus is None:
         raise click.UsageError("nothing to encode: pass the corpus with --input, or an --output that is a file")
-    from onnxtool.corpus import encode_corpus, plan_corpus
+    from onnxtool.encoding import encode_corpus, plan_corpus
 
     if dry_run:
         emit_plan(plan_corpus(model_path, corpus, output, options), format_name)

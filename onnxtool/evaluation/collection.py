@@ -18,8 +18,8 @@ from html import unescape
 from pathlib import Path
 
 from onnxtool.checkpoint.text_files import iterate_texts
-from onnxtool.corpus.sources import Document, Reject, SourceReader, find_sources
-from onnxtool.corpus.windows import accepted
+from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
+from onnxtool.encoding.windows import accepted
 from onnxtool.errors import InputError
 from onnxtool.evaluation.names import DEFAULT_SPLIT
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.text_files import TextInput, count_lines
-from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus
-from onnxtool.corpus.manifest import file_sha256
-from onnxtool.corpus.reading import Shard, read_shards
-from onnxtool.corpus.sources import find_sources
+from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus
+from onnxtool.encoding.manifest import file_sha256
+from onnxtool.encoding.reading import Shard, read_shards
+from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.evaluation.collection import Collection
 from onnxtool.evaluation.names import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, MEANMAXSIM, SIMILARITIES, SPARSE

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtool.corpus.reading import Shard
+from onnxtool.encoding.reading import Shard
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.evaluation.collection import Collection, read_documents
 from onnxtool.evaluation.names import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, RERANKER, SPARSE

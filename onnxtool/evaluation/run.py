@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxtool.checkpoint.folder import find_checkpoint_folder
-from onnxtool.corpus.sources import find_sources
+from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import GateError, InputError
 from onnxtool.evaluation.collection import Collection, open_collection
 from onnxtool.evaluation.measures import (

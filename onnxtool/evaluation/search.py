@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_modules import normalize
-from onnxtool.corpus.reading import Shard
+from onnxtool.encoding.reading import Shard
 from onnxtool.errors import InputError
 from onnxtool.evaluation.names import COSINE, DOT, EUCLIDEAN, MEANMAXSIM
 from onnxtool.infer.vectors import SparseVectors, TokenVectors

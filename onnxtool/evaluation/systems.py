@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.corpus.reading import Shard
-from onnxtool.corpus.sources import Document
+from onnxtool.encoding.reading import Shard
+from onnxtool.encoding.sources import Document
 from onnxtool.errors import InputError
 from onnxtool.evaluation.collection import Collection, read_documents, read_run
 from onnxtool.evaluation.names import BM25, RERANKER

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxtool.corpus.manifest import file_sha256
+from onnxtool.encoding.manifest import file_sha256
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.licenses import License

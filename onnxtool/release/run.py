@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
-from onnxtool.corpus.manifest import file_sha256
-from onnxtool.corpus.sources import find_sources
+from onnxtool.encoding.manifest import file_sha256
+from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import GateError, InputError, OutputExistsError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.evaluation.collection import open_collection

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxtool.corpus.manifest import file_sha256
+from onnxtool.encoding.manifest import file_sha256
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import folder_lock
 from onnxtool.reports import Json, to_json

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.entry_point import run_onnxtool
-from tests.corpus.corpora import dense_model, expected_terms, lines_of, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import dense_model, expected_terms, lines_of, make_texts, sparse_model, write_corpus
 
 TEXTS = make_texts(50)
 

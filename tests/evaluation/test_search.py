@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.corpus.reading import Shard
+from onnxtool.encoding.reading import Shard
 from onnxtool.errors import InputError
 from onnxtool.evaluation.names import COSINE, DOT, EUCLIDEAN, MANHATTAN, MAXSIM, MEANMAXSIM
 from onnxtool.evaluation.search import search

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.corpus import CorpusOptions, encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer import TokenVectors, load
 from onnxtool.infer.loading import LoadedModel

@@ -20,7 +20,7 @@ import transformers
 from PIL import Image
 
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
-from onnxtool.corpus import CorpusOptions, encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import CheckpointError, ExportError, InputError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.pages import restrict_to_pages

@@ -23,7 +23,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
-from onnxtool.corpus import CorpusOptions, encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import CheckpointError, ExportError, InputError, TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.pages import restrict_to_pages

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.sentence_modules import StoredModule
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
-from onnxtool.corpus import CorpusOptions, encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
 from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.source import Source

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
-from onnxtool.corpus import CorpusOptions, encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
 from onnxtool.export.heads.builder import Builder
 from onnxtool.infer import load, restore_vectors

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from onnxtool.corpus.shards import ShardFormat, Vectors, quantize_weights
-from onnxtool.corpus.sources import Document
+from onnxtool.encoding.shards import ShardFormat, Vectors, quantize_weights
+from onnxtool.encoding.sources import Document
 from onnxtool.infer import SparseVectors, TokenVectors
-from tests.corpus.corpora import lines_of
+from tests.encoding.corpora import lines_of
 
 DTYPES = ("float32", "float16", "int8", "uint8")
 COUNTS = (3, 0, 1, 5)  # tokens of each text

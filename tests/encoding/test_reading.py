@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.corpus import sources, windows
-from onnxtool.corpus.known_ids import KnownIds
-from onnxtool.corpus.sources import Document, Reject, SourceReader, find_sources
-from onnxtool.corpus.windows import Window, accepted, split_corpus
+from onnxtool.encoding import sources, windows
+from onnxtool.encoding.known_ids import KnownIds
+from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
+from onnxtool.encoding.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
-from tests.corpus.corpora import make_texts, write_corpus
+from tests.encoding.corpora import make_texts, write_corpus
 
 
 def _read(path: Path) -> tuple[list[tuple[str, str]], list[tuple[int, str]]]:
@@ -126,7 +126,7 @@ def test_a_file_that_is_damaged_or_no_corpus_is_an_error(tmp_path: Path) -> None
 
 def test_an_id_is_known_whenever_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as a set of Python, through many merges of small arrays."""
-    monkeypatch.setattr("onnxtool.corpus.known_ids._MAX_RECENT", 64)
+    monkeypatch.setattr("onnxtool.encoding.known_ids._MAX_RECENT", 64)
     names = [str(place * 7919 % 1500) for place in range(3000)]
     known, seen = KnownIds(), set[str]()
     for start in range(0, len(names), 100):
@@ -138,7 +138,7 @@ def test_an_id_is_known_whenever_it_came(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_reading_takes_memory_for_the_ids_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five times the lines take less than 40 bytes more for each: a digest, and room to merge."""
-    monkeypatch.setattr("onnxtool.corpus.known_ids._MAX_RECENT", 256)
+    monkeypatch.setattr("onnxtool.encoding.known_ids._MAX_RECENT", 256)
     peaks = []
     for count in (4_500, 22_500):
         path = write_corpus(tmp_path / f"{count}.jsonl", make_texts(count))

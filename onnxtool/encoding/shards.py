@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.corpus.parquet import require_pyarrow
-from onnxtool.corpus.sources import Document
+from onnxtool.encoding.parquet import require_pyarrow
+from onnxtool.encoding.sources import Document
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 
 Vectors = DenseVectors | SparseVectors | TokenVectors

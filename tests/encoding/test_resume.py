@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
-from onnxtool.corpus.manifest import read_manifest
-from onnxtool.corpus.output import OutputFolder
+from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.encoding.manifest import read_manifest
+from onnxtool.encoding.output import OutputFolder
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
-from tests.corpus.corpora import contents_of, dense_model, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import contents_of, dense_model, make_texts, sparse_model, write_corpus
 
 OPTIONS = CorpusOptions(provider="cpu", shard_size=40)
 RUN = """
 import sys
 from pathlib import Path
-from onnxtool.corpus import CorpusOptions, encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
 model, corpus, output = map(Path, sys.argv[1:4])
 encode_corpus(model, corpus, output, CorpusOptions(provider="cpu", shard_size=40, gzip=sys.argv[4] == "gzip"))
 """

@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from onnxtool.corpus.clock import Clock
-from onnxtool.corpus.form import CorpusForm, choose_form
-from onnxtool.corpus.manifest import Identity, Manifest, ShardRecord, make_identity
-from onnxtool.corpus.options import CorpusOptions, OnProgress
-from onnxtool.corpus.output import OutputFolder, StagedShard, publish, staged
-from onnxtool.corpus.pipeline import CorpusModel, Plan, batch_rules, encode_windows
-from onnxtool.corpus.report import CorpusReport
-from onnxtool.corpus.shards import ShardFormat
-from onnxtool.corpus.sources import Reject, Source, SourceReader, find_picture_sources, find_sources
-from onnxtool.corpus.windows import Window, accepted, split_corpus
+from onnxtool.encoding.clock import Clock
+from onnxtool.encoding.form import CorpusForm, choose_form
+from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, make_identity
+from onnxtool.encoding.options import CorpusOptions, OnProgress
+from onnxtool.encoding.output import OutputFolder, StagedShard, publish, staged
+from onnxtool.encoding.pipeline import CorpusModel, Plan, batch_rules, encode_windows
+from onnxtool.encoding.report import CorpusReport
+from onnxtool.encoding.shards import ShardFormat
+from onnxtool.encoding.sources import Reject, Source, SourceReader, find_picture_sources, find_sources
+from onnxtool.encoding.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges
 from onnxtool.checkpoint.text_files import TextInput, read_texts
-from onnxtool.corpus.options import CorpusOptions
+from onnxtool.encoding.options import CorpusOptions
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.loading import LoadedModel

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from onnxtool.checkpoint.truncation import EncodedText
-from onnxtool.corpus.shards import Vectors
-from onnxtool.corpus.sources import Document, Reject
-from onnxtool.corpus.windows import Window
+from onnxtool.encoding.shards import Vectors
+from onnxtool.encoding.sources import Document, Reject
+from onnxtool.encoding.windows import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel

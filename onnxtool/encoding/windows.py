@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from onnxtool.corpus.known_ids import KnownIds
-from onnxtool.corpus.sources import Document, Reject, SourceReader
+from onnxtool.encoding.known_ids import KnownIds
+from onnxtool.encoding.sources import Document, Reject, SourceReader
 from onnxtool.errors import InputError
 from onnxtool.interruption import check_interrupted
 

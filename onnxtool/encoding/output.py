@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from onnxtool.corpus.manifest import FileRecord, Manifest, ShardRecord, difference, file_sha256, read_manifest
-from onnxtool.corpus.pipeline import EncodedWindow
-from onnxtool.corpus.shards import ShardFormat, ShardWriter
-from onnxtool.corpus.sources import Reject
+from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, difference, file_sha256, read_manifest
+from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.shards import ShardFormat, ShardWriter
+from onnxtool.encoding.sources import Reject
 from onnxtool.errors import OutputExistsError, OutputWriteError
 from onnxtool.model_file.commits import folder_lock, force_to_disk
 

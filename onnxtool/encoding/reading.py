@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.corpus.manifest import read_manifest
-from onnxtool.corpus.output import OutputFolder
-from onnxtool.corpus.parquet import require_pyarrow
-from onnxtool.corpus.shards import Vectors
+from onnxtool.encoding.manifest import read_manifest
+from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.parquet import require_pyarrow
+from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 

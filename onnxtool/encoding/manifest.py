@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.corpus.sources import Reject, Source
+from onnxtool.encoding.sources import Reject, Source
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json

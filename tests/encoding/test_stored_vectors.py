@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges
-from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
-from onnxtool.corpus.report import CorpusReport
+from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.encoding.report import CorpusReport
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.infer import TokenVectors, encode, load
-from tests.corpus.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import POOLED, model_for, rows_of, table, write_model
 

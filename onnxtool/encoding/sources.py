@@ -16,7 +16,7 @@ from typing import IO
 
 from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object, parse_tabbed
-from onnxtool.corpus.parquet import read_rows
+from onnxtool.encoding.parquet import read_rows
 from onnxtool.errors import InputError
 
 # Longer lines are no texts; read whole, one could fill the memory.

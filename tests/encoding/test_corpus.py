@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.corpus import CorpusOptions, CorpusProgress, encode_corpus, windows
-from onnxtool.corpus.report import CorpusReport
-from onnxtool.corpus.shards import quantize_weights
+from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.encoding.report import CorpusReport
+from onnxtool.encoding.shards import quantize_weights
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError
-from tests.corpus.corpora import (
+from tests.encoding.corpora import (
     V,
     contents_of,
     dense_model,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from onnxtool.corpus.options import CorpusProgress
-from onnxtool.corpus.windows import Window
+from onnxtool.encoding.options import CorpusProgress
+from onnxtool.encoding.windows import Window
 
 
 class Clock:
