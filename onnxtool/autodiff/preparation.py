@@ -28,7 +28,12 @@ def prepare(model: ir.Model) -> None:
     opset = opset_of(model)
     if opset >= LOWEST_OPSET:
         return
+    order = list(model.graph.initializers)
     convert_version(model, LOWEST_OPSET, fallback=True)
+    # The conversion moves large ones behind small ones, and buffers of all parameters are in this order.
+    initializers = model.graph.initializers
+    for name in [name for name in order if name in initializers] + [name for name in initializers if name not in order]:
+        model.graph.register_initializer(initializers.pop(name))
     if opset_of(model) < LOWEST_OPSET:
         raise GradientError(
             f"the model is of opset {opset} and cannot be converted to {LOWEST_OPSET}",

@@ -270,3 +270,19 @@ def test_a_later_builder_gives_no_node_the_name_of_another() -> None:
         build.finish()
     names = [node.name for node in model.graph]
     assert len(set(names)) == len(names)
+
+
+def test_a_cut_between_transposes_has_a_gradient_that_runs() -> None:
+    """Onnxruntime moves a Transpose over a Pad, and does not see that its sizes are those of some axes."""
+    model = graph_of("""g (float[1,2,3,4] x) => (float l)
+        <int64[1] from = {1}, int64[1] to = {3}, int64[1] axis = {3}> {
+        t = Transpose<perm=[0, 2, 1, 3]>(x)
+        s = Slice(t, from, to, axis)
+        u = Transpose<perm=[0, 2, 1, 3]>(s)
+        v = Mul(u, u)
+        l = ReduceSum<keepdims=0>(v)
+    }""")
+    x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    expected = np.zeros_like(x)
+    expected[..., 1:3] = 2 * x[..., 1:3]
+    np.testing.assert_array_equal(gradients(model, "l", ["x"], x=x)["x"], expected)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from onnxtool.autodiff import differentiate, prepare
 from onnxtool.errors import GradientError
@@ -178,6 +179,26 @@ def test_an_old_model_is_converted_and_its_functions_are_inlined() -> None:
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     assert run_onnxruntime(proto, {"x": np.ones((2, 3), np.float32)})[0] == pytest.approx(2 / 3)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the conversion by onnx, which is chosen
+@pytest.mark.parametrize("opset", [13, 17])
+def test_an_old_opset_is_converted_and_parameters_keep_their_order(opset: int) -> None:
+    """Also large ones, which the conversion takes out for a while: a buffer of all parameters is in this order."""
+    shapes = {"w1": (40, 64), "b1": (64,), "w2": (64, 3), "b2": (3,)}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+        helper.make_node("Gemm", ["h", "w2", "b2"], ["g"]),
+        helper.make_node("ReduceMean", ["g"], ["y"], axes=[1]),
+    ]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("x", "y")]
+    tensors = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
+    model: ir.Model = ir.from_proto(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    )
+    prepare(model)
+    assert list(model.graph.initializers)[:4] == list(shapes)
 
 
 def test_a_function_of_another_opset_is_refused_and_one_that_misfits_its_rule_as_well() -> None:

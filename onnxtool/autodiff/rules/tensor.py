@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from onnxtool.autodiff.builder import Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 from onnxtool.autodiff.rules.scatter import add_along, add_rows
@@ -70,7 +72,21 @@ def _pad_slice(n: Backward) -> Tensor:
 
     start = count(starts)
     after = sizes - build.op("Max", start, count(ends))
-    return build.op("Pad", n.dy, build.concat(start, after), None, axes)
+    return _padded(n, start, after, axes)
+
+
+def _padded(n: Backward, before: Tensor, after: Tensor, axes: Tensor) -> Tensor:
+    """Pad the gradient along `axes`, with a size for every axis where their number is known.
+
+    onnxruntime moves a Transpose behind a Pad and reorders its sizes without regard to the input `axes` (seen in
+    1.31.1): the product does not run.
+    """
+    build = n.build
+    if n.x(0).shape is None:
+        return build.op("Pad", n.dy, build.concat(before, after), None, axes)
+    none = build.constant([0] * len(n.shape()), before.dtype)
+    sizes = [build.op("ScatterElements", none, axes, part, axis=0) for part in (before, after)]
+    return build.op("Pad", n.dy, build.concat(*sizes))
 
 
 def _range(n: Backward, size: Tensor) -> Tensor:
@@ -168,7 +184,11 @@ def _pad(n: Backward) -> Tensor:
     mode = n.attribute("mode", "constant")
     axes = n.x(3) if n.has(3) else None
     if mode == "constant":
-        return n.build.op("Pad", n.dy, -n.x(1), None, axes)
+        if axes is None:
+            return n.build.op("Pad", n.dy, -n.x(1))
+        halves = -n.x(1).reshape([2, -1])
+        first, last = (n.build.op("Gather", halves, n.build.constant(half, ir.DataType.INT64)) for half in (0, 1))
+        return _padded(n, first, last, axes)
     pads = n.constant(1)
     if pads is None or (axes is not None and n.constant(3) is None):
         raise Refusal(f"its pads or axes are not constant, and the mode is {mode}")
