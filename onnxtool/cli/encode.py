@@ -141,7 +141,7 @@ def _part_blocks(report: PartReport) -> list[Block]:
             [
                 ("Output", report.output),
                 ("Shards", report.shards or "none: there are more parts than shards"),
-                ("Encoded", f"{report.num_encoded_shards} of {report.num_shards} shards, the others were done"),
+                ("Encoded", f"{report.num_encoded_shards} of {report.num_shards} shards; the others were done before"),
                 ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
                 ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
             ]

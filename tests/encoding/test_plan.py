@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from onnxtool.encoding import PartOptions, VectorOptions, encode_part, make_plan, merge_parts
+from onnxtool.encoding import PartOptions, VectorOptions, corpus_status, encode_part, make_plan, merge_parts
 from onnxtool.encoding.plan import read_plan
 from onnxtool.errors import InputError, OnnxtoolError
 from tests.encoding.corpora import dense_model, make_texts, write_corpus
 
 OPTIONS = VectorOptions(provider="cpu", shard_size=40)
-WRONG = [None, True, -1, 1.5, 1 << 80, "", "x" * 99, "../../x\0", [], {}, [[-1]], [None]]
+WRONG: list[Any] = [None, True, -1, 1.5, 1 << 80, "", "x" * 99, "../../x\0", [], {}, [[-1]], [None]]
 
 
 @pytest.fixture
@@ -97,3 +97,13 @@ def test_places_of_a_plan_that_lead_elsewhere_are_an_error(plan: Path) -> None:
         with pytest.raises(OnnxtoolError):
             encode_part(plan, PartOptions(shards="1"))
         assert merge_parts(plan).to_do == "0-2"
+
+
+@pytest.mark.slow
+def test_ten_thousand_shards_are_planned_and_looked_at_at_once(tmp_path: Path) -> None:
+    """The plan has two hundred bytes for each; what is to do is one range."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(10_000))
+    report = make_plan(dense_model(tmp_path), corpus, tmp_path / "vectors", VectorOptions(provider="cpu", shard_size=1))
+    assert report.num_shards == 10_000
+    assert report.size_bytes < 200 * 10_000
+    assert corpus_status(report.plan).to_do == merge_parts(report.plan).to_do == "0-9999"
