@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -75,7 +76,9 @@ def option_names(options_class: type) -> frozenset[str]:
 
 def _fields(options_class: type) -> list[_Field]:
     """Read the fields of a dataclass or named tuple that are options."""
-    defaults = getattr(options_class, "_field_defaults", vars(options_class))
+    defaults = getattr(options_class, "_field_defaults", None)
+    if defaults is None:
+        defaults = {field.name: field.default for field in fields(options_class) if field.default is not MISSING}
     found = []
     for name, hint in get_type_hints(options_class, include_extras=True).items():
         described = next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Option)), None)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges
 from onnxtool.checkpoint.text_files import TextInput, read_texts
-from onnxtool.encoding.options import CorpusOptions
+from onnxtool.encoding.options import VectorOptions
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.loading import LoadedModel
@@ -42,7 +42,7 @@ class CorpusForm:
     notes: tuple[str, ...] = ()
 
 
-def choose_form(model: LoadedModel | PictureModel, options: CorpusOptions) -> CorpusForm:
+def choose_form(model: LoadedModel | PictureModel, options: VectorOptions) -> CorpusForm:
     """Decide how vectors are stored; their ranges are read, or measured on the texts of the calibration.
 
     Raises:
@@ -80,7 +80,7 @@ def choose_form(model: LoadedModel | PictureModel, options: CorpusOptions) -> Co
     return CorpusForm(form, by_token, width, {"of": "tokens" if by_token else "texts", **stored.describe(width)}, notes)
 
 
-def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: CorpusOptions) -> Iterator[NDArray[np.float32]]:
+def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOptions) -> Iterator[NDArray[np.float32]]:
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = [text.contents for text in texts[start : start + _TEXTS_AT_A_TIME]]
         vectors: Any = model.encode(

@@ -1,55 +1,48 @@
-"""The ids that a corpus had so far, in sixteen bytes each."""
+"""The ids that a corpus had so far, on the disk where they are many."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from hashlib import blake2b
 
-import numpy as np
-from numpy.typing import NDArray
+from onnxtool.errors import OutputWriteError
 
 _DIGEST_BYTES = 16
-# Digests as objects of Python take six times the memory of those in arrays.
-_MAX_RECENT = 1 << 14
+MEMORY_BYTES = 1 << 26
 
 
 class KnownIds:
     """A set of ids that only grows.
 
-    It holds a digest of each: two ids of the same digest among ten billion have a chance of one in 10^18. They lie in
-    sorted arrays, each at least twice as long as the next, so that a billion of them are in thirty.
+    It holds a digest of each: two ids of the same digest among ten billion have a chance of one in 10^18. They lie in a
+    database without a name, which SQLite keeps in memory up to `memory_bytes`, then in a file that is gone with it.
     """
 
-    def __init__(self) -> None:
-        self._recent: set[bytes] = set()
-        self._sorted: list[NDArray[np.bytes_]] = []
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        # Whoever reads the corpus adds ids in a thread of its own; this one may close it.
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._database.execute(f"PRAGMA cache_size = -{(memory_bytes or MEMORY_BYTES) // 1024}")
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute("CREATE TABLE ids (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._database.execute("BEGIN")
 
     def add(self, ids: Sequence[str]) -> list[bool]:
-        """Add `ids` and return for each whether it was there before, or earlier among them."""
+        """Add `ids` and return for each whether it was there before, or earlier among them.
+
+        Raises:
+            OutputWriteError: the folder for temporary files is full.
+        """
         digests = [blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in ids]
-        was_there = self._in_arrays(digests)
-        for place, digest in enumerate(digests):
-            if digest in self._recent:
-                was_there[place] = True
-            elif not was_there[place]:
-                self._recent.add(digest)
-        if len(self._recent) >= _MAX_RECENT:
-            self._settle()
-        return was_there
+        add = self._database.execute
+        try:
+            return [add("INSERT OR IGNORE INTO ids VALUES (?)", (digest,)).rowcount == 0 for digest in digests]
+        except sqlite3.Error as error:
+            raise OutputWriteError(
+                f"cannot keep the ids of the corpus in a temporary file: {error}",
+                "make room, or set SQLITE_TMPDIR to a folder that has some",
+            ) from error
 
-    def _in_arrays(self, digests: Sequence[bytes]) -> list[bool]:
-        wanted = np.array(digests, dtype=f"S{_DIGEST_BYTES}")
-        found = np.zeros(len(wanted), np.bool_)
-        for array in self._sorted:
-            places = np.minimum(np.searchsorted(array, wanted), len(array) - 1)
-            found |= array[places] == wanted
-        return [bool(value) for value in found]
-
-    def _settle(self) -> None:
-        """Put the recent digests into the arrays, and merge those that are no longer twice as long as the next."""
-        merged = np.sort(np.array(list(self._recent), dtype=f"S{_DIGEST_BYTES}"))
-        self._recent.clear()
-        while self._sorted and len(self._sorted[-1]) < 2 * len(merged):
-            merged = np.concatenate([self._sorted.pop(), merged])
-            merged.sort(kind="stable")
-        self._sorted.append(merged)
+    def close(self) -> None:
+        """Remove the file."""
+        self._database.close()

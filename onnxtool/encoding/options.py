@@ -22,10 +22,12 @@ from onnxtool.options import Force, Option
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
 WEIGHTS = ("int", "float")
 
+Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
+
 
 @dataclass(frozen=True)
-class CorpusOptions:
-    """How a corpus is encoded.
+class VectorOptions:
+    """What the bytes of an encoded corpus depend on.
 
     Attributes:
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
@@ -34,7 +36,6 @@ class CorpusOptions:
         task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither.
         representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
         provider: `auto`, `cpu` or `cuda`.
-        workers: batches that run at once, sharing one session; 0 for one a core, and two on a device.
         threads: intra-op threads of the session; 0 for one, as the workers have the other cores.
         output_format: one of OUTPUT_FORMATS; None for jsonl of a sparse encoder, and npy of an embedder.
         gzip: whether jsonl is compressed.
@@ -46,10 +47,8 @@ class CorpusOptions:
         vectors_as: what these numbers are stored as, one of VECTOR_TYPES; None for as the model gives them.
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, in place of that file.
-        strict: whether a line without a text ends the run.
         shard_size: texts of a file of the output; what a killed run loses at most.
         batch_tokens: the most tokens of a batch, padding included; 0 for what fits the model.
-        force: whether an output that exists is removed first, also one of the same command.
     """
 
     model_name: ModelName = None
@@ -57,7 +56,6 @@ class CorpusOptions:
     task: TextTask = None
     representation: Representation = None
     provider: Provider = "auto"
-    workers: Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)] = 0
     threads: Threads = 0
     output_format: Annotated[
         str | None,
@@ -82,23 +80,14 @@ class CorpusOptions:
     vectors_as: VectorsAs = None
     ranges: RangesFile = None
     calibration: Calibrated = None
-    strict: Annotated[
-        bool,
-        Option(
-            "Stop at a line without id or text, or with an id that occurred before; else such lines are counted and "
-            "written to NAME.rejects.jsonl."
-        ),
-    ] = False
     shard_size: Annotated[int, Option("Texts per file of vectors, the most that a killed run loses.", minimum=1)] = 4096
     batch_tokens: Annotated[
         int, Option("The most tokens of a batch of a corpus; 0: what fits the model.", minimum=0)
     ] = 0
-    force: Force = False
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads", "batch_tokens"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}", "pass 0 for the default, or more")
+        for name in ("threads", "batch_tokens"):
+            require_count(name, getattr(self, name))
         if self.shard_size < 1:
             raise InputError(f"shard_size is {self.shard_size}", "pass at least 1")
         if self.output_format not in (None, *OUTPUT_FORMATS):
@@ -108,6 +97,41 @@ class CorpusOptions:
         check_ranges_options(self.vectors_as, self.ranges, self.calibration)
         if self.weights not in (None, *WEIGHTS):
             raise InputError(f"unknown weights {self.weights!r}", f"use one of {', '.join(WEIGHTS)}")
+
+
+@dataclass(frozen=True)
+class CorpusOptions(VectorOptions):
+    """How a corpus is encoded.
+
+    Attributes:
+        workers: batches that run at once, sharing one session; 0 for one a core, and two on a device.
+        strict: whether a line without a text ends the run.
+        force: whether an output that exists is removed first, also one of the same command.
+    """
+
+    workers: Workers = 0
+    strict: Annotated[
+        bool,
+        Option(
+            "Stop at a line without id or text, or with an id that occurred before; else such lines are counted and "
+            "written to NAME.rejects.jsonl."
+        ),
+    ] = False
+    force: Force = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("workers", self.workers)
+
+
+def require_count(name: str, value: int) -> None:
+    """Refuse a number below 0.
+
+    Raises:
+        InputError: it is.
+    """
+    if value < 0:
+        raise InputError(f"{name} is {value}", "pass 0 for the default, or more")
 
 
 @dataclass(frozen=True)

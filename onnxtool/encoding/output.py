@@ -7,7 +7,8 @@ the next run writes it again with the same bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from onnxtool.errors import OutputExistsError, OutputWriteError
 from onnxtool.model_file.commits import folder_lock, force_to_disk
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
-_OWN_FILE = re.compile(r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)(\.partial)?")
+_OWN_FILE = re.compile(
+    r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)((\.[0-9a-f]{8})?\.partial)?"
+)
 
 
 class OutputFolder:
@@ -126,14 +129,13 @@ class OutputFolder:
             if path.name not in kept:
                 path.unlink()
 
-    def commit_shard(self, names: Sequence[str]) -> tuple[FileRecord, ...]:
+    def commit_shard(self, files: Mapping[str, Path]) -> tuple[FileRecord, ...]:
         """Give staged files of the folder their names, and return what they are."""
         records = []
-        for name in names:
-            path = self.path / name
-            force_to_disk(staged(path))
-            records.append(FileRecord(name, staged(path).stat().st_size, file_sha256(staged(path))))
-            staged(path).replace(path)
+        for name, path in files.items():
+            force_to_disk(path)
+            records.append(FileRecord(name, path.stat().st_size, file_sha256(path)))
+            path.replace(self.path / name)
         force_to_disk(self.path)
         return tuple(records)
 
@@ -149,20 +151,18 @@ class StagedShard:
     def __init__(self, folder: OutputFolder, shard_format: ShardFormat, number: int) -> None:
         self._folder = folder
         self._format = shard_format
-        self._names = shard_format.names(number)
+        # Two machines may make the same shard at once: each under names of its own.
+        token = secrets.token_hex(4)
+        self._files = {name: staged(folder.path / name, token) for name in shard_format.names(number)}
         self._writer: ShardWriter | None = None
         self._num_texts = self._num_tokens = self._num_padding = self._num_truncated = 0
         self._rejects: list[Reject] = []
-
-    @property
-    def _paths(self) -> list[Path]:
-        return [staged(self._folder.path / name) for name in self._names]
 
     def append(self, encoded: EncodedWindow) -> None:
         """Write the vectors of a window."""
         if encoded.vectors is not None:
             if self._writer is None:
-                self._writer = self._format.open(self._paths)
+                self._writer = self._format.open([*self._files.values()])
             self._writer.append(encoded.window.documents, encoded.vectors)
         self._num_texts += len(encoded.window.documents)
         self._num_tokens += encoded.num_tokens
@@ -175,7 +175,7 @@ class StagedShard:
         if self._writer is not None:
             self._writer.close()
         return ShardRecord(
-            files=() if self._writer is None else self._folder.commit_shard(self._names),
+            files=() if self._writer is None else self._folder.commit_shard(self._files),
             digest=digest,
             num_texts=self._num_texts,
             num_tokens=self._num_tokens,
@@ -189,13 +189,13 @@ class StagedShard:
         if self._writer is not None:
             with suppress(OSError):  # on a full disk closing fails as writing did
                 self._writer.close()
-            for path in self._paths:
+            for path in self._files.values():
                 path.unlink(missing_ok=True)
 
 
-def staged(path: Path) -> Path:
-    """Return where a file is written before it gets its name."""
-    return path.with_name(f".{path.name}.partial")
+def staged(path: Path, token: str = "") -> Path:
+    """Return where a file is written before it gets its name; `token` is of one of several writers."""
+    return path.with_name(f".{path.name}{token and f'.{token}'}.partial")
 
 
 def publish(path: Path) -> None:

@@ -29,20 +29,28 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
     return pa, pq
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object], float]]:
-    """Yield number, from 1, and columns of each row, and which share of the rows is read.
+def read_rows(path: Path, number: int = 0) -> Iterator[tuple[int, dict[str, object], float]]:
+    """Yield the rows after the first `number` ones: number, columns, and the share of rows that is read.
+
+    Row groups that lie before are not read.
 
     Raises:
         InputError: pyarrow is not there, or the file is no Parquet.
     """
     pyarrow, parquet = require_pyarrow()
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
             num_rows = max(1, file.metadata.num_rows)
             columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
-            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns):
-                for row in batch.to_pylist():
+            skipped, first = number, 0
+            while first < file.num_row_groups and skipped >= file.metadata.row_group(first).num_rows:
+                skipped -= file.metadata.row_group(first).num_rows
+                first += 1
+            groups = range(first, file.num_row_groups)
+            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, row_groups=groups, columns=columns):
+                rows = batch.slice(skipped).to_pylist()
+                skipped = max(0, skipped - len(batch))
+                for row in rows:
                     number += 1
                     yield number, row, number / num_rows
     except pyarrow.ArrowException as error:

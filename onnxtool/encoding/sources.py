@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object, parse_tabbed
@@ -69,6 +71,39 @@ class Reject:
     reason: str
     id: str | None
 
+    @property
+    def kind(self) -> str:
+        """The reason without what follows a colon, which is of that line alone."""
+        return self.reason.partition(":")[0]
+
+    def to_json(self) -> str:
+        """Return the line of the file of rejects."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def no_texts(sources: Sequence[Source], reasons: Counter[str], hint: str) -> InputError:
+    """Say that no line gave a text, and for which reasons; `hint` says where to look."""
+    if not reasons:
+        return InputError(f"{sources[0].path} has no texts", "put one on each line")
+    counts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
+    return InputError(f"no line of {sources[0].path} gave a text: {counts}", hint)
+
+
+class Position(NamedTuple):
+    """How far a corpus is read, and where its next line begins.
+
+    Attributes:
+        read_bytes: of all files together, by their sizes on disk.
+        source: the number of the file, from 0.
+        line: lines of this file before it; rows of a table.
+        offset: bytes of the file before it, unpacked; rows of a table.
+    """
+
+    read_bytes: int = 0
+    source: int = 0
+    line: int = 0
+    offset: int = 0
+
 
 def find_sources(corpus: Path) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """Return the files of `corpus`, a file or a folder of some, in order of their names, and names of those left out.
@@ -115,12 +150,12 @@ class SourceReader:
     """Reads the documents of files, once.
 
     Attributes:
-        position_bytes: how far it is in all files together, by their sizes on disk.
+        position: how far it is.
     """
 
-    def __init__(self, sources: tuple[Source, ...]) -> None:
+    def __init__(self, sources: tuple[Source, ...], begin: Position = Position()) -> None:  # noqa: B008  a constant
         self._sources = sources
-        self.position_bytes = 0
+        self.position = begin
 
     def __iter__(self) -> Iterator[Document | Reject]:
         """Yield what each line gives, in order; blank lines give nothing.
@@ -128,20 +163,22 @@ class SourceReader:
         Raises:
             InputError: a file cannot be read, or is damaged.
         """
-        before = 0
-        for source in self._sources:
+        begin = self.position
+        before = sum(source.size_bytes for source in self._sources[: begin.source])
+        for place, source in enumerate(self._sources[begin.source :], start=begin.source):
+            after = Position(before + source.size_bytes, place + 1)
             if source.is_picture:
-                before += source.size_bytes
-                self.position_bytes = before
+                self.position = after
                 yield _picture(source)
-                continue
-            for number, line, position in _lines(source):
-                self.position_bytes = before + position
-                found = _document(source, number, line)
-                if found is not None:
-                    yield found
-            before += source.size_bytes
-            self.position_bytes = before
+            else:
+                start = begin if place == begin.source else Position()
+                for number, line, read_bytes, offset in _lines(source, start):
+                    self.position = Position(before + read_bytes, place, number, offset)
+                    found = _document(source, number, line)
+                    if found is not None:
+                        yield found
+                self.position = after
+            before = after.read_bytes
 
 
 def _picture(source: Source) -> Document:
@@ -195,32 +232,41 @@ def _fault(name: str, contents: str) -> str:
     return ""
 
 
-def _lines(source: Source) -> Iterator[tuple[int, bytes | dict[str, object] | None, int]]:
-    """Yield number and content of each line, None for one that is too long, and how many bytes of the file are read."""
-    number = 0
+def _lines(source: Source, start: Position) -> Iterator[tuple[int, bytes | dict[str, object] | None, int, int]]:
+    """Yield the lines of a file from `start` on.
+
+    Each with its number, its content, None for one that is too long, the bytes of the file that are read, and where it
+    ends.
+    """
+    number, offset = start.line, start.offset
     try:
         if source.name.lower().endswith(".parquet"):
-            for number, row, share in read_rows(source.path):
-                yield number, row, int(share * source.size_bytes)
+            for row_number, row, share in read_rows(source.path, number):
+                number = row_number
+                yield number, row, int(share * source.size_bytes), number
             return
         with ExitStack() as stack:
             raw = stack.enter_context(source.path.open("rb", buffering=_READ_BYTES))
             is_packed = source.name.lower().endswith(".gz")
-            lines = _bounded_lines(stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw)
-            for number, line in enumerate(lines, start=1):
-                yield number, line, raw.tell()
+            file = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
+            file.seek(offset)
+            for line, size in _bounded_lines(file):
+                number += 1
+                offset += size
+                yield number, line, raw.tell(), offset
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{source.path} is damaged after line {number}: {error}", "fetch or pack it again") from error
     except OSError as error:
         raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
 
 
-def _bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
-    """Yield the lines of `file`, None for each that is longer than MAX_LINE_BYTES, without reading that one whole."""
+def _bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[bytes | None, int]]:
+    """Yield the lines of `file` with their sizes; None for one longer than MAX_LINE_BYTES, never read whole."""
     while line := file.readline(MAX_LINE_BYTES + 1):
-        if len(line) <= MAX_LINE_BYTES:
-            yield line
+        size = len(line)
+        if size <= MAX_LINE_BYTES:
+            yield line, size
             continue
         while not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
-            pass
-        yield None
+            size += len(line)
+        yield None, size

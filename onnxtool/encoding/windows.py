@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from onnxtool.encoding.known_ids import KnownIds
-from onnxtool.encoding.sources import Document, Reject, SourceReader
+from onnxtool.encoding.sources import Document, Position, Reject, SourceReader
 from onnxtool.errors import InputError
 from onnxtool.interruption import check_interrupted
 
@@ -20,6 +22,7 @@ from onnxtool.interruption import check_interrupted
 WINDOW_TEXTS = 4096
 WINDOW_CHARACTERS = 1 << 22
 _LINES_AT_A_TIME = 512
+Placed = tuple[Document, Position]
 _DIGEST_BYTES = 16
 
 
@@ -39,24 +42,29 @@ class Window:
     position_bytes: int
 
 
-def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Iterator[tuple[Document, int]]:
+def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Iterator[Placed]:
     """Yield the documents whose ids are new, and how far the reader is; pass all other lines to `on_reject`."""
-    known = KnownIds()
-    lines = ((line, reader.position_bytes) for line in reader)
-    while part := list(itertools.islice(lines, _LINES_AT_A_TIME)):
-        check_interrupted()  # where an earlier run did much, this passes over it for a while
-        repeated = iter(known.add([line.id for line, _ in part if isinstance(line, Document)]))
-        for line, position in part:
-            if isinstance(line, Reject):
-                on_reject(line)
-            elif next(repeated):
-                on_reject(Reject(line.file, line.line, "has an id that an earlier line has", line.id))
-            else:
-                yield line, position
+    lines = ((line, reader.position) for line in reader)
+    with closing(KnownIds()) as known:
+        while part := list(itertools.islice(lines, _LINES_AT_A_TIME)):
+            check_interrupted()  # where an earlier run did much, this passes over it for a while
+            repeated = iter(known.add([line.id for line, _ in part if isinstance(line, Document)]))
+            for line, position in part:
+                if isinstance(line, Reject):
+                    on_reject(line)
+                elif next(repeated):
+                    on_reject(repeated_id(line))
+                else:
+                    yield line, position
+
+
+def repeated_id(document: Document) -> Reject:
+    """Reject a document whose id an earlier one has."""
+    return Reject(document.file, document.line, "has an id that an earlier line has", document.id)
 
 
 def split_corpus(
-    documents: Iterator[tuple[Document, int]],
+    documents: Iterator[Placed],
     shard_size: int,
     done: tuple[str, ...],
     *,
@@ -81,32 +89,55 @@ def split_corpus(
             _require_same(shard, number, done[number])
             continue
         found = False
-        for window in _windows(
-            shard, number, shard_size, most_characters or WINDOW_CHARACTERS, most_texts or WINDOW_TEXTS
-        ):
+        for window in shard_windows(shard, number, shard_size, most_characters=most_characters, most_texts=most_texts):
             found = True
             yield window
         if not found:
             return
 
 
-def _require_same(shard: Iterator[tuple[Document, int]], number: int, digest: str) -> None:
-    running = blake2b(digest_size=_DIGEST_BYTES)
-    for document, _ in shard:
-        _add(document, running)
-    if running.hexdigest() != digest:
+def _require_same(shard: Iterator[Placed], number: int, digest: str) -> None:
+    if pass_over(shard).digest != digest:
         raise InputError(
             f"the input has changed: shard {number} was made from other texts",
             "pass --force to encode all of it again, or another --output",
         )
 
 
-def _windows(
-    shard: Iterator[tuple[Document, int]], number: int, shard_size: int, most_characters: int, most_texts: int
+class PassedOver(NamedTuple):
+    """A shard that was read and not encoded: the digest of its ids and texts, their number, and where it ends."""
+
+    digest: str
+    num_texts: int
+    end: Position
+
+
+def pass_over(shard: Iterator[Placed]) -> PassedOver:
+    """Read the documents of a shard."""
+    running = blake2b(digest_size=_DIGEST_BYTES)
+    num_texts, end = 0, Position()
+    for document, position in shard:
+        _add(document, running)
+        end = position
+        num_texts += 1
+    return PassedOver(running.hexdigest(), num_texts, end)
+
+
+def shard_windows(
+    shard: Iterator[Placed],
+    number: int,
+    shard_size: int,
+    *,
+    most_characters: int | None = None,
+    most_texts: int | None = None,
 ) -> Iterator[Window]:
+    """Yield the windows of one shard, whose documents are read to their end before the last one; see `split_corpus`."""
+    most_characters = most_characters or WINDOW_CHARACTERS
+    most_texts = most_texts or WINDOW_TEXTS
     running = blake2b(digest_size=_DIGEST_BYTES)
     together: list[Document] = []
-    num_characters = num_texts = position = 0
+    num_characters = num_texts = 0
+    position = Position()
     for document, position in shard:
         _add(document, running)
         together.append(document)
@@ -114,11 +145,11 @@ def _windows(
         num_characters += len(document.contents)
         is_full = len(together) == most_texts or num_characters >= most_characters
         if is_full and num_texts < shard_size:
-            yield Window(tuple(together), number, "", position)
+            yield Window(tuple(together), number, "", position.read_bytes)
             together, num_characters = [], 0
     # The last window says so by its digest; it is empty where the corpus ended with the window before.
     if num_texts:
-        yield Window(tuple(together), number, running.hexdigest(), position)
+        yield Window(tuple(together), number, running.hexdigest(), position.read_bytes)
 
 
 def _add(document: Document, running: blake2b) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from onnxtool.encoding import sources, windows
 from onnxtool.encoding.known_ids import KnownIds
-from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
+from onnxtool.encoding.sources import Document, Position, Reject, SourceReader, find_sources
 from onnxtool.encoding.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError
 from tests.encoding.corpora import make_texts, write_corpus
@@ -25,8 +25,8 @@ def _read(path: Path) -> tuple[list[tuple[str, str]], list[tuple[int, str]]]:
     return texts, [(reject.line, reject.reason) for reject in rejects]
 
 
-def _documents(count: int) -> Iterator[tuple[Document, int]]:
-    return ((Document(f"d{place}", "a cat", "c.jsonl", place), place) for place in range(count))
+def _documents(count: int) -> Iterator[tuple[Document, Position]]:
+    return ((Document(f"d{place}", "a cat", "c.jsonl", place), Position(place)) for place in range(count))
 
 
 def _parted(count: int, shard_size: int, done: tuple[str, ...] = ()) -> list[Window]:
@@ -124,21 +124,24 @@ def test_a_file_that_is_damaged_or_no_corpus_is_an_error(tmp_path: Path) -> None
             _read(tmp_path / name)
 
 
-def test_an_id_is_known_whenever_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same as a set of Python, through many merges of small arrays."""
-    monkeypatch.setattr("onnxtool.encoding.known_ids._MAX_RECENT", 64)
-    names = [str(place * 7919 % 1500) for place in range(3000)]
-    known, seen = KnownIds(), set[str]()
-    for start in range(0, len(names), 100):
-        part = names[start : start + 100]
+def test_an_id_is_known_whenever_it_came() -> None:
+    """The same as a set of Python, also where most of them are on the disk."""
+    names = [str(place * 7919 % 15000) for place in range(30000)]
+    known, seen = KnownIds(memory_bytes=1 << 14), set[str]()
+    for start in range(0, len(names), 500):
+        part = names[start : start + 500]
         expected = [name in seen or name in part[:place] for place, name in enumerate(part)]
         assert known.add(part) == expected
         seen.update(part)
+    if Path("/proc/self/fd").is_dir():
+        open_files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        assert any("etilqs" in name for name in open_files)  # as SQLite calls its temporary files
+    known.close()
 
 
-def test_reading_takes_memory_for_the_ids_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five times the lines take less than 40 bytes more for each: a digest, and room to merge."""
-    monkeypatch.setattr("onnxtool.encoding.known_ids._MAX_RECENT", 256)
+def test_reading_takes_memory_for_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times the lines take less than four bytes more for each."""
+    monkeypatch.setattr("onnxtool.encoding.known_ids.MEMORY_BYTES", 1 << 14)
     peaks = []
     for count in (4_500, 22_500):
         path = write_corpus(tmp_path / f"{count}.jsonl", make_texts(count))
@@ -147,7 +150,7 @@ def test_reading_takes_memory_for_the_ids_alone(tmp_path: Path, monkeypatch: pyt
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert num_texts == count
-    assert peaks[1] - peaks[0] < 18_000 * 40
+    assert peaks[1] - peaks[0] < 18_000 * 4
 
 
 def _streamed(path: Path) -> Iterator[Window]:

@@ -1,0 +1,243 @@
+"""A corpus and what encodes it: the model, the form of its vectors, the format of their files, and the one loop.
+
+All who encode a corpus, as a whole or shards of it, do so here, so that the bytes are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from onnxtool.encoding.form import CorpusForm, choose_form
+from onnxtool.encoding.manifest import Identity, ShardRecord, make_identity
+from onnxtool.encoding.options import VectorOptions
+from onnxtool.encoding.output import OutputFolder, StagedShard
+from onnxtool.encoding.pipeline import CorpusModel, OnBatch, Plan, batch_rules, encode_windows
+from onnxtool.encoding.shards import ShardFormat
+from onnxtool.encoding.sources import Reject, Source, find_picture_sources, find_sources
+from onnxtool.encoding.windows import Placed, Window, shard_windows, split_corpus
+from onnxtool.errors import InputError
+from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.loading import LoadedModel, load
+from onnxtool.infer.pictures.model import PictureModel, load_pictures, takes_pictures
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.providers import resolve_provider
+from onnxtool.runtime.session import available_cores
+
+# Measured by scripts/bench_infer.py: larger batches leave the caches of a core, smaller ones keep it waiting.
+_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
+_WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
+# Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
+_MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
+# 40 MB of pixels at 224 x 224; a page that is cut has as many.
+_WINDOW_PICTURES, _WINDOW_PAGES = 64, 4
+_CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
+
+
+@dataclass(frozen=True)
+class Job:
+    """A corpus, and what encodes it.
+
+    Attributes:
+        left_out: files of the folder that are no part of the corpus.
+        identity: what the bytes of the output depend on.
+    """
+
+    model: CorpusModel
+    sources: tuple[Source, ...]
+    left_out: tuple[str, ...]
+    options: VectorOptions
+    form: CorpusForm
+    shard_format: ShardFormat
+    plan: Plan
+    identity: Identity
+
+    @classmethod
+    def open(cls, model_path: Path | str, corpus: Path | str, options: VectorOptions, *, workers: int = 0) -> Job:
+        """Load the model and find the files of the corpus.
+
+        Raises:
+            OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
+        """
+        provider = resolve_provider(options.provider)
+        threads = options.threads or 1
+        model: CorpusModel
+        left_out: tuple[str, ...] = ()
+        if takes_pictures(ModelFile.open(Path(model_path))):
+            sources = find_picture_sources(Path(corpus))
+            model = load_pictures(model_path, model_name=options.model_name, provider=provider, threads=threads)
+            _refuse_for_pictures(options)
+        else:
+            sources, left_out = find_sources(Path(corpus))
+            model = load(
+                model_path,
+                model_name=options.model_name,
+                provider=provider,
+                threads=threads,
+                representation=options.representation,
+            )
+            model.require_documents(options.task or options.prompt)
+        kind = _kind(model, options)
+        form = choose_form(model, options)
+        shard_format = _shard_format(model, options, kind, by_token=form.by_token)
+        plan = _plan(model, options, form, workers)
+        identity = _identity(model, sources, shard_format, options, plan, form)
+        return cls(model, sources, left_out, options, form, shard_format, plan, identity)
+
+    def split(self, documents: Iterator[Placed], done: tuple[str, ...]) -> Iterator[Window]:
+        """Yield the windows of a whole corpus; see `split_corpus`."""
+        characters, texts = self._most
+        return split_corpus(documents, self.options.shard_size, done, most_characters=characters, most_texts=texts)
+
+    def split_shard(self, documents: Iterator[Placed], number: int) -> Iterator[Window]:
+        """Yield the windows of one shard; see `shard_windows`."""
+        characters, texts = self._most
+        return shard_windows(documents, number, self.options.shard_size, most_characters=characters, most_texts=texts)
+
+    @property
+    def _most(self) -> tuple[int | None, int | None]:
+        """The most characters and the most texts of a window."""
+        texts = None
+        if isinstance(self.model, PictureModel):
+            texts = _WINDOW_PICTURES if self.model.parts is None else _WINDOW_PAGES
+        return _CHARACTERS_OF_TOKENS if self.shard_format.by_token else None, texts
+
+    def encode(
+        self, windows: Iterable[Window], folder: OutputFolder, on_batch: OnBatch, *, strict: bool = False
+    ) -> Iterator[tuple[int, ShardRecord]]:
+        """Write the shards of `windows` into `folder`, and yield the number and the record of each that is there.
+
+        Raises:
+            OnnxtoolError: as `encode_corpus`; with `strict`, also for a text without any token.
+        """
+        shard: StagedShard | None = None
+        try:
+            with closing(encode_windows(self.model, windows, self.plan, on_batch)) as encoded:
+                for part in encoded:
+                    if strict and part.rejects:
+                        raise stopped_by(part.rejects[0])
+                    shard = shard or StagedShard(folder, self.shard_format, part.window.shard)
+                    shard.append(part)
+                    if part.window.digest:
+                        record, shard = shard.commit(part.window.digest), None
+                        yield part.window.shard, record
+        finally:
+            if shard is not None:
+                shard.abandon()
+
+    def notes(self, num_truncated: int) -> Iterator[str]:
+        """Say what a user should know of the vectors."""
+        yield from self.form.notes
+        yield from _notes(self.model, self.plan.task, num_truncated, self.left_out)
+
+
+def stopped_by(reject: Reject) -> InputError:
+    """Say which line ended a strict run."""
+    return InputError(
+        f"{reject.file}:{reject.line} {reject.reason}",
+        "correct the line, or leave out --strict to have such lines counted and written to a file",
+    )
+
+
+def _refuse_for_pictures(options: VectorOptions) -> None:
+    """Refuse what is for texts alone.
+
+    Raises:
+        InputError: it was passed.
+    """
+    alone = {
+        "--prompt": options.prompt,
+        "--task": options.task,
+        "--representation": options.representation,
+        "--keep_special": options.keep_special,
+        "--weights": options.weights,
+    }
+    if given := [name for name, value in alone.items() if value]:
+        raise InputError(f"{' and '.join(given)} was passed, which is for texts, and the corpus is of pictures")
+
+
+def _is_sparse(model: CorpusModel) -> bool:
+    return isinstance(model, LoadedModel) and model.is_sparse
+
+
+def _kind(model: CorpusModel, options: VectorOptions) -> str:
+    """Choose one of OUTPUT_FORMATS.
+
+    Raises:
+        InputError: the model gives no vectors, or the format is not for them.
+    """
+    if isinstance(model, LoadedModel) and not model.gives_vectors:
+        raise InputError(
+            f"{model.session.model.path} is for {model.task}, and gives no vector for a text",
+            "encode with a model for sentence-similarity or sparse-encoding",
+        )
+    kind = options.output_format or ("jsonl" if _is_sparse(model) else "npy")
+    if _is_sparse(model) and kind == "npy":
+        raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl or parquet")
+    if options.gzip and kind != "jsonl":
+        raise InputError(f"gzip is for jsonl, and the output is {kind}", "leave out --gzip")
+    return kind
+
+
+def _shard_format(model: CorpusModel, options: VectorOptions, kind: str, *, by_token: bool) -> ShardFormat:
+    """Choose what the files are.
+
+    Raises:
+        InputError: pyarrow is missing.
+    """
+    contents = kind == "jsonl" if options.contents is None else options.contents
+    weights = options.weights or ("float" if kind == "parquet" else "int")
+    shard_format = ShardFormat(kind, options.gzip, contents, weights if _is_sparse(model) else "float", by_token)
+    shard_format.check()
+    return shard_format
+
+
+def _plan(model: CorpusModel, options: VectorOptions, form: CorpusForm, workers: int) -> Plan:
+    tokens = options.batch_tokens or _BATCH_TOKENS[model.session.provider]
+    if isinstance(model, LoadedModel) and model.is_sparse and not options.batch_tokens:
+        tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
+    on_device = model.session.provider != "cpu"
+    workers = workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
+    task = model.task_of(options.task) if isinstance(model, LoadedModel) else None
+    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form)
+
+
+def _identity(
+    model: CorpusModel,
+    sources: tuple[Source, ...],
+    shard_format: ShardFormat,
+    options: VectorOptions,
+    plan: Plan,
+    form: CorpusForm,
+) -> Identity:
+    """Gather what the bytes of the output depend on. How many workers there are changes nothing."""
+    chosen = {
+        **asdict(shard_format),
+        "keep_special": options.keep_special,
+        "prompt": model.prompts.find(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
+        **({"reading": plan.task} if plan.task else {}),
+        **({"representation": options.representation} if options.representation else {}),
+        "shard_size": options.shard_size,
+        "batch_tokens": plan.rules.max_tokens,
+        "provider": model.session.provider,
+        "threads": options.threads or 1,
+        "task": model.task,
+    }
+    return make_identity(model.session.model, model.folder, sources, chosen, form.description)
+
+
+def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
+    if left_out:
+        yield f"{len(left_out)} files of the folder are no part of a corpus by their suffix, such as {left_out[0]}"
+    if isinstance(model, PictureModel):
+        return
+    if isinstance(model.head, VectorHead) and model.head.note:
+        yield model.head.note
+    limit = model.limit_of(task)
+    if num_truncated and limit is not None:
+        yield f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
+    outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
+    if model.is_sparse and "logits" in outputs and len(outputs["logits"]) == 3:
+        yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"
