@@ -85,7 +85,9 @@ def test_the_folder_is_complete_and_passes_its_check(made: Path) -> None:
     assert int8.evaluations[0].num_queries == 2
     report = check_release(made / "out")
     assert report.problems == ()
-    assert "mini-int8.onnx" in report.verified
+    assert set(report.verified) == {"mini-int8.onnx"}
+    assert report.alone
+    assert all(path.startswith("anserini/") for path in report.alone)
 
 
 def test_a_model_of_a_release_finds_its_tokenizer(made: Path) -> None:
