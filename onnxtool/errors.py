@@ -20,8 +20,10 @@ class OnnxtoolError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:
-            self.add_note(f"hint: {hint}")  # in tracebacks, which users of the library see
+
+    def __str__(self) -> str:
+        """Return the message and the hint, which users of the library log and see in tracebacks."""
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
 class CheckpointError(OnnxtoolError):

@@ -146,6 +146,7 @@ def check_blocks(report: CheckReport) -> list[Block]:
         ("Files", str(report.num_files)),
         ("Signature", report.signature),
         *((f"Run again: {name}", f"largest difference {error:.3g}") for name, error in report.verified.items()),
+        *((f"Run alone: {name}", "not compared: its inputs or outputs are a consumer's own") for name in report.alone),
         ("Verdict", "as released" if report.passed else f"{len(report.problems)} problems"),
         *([("Uploaded", report.uploaded)] if report.uploaded else []),
     ]

@@ -109,9 +109,14 @@ def evaluate_model(
 
 
 def check_evaluation(
-    model_path: Path | str, data: Path | str, options: EvaluateOptions
+    model_path: Path | str | None, data: Path | str, options: EvaluateOptions
 ) -> tuple[dict[str, Any], list[Gate], Collection]:
     """Return measures, gates and collection, as far as they can be checked without loading a model.
+
+    Args:
+        model_path: as `evaluate_model` takes it; None for a model that is not there yet.
+        data: likewise.
+        options: likewise.
 
     Raises:
         OnnxtoolError: as `evaluate_model`.
@@ -120,7 +125,8 @@ def check_evaluation(
     gates = _parse_gates(options, measures)
     collection = open_collection(Path(data), options.split)
     find_sources(collection.corpus)
-    ModelFile.open(Path(model_path))
+    if model_path is not None:
+        ModelFile.open(Path(model_path))
     return measures, gates, collection
 
 

@@ -19,9 +19,9 @@ from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, read
 from onnxtool.release.report import CheckReport
 from onnxtool.release.run import verified_steps
 from onnxtool.release.signing import SIGNATURE_NAME, verify_signature
-from onnxtool.runtime.comparison import Tolerance, run_reference, verify
+from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, run_reference, verify
 from onnxtool.runtime.input_cases import input_cases
-from onnxtool.runtime.session import open_session
+from onnxtool.runtime.session import Session, open_session
 
 _NONE, _NOT_VERIFIED, _VERIFIED = "none", "not verified", "verified"
 
@@ -75,10 +75,11 @@ def check_release(
             return CheckReport(str(folder), (*problems, error.message), 0, signature, {})
         problems += [*_files(folder, facts), *_documents(folder, facts)]
         verified: dict[str, float] = {}
+        alone: list[str] = []
         if not problems:  # what was changed is not run
             problems += _stamps(folder, facts)
-            problems += _outputs(folder, facts, verified)
-    return CheckReport(str(folder), tuple(problems), len(facts.files), signature, verified)
+            problems += _outputs(folder, facts, verified, alone)
+    return CheckReport(str(folder), tuple(problems), len(facts.files), signature, verified, tuple(alone))
 
 
 def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
@@ -125,25 +126,41 @@ def _stamps(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
             yield f"{model.path} was made from other weights than the record says"
 
 
-def _outputs(folder: Path, facts: ReleaseFacts, verified: dict[str, float]) -> Iterator[str]:
-    """Run all models, and yield which differ from the first of the same outputs by more than was allowed."""
+def _outputs(folder: Path, facts: ReleaseFacts, verified: dict[str, float], alone: list[str]) -> Iterator[str]:
+    """Run all models, and yield which differ from the first by more than was allowed.
+
+    Those with inputs or outputs of their own, as a consumer wants them, are run `alone`: on inputs of their own, and
+    compared with nothing.
+    """
     first, *others = facts.models
     reference_file = ModelFile.open(folder / first.path)
     session = open_session(reference_file.path, provider="cpu")
     expected = run_reference(session.run, input_cases(reference_file), name=first.path)
-    outputs = set(session.output_names)
+    form = _form(session)
     del session
-    for found in expected.outputs:
-        if not all(np.isfinite(array).all() for array in found.values() if array.dtype.kind == "f"):
-            yield f"{first.path} gives what is not a number"
+    if not _is_finite(expected):
+        yield f"{first.path} gives what is not a number"
     for model in others:
         candidate = open_session(folder / model.path, provider="cpu")
-        if set(candidate.output_names) != outputs:  # a consumer's own form
+        if _form(candidate) != form:
+            alone.append(model.path)
+            cases = input_cases(ModelFile.open(folder / model.path))
+            if not _is_finite(run_reference(candidate.run, cases, name=model.path)):
+                yield f"{model.path} gives what is not a number"
             continue
         result = verify(candidate.run, expected, _tolerance(model))
         verified[model.path] = result.max_abs_error
         if not result.passed:
             yield f"{model.path} gives other outputs than {first.path}: cosine {result.cosine_min:.6g} at least"
+
+
+def _form(session: Session) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(session.input_names), frozenset(session.output_names)
+
+
+def _is_finite(reference: ReferenceOutputs) -> bool:
+    arrays = (array for found in reference.outputs for array in found.values())
+    return all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
 
 
 def _tolerance(model: ReleasedModel) -> Tolerance:

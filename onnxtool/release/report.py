@@ -53,6 +53,7 @@ class CheckReport:
         num_files: that were compared with their digests.
         signature: `verified`, `none`, or `not verified` where no public key was given.
         verified: model files that were run again and compared, with the largest difference.
+        alone: model files that were run and not compared, as their inputs or outputs are of a consumer's own form.
         uploaded: the address of the commit by which it was published; empty where it was not.
     """
 
@@ -61,6 +62,7 @@ class CheckReport:
     num_files: int
     signature: str
     verified: dict[str, float]
+    alone: tuple[str, ...] = ()
     uploaded: str = ""
 
     @property

@@ -17,6 +17,7 @@ from onnxtool.errors import GateError, InputError, OutputExistsError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.evaluation.collection import open_collection
 from onnxtool.evaluation.measures import Difference, Measure
+from onnxtool.evaluation.run import check_evaluation
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.target import layout
 from onnxtool.export.targets import find_target
@@ -45,7 +46,7 @@ from onnxtool.release.facts import (
     read_facts,
 )
 from onnxtool.release.report import ReleaseReport, StepReport
-from onnxtool.release.signing import sign
+from onnxtool.release.signing import require_library, sign
 from onnxtool.release.store import Made, Step, Store, digest_of, files_in
 from onnxtool.reports import Json, to_json
 from onnxtool.runtime.machine import processor_name
@@ -77,7 +78,7 @@ def make_release(
     with listening(on_progress):
         run = _Release(config, dry_run=dry_run)
         _check_output(config.output, force=force or dry_run)
-        _signer(config)
+        _check_inputs(config)
         run.run_steps()
         if dry_run:
             return run.report("")
@@ -106,6 +107,8 @@ class _Release:
         """Run what has to run, in order; with `dry_run`, find out what that is."""
         config = self.config
         exported = self._run("export", self._export)
+        if exported is not None:
+            self._license(exported)  # before the steps that take minutes
         for precision in config.precisions:
             self._run(f"optimize {precision}", lambda one=precision: self._optimize(one, exported))
         if config.data is not None:
@@ -166,6 +169,22 @@ class _Release:
             return None
 
         return Step("export", {**self._of_export(), "name": config.name}, make)
+
+    def _license(self, exported: Made) -> License:
+        """Return the license of the checkpoint.
+
+        Raises:
+            GateError: it is none of those that are allowed.
+        """
+        config = self.config
+        found = License.of_file(ModelFile.open(exported.folder / f"{config.name}.onnx").metadata)
+        if config.allowed_licenses and not found.is_among(config.allowed_licenses):
+            hint = "add it to allowed_licenses" if found.is_known else "state it in the checkpoint's card: license: ID"
+            raise GateError(
+                f"the license is {found}, and {config.path} allows {', '.join(config.allowed_licenses)}",
+                f"no release was written; {hint}",
+            )
+        return found
 
     def _target(self, name: str) -> Step:
         config, target = self.config, find_target(name)
@@ -341,12 +360,6 @@ class _Release:
                 if is_model:
                     models.append(_model(path, made.folder / inside))
         metadata = ModelFile.open(exported.folder / f"{config.name}.onnx").metadata
-        license_ = License.of_file(metadata)
-        if config.allowed_licenses and not license_.is_among(config.allowed_licenses):
-            raise GateError(
-                f"the license is {license_}, and {config.path} allows {', '.join(config.allowed_licenses)}",
-                "no release was written; add it to allowed_licenses, or state it in the checkpoint's card",
-            )
         is_local = Path(config.checkpoint).is_dir()
         provenance = Provenance(
             source=metadata.get("onnxtool.source", ""),
@@ -362,7 +375,7 @@ class _Release:
         return ReleaseFacts(
             name=config.name,
             provenance=provenance,
-            license=license_,
+            license=self._license(exported),
             command=f"onnxtool release --config {config.path.name}",
             versions=_versions(),
             files=tuple(sorted(files, key=lambda file: file.path)),
@@ -480,6 +493,22 @@ def _check_output(output: Path, *, force: bool) -> None:
         raise OutputExistsError(f"{output} is there, and is no release", "name another output in the configuration")
     if not force:
         raise OutputExistsError(f"the release {output} is there", "pass --force to replace it")
+
+
+def _check_inputs(config: ReleaseConfig) -> None:
+    """Refuse what a later step would refuse, before the first one takes its time.
+
+    Raises:
+        OnnxtoolError: the key, the last release, the collection, a measure or a gate is wrong.
+    """
+    if config.is_signed:
+        require_library()
+        _signer(config)
+    if config.last is not None:
+        read_facts(config.last)
+    if config.data is not None:
+        base = config.precisions[0]  # of gates that are relative
+        check_evaluation(None, config.data, EvaluateOptions(**{**config.evaluate, "against": base}))
 
 
 def _write(config: ReleaseConfig, facts: ReleaseFacts, sources: Mapping[str, Path]) -> None:

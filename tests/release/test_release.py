@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxtool.errors import GateError, InputError, OutputExistsError
+from onnxtool.errors import GateError, InputError, OnnxtoolError, OutputExistsError
 from onnxtool.release.check import check_release
 from onnxtool.release.config import ReleaseConfig, read_config
 from onnxtool.release.facts import FACTS_NAME, facts_text, read_facts
@@ -85,7 +85,9 @@ def test_the_folder_is_complete_and_passes_its_check(made: Path) -> None:
     assert int8.evaluations[0].num_queries == 2
     report = check_release(made / "out")
     assert report.problems == ()
-    assert "mini-int8.onnx" in report.verified
+    assert set(report.verified) == {"mini-int8.onnx"}
+    assert report.alone
+    assert all(path.startswith("anserini/") for path in report.alone)
 
 
 def test_a_model_of_a_release_finds_its_tokenizer(made: Path) -> None:
@@ -126,9 +128,34 @@ def test_a_gate_leaves_the_old_release(folder: Path) -> None:
     with pytest.raises(GateError, match="fp32 is not good enough: ndcg@10<2 is met"):
         make_release(read_config(path), force=True)
     path.write_text(f'allowed_licenses = ["mit"]\n{CONFIG}')
-    with pytest.raises(GateError, match="the license is unknown, and .* allows mit"):
+    with pytest.raises(GateError, match="the license is unknown, and .* allows mit") as raised:
         make_release(read_config(path), force=True)
+    assert "state it in the checkpoint's card" in raised.value.hint
     assert (folder / "out" / FACTS_NAME).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('data = "collection"', "nowhere"),
+        ("[export]", "is no release"),
+        ('fail_if = ["ndcg@10<0"]', "p@50"),
+    ],
+    ids=["a collection", "the last release", "a gate"],
+)
+def test_what_a_later_step_would_refuse_is_refused_at_once(folder: Path, change: str, message: str) -> None:
+    """A checkpoint is not exported for minutes before that."""
+    replaced = {
+        'data = "collection"': 'data = "nowhere"',
+        "[export]": 'last = "collection"\n[export]',
+        'fail_if = ["ndcg@10<0"]': 'fail_if = ["p@50<0.1"]',
+    }
+    shutil.rmtree(folder / ".onnxtool-release")
+    path = folder / "release.toml"
+    path.write_text(CONFIG.replace(change, replaced[change]))
+    with pytest.raises(OnnxtoolError, match=message):
+        make_release(read_config(path), force=True)
+    assert not (folder / ".onnxtool-release").exists()
 
 
 def test_nothing_is_replaced_unasked(folder: Path) -> None:

@@ -222,8 +222,9 @@ class _Training(onnxblock.TrainingBlock):
         self.recompute = options.recompute
 
     def build(self, *names: str) -> tuple[str, ...]:
-        """Add the loss on top of these values."""
-        return (*output_names(self._loss(*names)), *self._additional)
+        """Add the loss on top of these values; it is called `loss`, so that a program finds it."""
+        loss, *others = output_names(self._loss(*names))
+        return (self.accessor.rename(loss, "loss"), *others, *self._additional)
 
 
 def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:

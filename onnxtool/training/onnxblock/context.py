@@ -23,6 +23,8 @@ from onnxtool.runtime.quiet import quiet
 IR_VERSION = 9
 OPSET = 18
 
+_PREFIX = "onnxblock/"
+
 
 class ModelAccessor:
     """The model that blocks change, with methods that add nodes, constants and inputs to it.
@@ -42,10 +44,20 @@ class ModelAccessor:
 
     def new_name(self, kind: str) -> str:
         """Return a name that nothing in the model has yet."""
-        while (name := f"onnxblock/{kind}_{self._count}") in self._taken:
+        while (name := f"{_PREFIX}{kind}_{self._count}") in self._taken:
             self._count += 1
         self._taken.add(name)
         return name
+
+    def rename(self, name: str, new: str) -> str:
+        """Give what a block has added another name, unless the model has that one; return the name that it has then."""
+        if not name.startswith(_PREFIX) or new in self._taken:
+            return name
+        for node in self.model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [new if one == name else one for one in names]
+        self._taken.add(new)
+        return new
 
     def add_node(self, op_type: str, inputs: Sequence[str], *, domain: str | None = None, **attributes: Any) -> str:
         """Apply an operator, and return the name of its first output; an empty input is one left out.

@@ -142,6 +142,20 @@ def test_a_model_with_external_data_is_passed_by_its_path(tmp_path: Path) -> Non
     assert losses[0] == losses[1]
 
 
+def test_the_loss_is_called_loss(tmp_path: Path) -> None:
+    """In both models; a model that has a value of this name keeps it, and one that ends in its loss its own name."""
+    make(tmp_path / "a", perceptron())
+    taken = perceptron()
+    taken.graph.node[0].output[0] = taken.graph.node[1].input[0] = "loss"
+    make(tmp_path / "b", taken)
+    for folder, expected in (("a", "loss"), ("b", "onnxblock/")):
+        for name in ("training_model", "eval_model"):
+            first = onnx.load(tmp_path / folder / f"{name}.onnx").graph.output[0].name
+            assert first.startswith(expected), (folder, name)
+    losses = [load(tmp_path / folder)[1](*batch()) for folder in ("a", "b")]
+    assert losses[0] == losses[1]
+
+
 def test_a_loss_of_ones_own_is_a_few_lines(tmp_path: Path) -> None:
     """The document's weighted average of two losses, with PyTorch's gradients."""
 
