@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -299,3 +300,12 @@ def test_numbers_that_are_drawn_in_place_are_eagers(name: str) -> None:
 def test_random_numbers_come_in_the_order_of_the_program() -> None:
     """Also where one draw waits for a result of onnxruntime and the next one does not."""
     require_same(lambda x: (torch.bernoulli(x.sigmoid()), torch.rand(4), torch.randn_like(x)), rows(3, 4))
+
+
+def test_at_info_a_log_has_no_lines_of_other_libraries(caplog: pytest.LogCaptureFixture) -> None:
+    """A layer was a thousand of them, of the exporter and of the passes behind it."""
+    with caplog.at_level(logging.INFO):
+        function = torch.compile(torch.nn.Linear(4, 4), backend="onnxtool")
+        function(torch.rand(2, 4)).sum().backward()
+    told = {record.name.partition(".")[0] for record in caplog.records if record.levelno >= logging.INFO}
+    assert told <= {"onnxtool"}

@@ -24,10 +24,7 @@ from onnxtool.torch_backend.lower.fused_kernels import small_only
 from onnxtool.torch_backend.nodes import called
 from onnxtool.torch_backend.run.cache import Cache, versions
 
-_LOGGERS = (
-    *(f"torch.onnx._internal.exporter.{name}" for name in ("_registration", "_core", "_ir_passes")),
-    *("onnx_ir.passes.common.initializer_deduplication", "onnxscript.optimizer"),
-)
+_LOGGERS = ("torch.onnx", "onnx_ir", "onnxscript")
 _IR_VERSION = 10
 
 Decompositions = dict[Any, Callable[..., Any]]
