@@ -21,7 +21,15 @@ _plan_option = click.option(
 _report_output = output_options("Write the result to this file instead of stdout.")
 
 
+class _OrderedGroup(click.Group):
+    """A group whose help lists commands in the order in which they are run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_PURPOSES)
+
+
 @click.group(
+    cls=_OrderedGroup,
     no_args_is_help=False,
     epilog="Example: onnxtool encode status --plan vectors.plan.json",
 )

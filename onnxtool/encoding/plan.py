@@ -216,7 +216,9 @@ def read_plan(path: Path) -> CorpusPlan:
     """
     try:
         if not path.name.endswith(SUFFIX) or path.name == SUFFIX:
-            raise ValueError(f"its name does not end in {SUFFIX}")
+            raise InputError(
+                f"{path} is not called as a plan is", f"pass the NAME{SUFFIX} beside the folder of vectors"
+            )
         if path.exists() and not path.is_file():  # a pipe would wait for a writer
             raise ValueError("it is no regular file")
         content = path.read_bytes()
@@ -245,8 +247,6 @@ def read_plan(path: Path) -> CorpusPlan:
         raise _no_plan(path, f"it has no {error}") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise _no_plan(path, str(error)) from error
-    except InputError as error:
-        raise _no_plan(path, error.message) from error
 
 
 def _no_plan(path: Path, reason: str) -> InputError:
@@ -275,7 +275,10 @@ def _options(data: Any, path: Path, folder: Path) -> VectorOptions:
         given["model_name"] = str(folder / name)
     # The identity of the plan holds the ranges, as a manifest's does.
     ranges = path if given["vectors_as"] in ("int8", "uint8") else None
-    return VectorOptions(**given, ranges=ranges)
+    try:
+        return VectorOptions(**given, ranges=ranges)
+    except InputError as error:
+        raise ValueError(error.message) from error
 
 
 def _shard(entry: Any, shard_size: int) -> PlannedShard:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from onnxtool.encoding import (
@@ -28,7 +29,12 @@ from onnxtool.encoding import (
     merge_parts,
     windows,
 )
+from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.parts import parse_part, parse_shards, shard_ranges
+from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.shards import ShardFormat
+from onnxtool.encoding.sources import Document
+from onnxtool.encoding.windows import Window
 from onnxtool.errors import InputError, OutputExistsError
 from tests.encoding.corpora import contents_of, dense_model, make_texts, sparse_model, write_corpus
 
@@ -309,6 +315,20 @@ def test_parts_that_are_killed_and_two_of_the_same_shards(tmp_path: Path) -> Non
     encode_part(plan)
     merge_parts(plan)
     assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+
+
+def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
+    """Each has names of its own until the shard is whole; the second one replaces it by the same bytes."""
+    folder = OutputFolder(tmp_path)
+    writers = [
+        StagedShard(folder, ShardFormat("npy", gzip=False, contents=False, weights="float"), 0) for _ in range(2)
+    ]
+    window = Window((Document("d0", "a cat", "c.jsonl", 1),), 0, "digest", 0)
+    for writer in writers:
+        writer.append(EncodedWindow(window, np.ones((1, 4), np.float32), 4, 0, 0, ()))
+    first, second = (writer.commit("digest") for writer in writers)
+    assert first == second
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-00000.ids.jsonl", "part-00000.npy"]
 
 
 def test_an_array_of_jobs_says_which_part() -> None:

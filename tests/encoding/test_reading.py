@@ -14,7 +14,7 @@ from onnxtool.encoding import sources, windows
 from onnxtool.encoding.known_ids import KnownIds
 from onnxtool.encoding.sources import Document, Position, Reject, SourceReader, find_sources
 from onnxtool.encoding.windows import Window, accepted, split_corpus
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, OutputWriteError
 from tests.encoding.corpora import make_texts, write_corpus
 
 
@@ -136,6 +136,16 @@ def test_an_id_is_known_whenever_it_came() -> None:
     if Path("/proc/self/fd").is_dir():
         open_files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
         assert any("etilqs" in name for name in open_files)  # as SQLite calls its temporary files
+    known.close()
+
+
+def test_a_full_disk_is_an_error_with_a_way_out() -> None:
+    """SQLite has no more pages."""
+    known = KnownIds(memory_bytes=1 << 14)
+    known._database.execute("PRAGMA max_page_count = 20")
+    with pytest.raises(OutputWriteError, match="cannot keep the ids") as caught:
+        known.add([str(place) for place in range(10_000)])
+    assert "SQLITE_TMPDIR" in caught.value.hint
     known.close()
 
 
