@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli import COMMANDS, main
+from onnxtool.cli.commands import COMMANDS, RUNNABLE, SUBCOMMANDS
+from onnxtool.cli.entry import find_command
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 
@@ -25,9 +26,10 @@ Every long option is accepted with underscores and with hyphens: `--model_name` 
 def options_reference() -> str:
     """Return the reference as Markdown: for each command its purpose, its arguments, a table of options, an example."""
     parts = [_HEAD]
-    for name, purpose in COMMANDS.items():
-        command = main.get_command(click.Context(main), name)
-        assert command is not None  # noqa: S101  every name has a command
+    for name in RUNNABLE:
+        group, _, inner = name.partition(" ")
+        purpose = SUBCOMMANDS[group][inner] if inner else COMMANDS[name]
+        command = find_command(name)
         context = click.Context(command, info_name=f"onnxtool {name}", max_content_width=1000)
         usage = " ".join([f"onnxtool {name}", *command.collect_usage_pieces(context)])
         parts += [f"## onnxtool {name}\n", f"{purpose}\n", f"`{usage}`\n", "| option | meaning |", "|---|---|"]

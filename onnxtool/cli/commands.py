@@ -5,6 +5,7 @@ COMMANDS = {
     "export": "Export a Hugging Face checkpoint to a verified ONNX file.",
     "optimize": "Fuse and convert an ONNX file, verified against what went in.",
     "infer": "Run texts through an ONNX file, or time it.",
+    "encode": "Encode a collection on several machines.",
     "stats": "Summarize an ONNX file, or its difference from another.",
     "evaluate": "Measure on a test collection how well a model finds.",
     "artifacts": "Make what on-device training needs, of standard operators.",
@@ -13,3 +14,19 @@ COMMANDS = {
     "clean": "Finish or remove what killed runs have left.",
     "completion": "Let a shell complete commands, options, paths and checkpoints.",
 }
+
+# Of commands that are groups.
+SUBCOMMANDS = {
+    "encode": {
+        "plan": "Split a collection into shards, and write the plan.",
+        "part": "Encode a part of the shards of a plan.",
+        "merge": "Check all shards of a plan, and publish them as one.",
+        "status": "Show how far a plan is encoded.",
+    }
+}
+
+# All that can be run, as it is written: `encode plan` is one.
+RUNNABLE = tuple(f"{name} {inner}".strip() for name in COMMANDS for inner in SUBCOMMANDS.get(name, ("",)))
+
+# The same, as tables of configuration files are called.
+TABLES = tuple(name.replace(" ", "_") for name in RUNNABLE)

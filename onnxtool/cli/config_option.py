@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from onnxtool.cli.commands import COMMANDS
+from onnxtool.cli.commands import TABLES
 from onnxtool.cli.configuration import (
     OWN_FILE,
     PREFIX,
@@ -98,7 +98,9 @@ def all_configured(commands: Iterable[tuple[str, click.Command]]) -> tuple[list[
 def _configure(context: click.Context, _parameter: click.Parameter, file: Path | None) -> None:
     if context.resilient_parsing or context.info_name is None:
         return
-    found = _resolve(context, context.info_name, file)
+    outer = context.parent
+    name = context.info_name if outer is None or outer.parent is None else f"{outer.info_name}_{context.info_name}"
+    found = _resolve(context, name, file)
     context.default_map = {one.option if one.option != "format" else "format_name": one.value for one in found.values()}
     context.meta[__name__] = found
 
@@ -112,7 +114,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
     try:
         files = find_files() if path is None else [read_file(path)]
         for file in files:
-            _check_tables(file, COMMANDS)
+            _check_tables(file, TABLES)
         if path is not None and command not in files[0].tables:
             table = f"[{files[0].prefix}{command}]"
             raise click.UsageError(f"{path} has no table {table}\nadd one, or leave --config out")

@@ -87,6 +87,17 @@ def main() -> None:
     """
 
 
+def find_command(path: str) -> click.Command:
+    """Return the command of RUNNABLE that is written so."""
+    found: click.Command = main
+    for name in path.split():
+        assert isinstance(found, click.Group)  # noqa: S101  the first names are groups
+        command = found.get_command(click.Context(found), name)
+        assert command is not None  # noqa: S101  every name has a command
+        found = command
+    return found
+
+
 def run_group(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
     _handle_signals()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.commands import COMMANDS
+from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.config_option import PRECEDENCE, Configured, all_configured
 from onnxtool.cli.options import output_options, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit
@@ -23,12 +23,11 @@ def command(*, output: Path | None, force: bool, format_name: str, quiet: bool) 
 
     Problems are listed, each with its remedy; a machine without a GPU is not a problem.
     """
-    from onnxtool.cli.entry import main
+    from onnxtool.cli.entry import find_command
     from onnxtool.runtime.environment import describe_environment
 
     report = describe_environment()
-    commands = ((name, main.get_command(click.Context(main), name)) for name in COMMANDS)
-    found, wrong = all_configured((name, command) for name, command in commands if command is not None)
+    found, wrong = all_configured((name.replace(" ", "_"), find_command(name)) for name in RUNNABLE)
     report = replace(report, problems=(*report.problems, *wrong))
     document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
     document["configuration"] = found

@@ -9,16 +9,28 @@ from onnxtool.lazy import lazy_names
 if TYPE_CHECKING:
     from onnxtool.encoding.options import CorpusOptions as CorpusOptions
     from onnxtool.encoding.options import CorpusProgress as CorpusProgress
+    from onnxtool.encoding.options import VectorOptions as VectorOptions
+    from onnxtool.encoding.parts import PartOptions as PartOptions
+    from onnxtool.encoding.parts import corpus_status as corpus_status
+    from onnxtool.encoding.parts import encode_part as encode_part
+    from onnxtool.encoding.parts import merge_parts as merge_parts
+    from onnxtool.encoding.plan import make_plan as make_plan
     from onnxtool.encoding.run import encode_corpus as encode_corpus
     from onnxtool.encoding.run import plan_corpus as plan_corpus
 
 _MODULES = {
     "CorpusOptions": "onnxtool.encoding.options",
     "CorpusProgress": "onnxtool.encoding.options",
+    "PartOptions": "onnxtool.encoding.parts",
+    "VectorOptions": "onnxtool.encoding.options",
+    "corpus_status": "onnxtool.encoding.parts",
     "encode_corpus": "onnxtool.encoding.run",
+    "encode_part": "onnxtool.encoding.parts",
+    "make_plan": "onnxtool.encoding.plan",
+    "merge_parts": "onnxtool.encoding.parts",
     "plan_corpus": "onnxtool.encoding.run",
 }
 
-__all__ = ["CorpusOptions", "CorpusProgress", "encode_corpus", "plan_corpus"]
+__all__ = [*_MODULES]
 
 __getattr__ = lazy_names(__name__, _MODULES)

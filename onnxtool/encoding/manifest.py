@@ -106,7 +106,7 @@ def read_manifest(path: Path) -> Manifest | None:
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']}, and this onnxtool writes {_FORMAT}")
-        shards = tuple(_shard(entry) for entry in content["shards"])
+        shards = tuple(parse_shard(entry) for entry in content["shards"])
         return Manifest(dict(content["identity"]), shards, content["num_rejects"])
     except FileNotFoundError:
         return None
@@ -118,7 +118,13 @@ def read_manifest(path: Path) -> Manifest | None:
         ) from error
 
 
-def _shard(entry: dict[str, Any]) -> ShardRecord:
+def parse_shard(entry: dict[str, Any]) -> ShardRecord:
+    """Return the record that a document holds.
+
+    Raises:
+        ValueError: a value is none that such a record has.
+        KeyError: there is none; TypeError likewise.
+    """
     files = tuple(_checked(FileRecord(**file)) for file in entry["files"])
     rejects = tuple(Reject(**reject) for reject in entry["rejects"])
     return _checked(ShardRecord(**{**entry, "files": files, "rejects": rejects}))

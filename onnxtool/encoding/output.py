@@ -31,10 +31,11 @@ class OutputFolder:
     def __init__(self, path: Path) -> None:
         # Of `.` and `..` the name shows only when they are resolved; the files beside are called after it.
         self.path = path if path.name not in ("", "..") else path.resolve()
-        self.manifest_path = self._beside("manifest.json")
-        self.rejects_path = self._beside("rejects.jsonl")
+        self.manifest_path = self.beside("manifest.json")
+        self.rejects_path = self.beside("rejects.jsonl")
 
-    def _beside(self, suffix: str) -> Path:
+    def beside(self, suffix: str) -> Path:
+        """Return where a file of this folder lies that is not in it."""
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     @contextmanager
@@ -45,10 +46,19 @@ class OutputFolder:
             OutputExistsError: another run is writing into it.
             OutputWriteError: the folder cannot be made or written, or the disk is full.
         """
+        with self.writing(), folder_lock(self.path):
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Make the folder; others may write into it as well.
+
+        Raises:
+            OutputWriteError: the folder cannot be made or written, or the disk is full.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with folder_lock(self.path):
-                yield
+            yield
         except OSError as error:
             if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
                 raise
@@ -72,12 +82,12 @@ class OutputFolder:
         for path in (self.manifest_path, self.rejects_path):  # of a killed run, whichever it was
             staged(path).unlink(missing_ok=True)
         earlier = None if force else read_manifest(self.manifest_path)
-        self._require_own(is_known=force or earlier is not None)
+        self.require_names(is_known=force or earlier is not None)
         other = "" if earlier is None else difference(earlier.identity, wanted.identity)
         if earlier is None or (other and not earlier.shards):
             # Before any shard comes or goes: what a killed run leaves half is then known to be its own.
             self.write_manifest(wanted)
-            self._remove_others(wanted)
+            self.remove_others(wanted)
             self.rejects_path.unlink(missing_ok=True)
             return wanted
         if other:
@@ -86,7 +96,7 @@ class OutputFolder:
                 "pass --force to remove it and start again, or another --output",
             )
         self._require_whole(earlier)
-        self._remove_others(earlier)
+        self.remove_others(earlier)
         return earlier
 
     def require_own(self, *, force: bool) -> bool:
@@ -98,12 +108,12 @@ class OutputFolder:
         """
         is_known = read_manifest(self.manifest_path) is not None
         if self.path.is_dir():
-            self._require_own(is_known=force or is_known)
+            self.require_names(is_known=force or is_known)
         elif self.path.exists():
             raise OutputWriteError(f"{self.path} is no folder", "pass another --output")
         return is_known
 
-    def _require_own(self, *, is_known: bool) -> None:
+    def require_names(self, *, is_known: bool = True) -> None:
         """Refuse a folder with files that are not called as shards are, or of which no manifest tells."""
         names = sorted(path.name for path in self.path.iterdir())
         foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
@@ -122,7 +132,7 @@ class OutputFolder:
                     "put it back, or pass --force to start again",
                 )
 
-    def _remove_others(self, manifest: Manifest) -> None:
+    def remove_others(self, manifest: Manifest) -> None:
         """Remove what a killed run left half or unnamed."""
         kept = {file.name for shard in manifest.shards for file in shard.files}
         for path in self.path.iterdir():
@@ -198,8 +208,8 @@ def staged(path: Path, token: str = "") -> Path:
     return path.with_name(f".{path.name}{token and f'.{token}'}.partial")
 
 
-def publish(path: Path) -> None:
+def publish(path: Path, token: str = "") -> None:
     """Force a staged file to the disk and give it its name."""
-    force_to_disk(staged(path))
-    staged(path).replace(path)
+    force_to_disk(staged(path, token))
+    staged(path, token).replace(path)
     force_to_disk(path.parent)

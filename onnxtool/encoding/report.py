@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -59,3 +59,104 @@ class CorpusReport:
     dimensions: int
     resumed: bool
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a corpus is split into.
+
+    Attributes:
+        plan: its file.
+        output: the folder that the vectors go to.
+        num_shards: pieces of the corpus that are encoded for themselves.
+        num_texts: that they have together.
+        rejects: how many lines gave no text, by the reason.
+        size_bytes: of the plan.
+        seconds: from loading the model to the file.
+        notes: what a user should know.
+    """
+
+    plan: str
+    output: str
+    num_shards: int
+    num_texts: int
+    rejects: dict[str, int]
+    size_bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """Shards of a plan that are encoded.
+
+    Attributes:
+        shards: numbers and ranges of those that were asked for.
+        num_shards: of these.
+        num_encoded_shards: that were not done before.
+        num_texts: of all that were asked for.
+        num_encoded: texts that this run read.
+        seconds: with loading the model.
+        texts_per_s: likewise.
+    """
+
+    plan: str
+    output: str
+    shards: str
+    num_shards: int
+    num_encoded_shards: int
+    num_texts: int
+    num_encoded: int
+    seconds: float
+    texts_per_s: float
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """Shards that are published as one, or which of them are missing.
+
+    Attributes:
+        manifest: the file that says what the vectors are; empty where shards are missing.
+        to_do: numbers and ranges of shards that are missing or wrong, as `--shards` takes them.
+        problems: the same by what is wrong.
+    """
+
+    plan: str
+    output: str
+    manifest: str
+    num_shards: int
+    num_texts: int = 0
+    num_tokens: int = 0
+    num_rejects: int = 0
+    rejects_path: str = ""
+    num_files: int = 0
+    size_bytes: int = 0
+    to_do: str = ""
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StatusReport:
+    """How far a plan is encoded.
+
+    Attributes:
+        merged: whether the manifest is written.
+        num_done: of `num_shards`.
+        to_do: numbers and ranges of the others.
+        num_encoded: of `num_texts`.
+        share: of the texts, from 0 to 1.
+        texts_per_s: of all machines, by the times at which shards were done; None before two of them are.
+        seconds_left: at this rate.
+    """
+
+    plan: str
+    output: str
+    merged: bool
+    num_shards: int
+    num_done: int
+    to_do: str
+    num_texts: int
+    num_encoded: int
+    share: float
+    texts_per_s: float | None
+    seconds_left: float | None

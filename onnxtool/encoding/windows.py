@@ -22,6 +22,7 @@ from onnxtool.interruption import check_interrupted
 WINDOW_TEXTS = 4096
 WINDOW_CHARACTERS = 1 << 22
 _LINES_AT_A_TIME = 512
+REPEATED_ID = "has an id that an earlier line has"
 Placed = tuple[Document, Position]
 _DIGEST_BYTES = 16
 
@@ -60,7 +61,7 @@ def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Itera
 
 def repeated_id(document: Document) -> Reject:
     """Reject a document whose id an earlier one has."""
-    return Reject(document.file, document.line, "has an id that an earlier line has", document.id)
+    return Reject(document.file, document.line, REPEATED_ID, document.id)
 
 
 def split_corpus(

@@ -13,13 +13,9 @@ import pytest
 
 from onnxtool import __version__
 from onnxtool.cli import COMMANDS, main
+from onnxtool.cli.commands import RUNNABLE, SUBCOMMANDS
+from onnxtool.cli.entry import find_command
 from tests.cli.entry_point import run_onnxtool
-
-
-def command_named(name: str) -> click.Command:
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    return command
 
 
 def test_help_lists_every_command() -> None:
@@ -30,6 +26,17 @@ def test_help_lists_every_command() -> None:
         assert re.search(rf"^\s+{name}\s+{re.escape(sentence)}$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_of_a_group_lists_its_commands(name: str) -> None:
+    """Likewise; and the group alone is a mistake, which says what is missing."""
+    group = find_command(name)
+    assert isinstance(group, click.Group)
+    assert {inner: command.short_help for inner, command in group.commands.items()} == SUBCOMMANDS[name]
+    alone = run_onnxtool(Path(), name)
+    assert alone.returncode == 2
+    assert alone.stderr == f"error: Missing command.\nhint: see onnxtool {name} --help\n"
+
+
 def test_the_command_alone_shows_its_help() -> None:
     """Which is no mistake; and the id of its example is in one piece."""
     done = run_onnxtool(Path())
@@ -38,28 +45,28 @@ def test_the_command_alone_shows_its_help() -> None:
     assert "--model_name naver/splade-cocondenser-ensembledistil\n" in done.stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_every_help_ends_with_an_example_that_parses(name: str) -> None:
     """An example with a mistyped option would be the first thing a newcomer runs."""
-    epilog = (command_named(name).epilog or "").strip("\b\n")
+    epilog = (find_command(name).epilog or "").strip("\b\n")
     assert epilog.startswith(f"Example: onnxtool {name}")
     arguments = epilog.removeprefix(f"Example: onnxtool {name}")
-    command_named(name).make_context(
+    find_command(name).make_context(
         name, shlex.split(arguments), token_normalize_func=main.context_settings["token_normalize_func"]
     )
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+@pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "completion"])
 def test_every_command_has_the_common_options(name: str) -> None:
     """--format, --output, --force and --quiet, whatever the command; a script for a shell is no report."""
-    options = {option for parameter in command_named(name).params for option in parameter.opts}
+    options = {option for parameter in find_command(name).params for option in parameter.opts}
     assert options >= {"--format", "--output", "--force", "--quiet"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_every_option_is_spelled_with_underscores_and_has_a_help(name: str) -> None:
     """Hyphens are accepted and not shown."""
-    for parameter in command_named(name).params:
+    for parameter in find_command(name).params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
             assert not any("-" in option.removeprefix("--") for option in parameter.opts if option.startswith("--"))

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from onnxtool.cli import COMMANDS, main
+from onnxtool.cli.commands import RUNNABLE, SUBCOMMANDS
+from onnxtool.cli.entry import find_command
 from onnxtool.summary.gates import parse_gate
 from tests.docs.documents import (
     ROOT,
@@ -74,9 +75,9 @@ def test_commands_that_are_not_run_are_commands(document: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for program, *words in _shell_commands(document):
         if program == "onnxtool":
-            command = main.get_command(click.Context(main), words[0])
-            assert command is not None, words[0]
-            command.make_parser(click.Context(command)).parse_args(words[1:])
+            depth = 2 if words[0] in SUBCOMMANDS else 1
+            command = find_command(" ".join(words[:depth]))
+            command.make_parser(click.Context(command)).parse_args(words[depth:])
         elif program == "make":
             targets = [word for word in words if "=" not in word]
             assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), words
@@ -90,10 +91,10 @@ def test_commands_that_are_not_run_are_commands(document: Path) -> None:
 def test_options_in_the_text_exist(document: Path) -> None:
     """Every option in code of a sentence is one of a command, of a script, or of a program that is named there."""
     known = set(_FOREIGN_OPTIONS)
-    for name in COMMANDS:
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        known |= {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for name in RUNNABLE:
+        known |= {
+            option for parameter in find_command(name).params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
     known |= {"--help", "--version"}
     text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     codes = [code for code in re.findall(r"`([^`]+)`", text) if not code.startswith(("python ", "make "))]

@@ -1,0 +1,179 @@
+"""`onnxtool encode`: encode a collection on several machines, by a plan that they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxtool.cli.commands import SUBCOMMANDS
+from onnxtool.cli.infer_corpus import corpus_progress
+from onnxtool.cli.options import PathType, derived_options, output_options, report_options
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.encoding.options import VectorOptions
+from onnxtool.encoding.parts import PartOptions
+from onnxtool.encoding.report import MergeReport, PartReport, PlanReport, StatusReport
+
+_PURPOSES = SUBCOMMANDS["encode"]
+_plan_option = click.option(
+    "--plan", type=PathType(), required=True, metavar="NAME.plan.json", help="The plan, beside the folder of vectors."
+)
+_report_output = output_options("Write the result to this file instead of stdout.")
+
+
+@click.group(
+    no_args_is_help=False,
+    epilog="Example: onnxtool encode status --plan vectors.plan.json",
+)
+def command() -> None:
+    """Encode a collection on several machines: plan it once, encode parts of it anywhere, and merge them.
+
+    The files are byte for byte those of `onnxtool infer --input FILE --output NAME/`, which does all three at once.
+    """
+
+
+@command.command(
+    short_help=_PURPOSES["plan"],
+    epilog="Example: onnxtool encode plan --model_path models/tiny-splade.onnx --input corpus.jsonl --output vectors/",
+)
+@click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
+@click.option("--input", "corpus", type=PathType(), required=True, help="The collection: a file, or a folder of files.")
+@derived_options(options=VectorOptions)
+@click.option("--output", type=PathType(), required=True, metavar="NAME/", help="The folder that vectors will go to.")
+@click.option("--force", is_flag=True, help="Replace a plan that exists, and the vectors that were made by it.")
+@report_options
+def plan(
+    options: VectorOptions,
+    *,
+    model_path: Path,
+    corpus: Path,
+    output: Path,
+    force: bool,
+    format_name: str,
+    quiet: bool,
+) -> None:
+    """Read a collection once, and write NAME.plan.json: its shards, where each begins, and a digest of its texts.
+
+    The same collection gives the same plan. Its paths are relative to its folder.
+    """
+    from onnxtool.encoding import make_plan
+
+    with corpus_progress(quiet=quiet) as show:
+        report = make_plan(model_path, corpus, output, options, force=force, on_progress=show)
+    emit(report, _plan_blocks(report), format_name)
+
+
+@command.command(
+    short_help=_PURPOSES["part"], epilog="Example: onnxtool encode part --plan vectors.plan.json --part 2/7"
+)
+@_plan_option
+@derived_options(options=PartOptions)
+@_report_output
+@report_options
+def part(options: PartOptions, *, plan: Path, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
+    """Encode a part of the shards of a plan, on any machine that sees the folder.
+
+    Shards that are done are left as they are, so that the same command goes on after a kill at any moment. Model,
+    checkpoint, collection and versions have to be those of the plan.
+    """
+    from onnxtool.encoding import encode_part
+
+    with corpus_progress(quiet=quiet) as show:
+        report = encode_part(plan, options, on_progress=show)
+    emit(report, _part_blocks(report), format_name, output=output, force=force)
+
+
+@command.command(short_help=_PURPOSES["merge"], epilog="Example: onnxtool encode merge --plan vectors.plan.json")
+@_plan_option
+@_report_output
+@report_options
+def merge(*, plan: Path, output: Path | None, force: bool, format_name: str, quiet: bool) -> int:
+    """Check every shard of a plan by the digests of its files, and write the manifest and the rejected lines.
+
+    Where shards are missing or wrong, they are listed as `onnxtool encode part --shards` takes them, nothing is
+    written, and the exit code is 1.
+    """
+    del quiet  # it takes as long as reading the files
+    from onnxtool.encoding import merge_parts
+
+    report = merge_parts(plan)
+    emit(report, _merge_blocks(report), format_name, output=output, force=force)
+    if report.to_do:
+        click.echo(f"shards to do: {report.to_do}", err=True)
+    return 1 if report.to_do else 0
+
+
+@command.command(short_help=_PURPOSES["status"], epilog="Example: onnxtool encode status --plan vectors.plan.json")
+@_plan_option
+@_report_output
+@report_options
+def status(*, plan: Path, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
+    """Show how many shards of a plan are done, and how fast all machines together are."""
+    del quiet
+    from onnxtool.encoding import corpus_status
+
+    report = corpus_status(plan)
+    emit(report, _status_blocks(report), format_name, output=output, force=force)
+
+
+def _plan_blocks(report: PlanReport) -> list[Block]:
+    blocks: list[Block] = [
+        Facts(
+            [
+                ("Plan", f"{report.plan}, {format_bytes(report.size_bytes)}"),
+                ("Output", report.output),
+                ("Shards", str(report.num_shards)),
+                ("Texts", str(report.num_texts)),
+                ("Time", format_duration(report.seconds * 1e3)),
+            ]
+        ),
+        *(Note(note) for note in report.notes),
+    ]
+    if report.rejects:
+        rows = [(reason, str(count)) for reason, count in report.rejects.items()]
+        blocks += [Heading("Rejected lines"), Table(("reason", "lines"), rows, frozenset({"lines"}))]
+    return blocks
+
+
+def _part_blocks(report: PartReport) -> list[Block]:
+    return [
+        Facts(
+            [
+                ("Output", report.output),
+                ("Shards", report.shards or "none: there are more parts than shards"),
+                ("Encoded", f"{report.num_encoded_shards} of {report.num_shards} shards; the others were done before"),
+                ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
+                ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
+            ]
+        )
+    ]
+
+
+def _merge_blocks(report: MergeReport) -> list[Block]:
+    if report.to_do:
+        rows = [(reason, shards) for reason, shards in report.problems.items()]
+        return [Heading("Shards that cannot be merged"), Table(("problem", "shards"), rows)]
+    facts = [
+        ("Output", f"{report.output}: {report.num_files} files, {format_bytes(report.size_bytes)}"),
+        ("Manifest", report.manifest),
+        ("Shards", str(report.num_shards)),
+        ("Texts", str(report.num_texts)),
+        ("Tokens", str(report.num_tokens)),
+    ]
+    if report.num_rejects:
+        facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
+    return [Facts(facts)]
+
+
+def _status_blocks(report: StatusReport) -> list[Block]:
+    facts = [
+        ("Output", report.output),
+        ("Shards", f"{report.num_done} of {report.num_shards} are done"),
+        ("Texts", f"{report.num_encoded} of {report.num_texts}, {report.share:.1%}"),
+    ]
+    if report.texts_per_s is not None:
+        facts.append(("Rate", f"{report.texts_per_s:.1f} texts/s"))
+    if report.seconds_left is not None:
+        facts.append(("Time left", format_duration(report.seconds_left * 1e3)))
+    facts.append(("To do", report.to_do) if report.to_do else ("Merged", "yes" if report.merged else "not yet"))
+    return [Facts(facts)]

@@ -1,0 +1,309 @@
+"""The plan of an encoded corpus: its shards, where the texts of each begin, and a digest of them.
+
+It lies beside the folder of vectors and is all that machines share: any of them encodes any shard by it, without the
+ids of the others. It holds neither times nor absolute paths, so that the same collection gives the same plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from onnxtool.encoding.job import Job
+from onnxtool.encoding.manifest import Identity
+from onnxtool.encoding.options import CorpusProgress, OnProgress, VectorOptions
+from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.report import PlanReport
+from onnxtool.encoding.sources import Position, Reject, SourceReader, no_texts
+from onnxtool.encoding.windows import REPEATED_ID, Placed, accepted, pass_over
+from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.model_file import check_writable, write_text
+from onnxtool.options import Option
+
+SUFFIX = ".plan.json"
+_FORMAT = 1
+_MOST = 1 << 62
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_PROGRESS_EVERY = 4096  # texts
+
+
+class PlannedShard(NamedTuple):
+    """A shard, and where in the corpus the lines begin that are its own.
+
+    Attributes:
+        source: the number of the file.
+        line: lines of it that come before; rows of a table.
+        offset: bytes of it that come before, unpacked; rows of a table.
+        texts: that it has.
+        digest: of their ids and contents.
+        rejects: lines among them that give no text, or an id that an earlier line has.
+        repeated: of the texts that are read, counted from 0, those with such an id.
+    """
+
+    source: int
+    line: int
+    offset: int
+    texts: int
+    digest: str
+    rejects: int
+    repeated: tuple[int, ...]
+
+    @property
+    def begin(self) -> Position:
+        """Where its lines begin."""
+        return Position(0, self.source, self.line, self.offset)
+
+
+@dataclass(frozen=True)
+class CorpusPlan:
+    """A plan that was read.
+
+    Attributes:
+        path: of its file.
+        sha256: of its file, by which records of shards tell that they belong to it.
+        model_path: the model.
+        corpus: the collection.
+        identity: what the bytes of the vectors depend on.
+    """
+
+    path: Path
+    sha256: str
+    model_path: Path
+    corpus: Path
+    options: VectorOptions
+    identity: Identity
+    shards: tuple[PlannedShard, ...]
+
+    @property
+    def folder(self) -> OutputFolder:
+        """The folder of vectors, beside which the plan lies."""
+        return OutputFolder(self.path.with_name(self.path.name.removesuffix(SUFFIX)))
+
+
+def make_plan(
+    model_path: Path | str,
+    corpus: Path | str,
+    output: Path | str,
+    options: VectorOptions | None = None,
+    *,
+    force: bool = False,
+    on_progress: OnProgress = lambda _progress: None,
+) -> PlanReport:
+    """Read a corpus once and write the plan of encoding it into the folder `output`, to `NAME.plan.json` beside it.
+
+    Args:
+        model_path: as of `encode_corpus`.
+        corpus: likewise.
+        output: a folder that is empty or not there.
+        options: what the vectors are.
+        force: whether to replace a plan that is there, and to forget what was encoded by it.
+        on_progress: called now and then.
+
+    Raises:
+        OnnxtoolError: as `encode_corpus`.
+    """
+    start = time.perf_counter()
+    folder = OutputFolder(Path(output))
+    path = folder.beside(SUFFIX.removeprefix("."))
+    check_writable(path, force=force)
+    if folder.require_own(force=force) and not force:
+        raise OutputExistsError(f"{folder.path} holds vectors already", "pass --force, or another --output")
+    job = Job.open(model_path, corpus, options or VectorOptions())
+    reasons: Counter[str] = Counter()
+    shards = tuple(_shards(job, reasons, on_progress))
+    with folder.writing():
+        if force:  # vectors of another plan are replaced shard by shard, or removed when the parts are merged
+            folder.manifest_path.unlink(missing_ok=True)
+            folder.rejects_path.unlink(missing_ok=True)
+        text = _to_json(job, Path(model_path), Path(corpus), path.parent, shards)
+        write_text(path, text, force=force)
+    return PlanReport(
+        plan=str(path),
+        output=str(folder.path),
+        num_shards=len(shards),
+        num_texts=sum(shard.texts for shard in shards),
+        rejects=dict(sorted(reasons.items())),
+        size_bytes=len(text.encode()),
+        seconds=time.perf_counter() - start,
+        notes=tuple(job.notes(0)),
+    )
+
+
+def _shards(job: Job, reasons: Counter[str], on_progress: OnProgress) -> Iterator[PlannedShard]:
+    """Read the corpus and yield its shards; what follows the last text belongs to the last shard."""
+    start = time.perf_counter()
+    total_bytes = max(1, sum(source.size_bytes for source in job.sources))
+    num_read = num_rejects = num_texts = 0
+    repeated: list[int] = []
+    first = Reject("", 0, "", None)
+
+    def reject(line: Reject) -> None:
+        nonlocal num_read, num_rejects, first
+        first = first if reasons else line
+        reasons[line.kind] += 1
+        num_rejects += 1
+        if line.reason == REPEATED_ID:
+            repeated.append(num_read)
+            num_read += 1
+
+    def counted() -> Iterator[Placed]:
+        nonlocal num_read, num_texts
+        for document, position in accepted(SourceReader(job.sources), reject):
+            num_read += 1
+            num_texts += 1
+            if num_texts % _PROGRESS_EVERY == 0:
+                seconds, share = time.perf_counter() - start, position.read_bytes / total_bytes
+                left = seconds * (1 - share) / share if share else None
+                on_progress(CorpusProgress(num_texts, share, num_texts / seconds, left))
+            yield document, position
+
+    documents = counted()
+    begin = Position()
+    shard: PlannedShard | None = None
+    while (read := pass_over(itertools.islice(documents, job.options.shard_size))).num_texts:
+        if shard is not None:
+            yield shard
+        shard = PlannedShard(*begin[1:], read.num_texts, read.digest, num_rejects, tuple(repeated))
+        begin = read.end
+        before, num_read, num_rejects = num_read, 0, 0
+        repeated.clear()
+    if shard is None:
+        raise no_texts(job.sources, reasons, f"the first is {first.file}:{first.line}, which {first.reason}")
+    trailing = tuple(before + place for place in repeated)
+    yield shard._replace(rejects=shard.rejects + num_rejects, repeated=shard.repeated + trailing)
+
+
+def _to_json(job: Job, model_path: Path, corpus: Path, folder: Path, shards: tuple[PlannedShard, ...]) -> str:
+    """Write a plan, a shard a line; paths are relative to its folder, which may lie elsewhere on another machine."""
+    options = replace(job.options, provider=job.model.session.provider)
+    chosen = {field.name: getattr(options, field.name) for field in fields(VectorOptions)}
+    # What they said of the vectors, the identity holds.
+    del chosen["ranges"], chosen["calibration"]
+    if options.model_name and Path(options.model_name).is_dir():
+        chosen["model_name"] = _relative(Path(options.model_name), folder)
+    head = {
+        "format": _FORMAT,
+        "model": _relative(model_path, folder),
+        "input": _relative(corpus, folder),
+        "options": chosen,
+        "identity": job.identity,
+    }
+    lines = ",\n".join(json.dumps(shard._asdict()) for shard in shards)
+    return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "shards": [\n{lines}\n]}}\n'
+
+
+def _relative(path: Path, folder: Path) -> str:
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:  # another drive of Windows
+        return path.resolve().as_posix()
+
+
+def read_plan(path: Path) -> CorpusPlan:
+    """Return the plan in a file.
+
+    Raises:
+        InputError: there is none, or it is no plan.
+    """
+    try:
+        if not path.name.endswith(SUFFIX) or path.name == SUFFIX:
+            raise ValueError(f"its name does not end in {SUFFIX}")
+        if path.exists() and not path.is_file():  # a pipe would wait for a writer
+            raise ValueError("it is no regular file")
+        content = path.read_bytes()
+        data = json.loads(content)
+        if data["format"] != _FORMAT:
+            raise ValueError(f"its format is {data['format']}, and this onnxtool reads {_FORMAT}")
+        folder = path.parent.resolve()
+        options = _options(data["options"], path, folder)
+        shards = tuple(_shard(entry, options.shard_size) for entry in _require(data["shards"], list, "shards"))
+        places = [shard[:3] for shard in shards]
+        ordered = all(before[:2] < after[:2] for before, after in itertools.pairwise(places))
+        if not places or places[0] != (0, 0, 0) or not ordered:
+            raise ValueError("its shards are not in order")
+        return CorpusPlan(
+            path=path,
+            sha256=hashlib.sha256(content).hexdigest(),
+            model_path=folder / _path(data["model"], "model"),
+            corpus=folder / _path(data["input"], "input"),
+            options=options,
+            identity=_require(data["identity"], dict, "identity"),
+            shards=shards,
+        )
+    except OSError as error:
+        raise InputError(f"cannot read the plan {path}: {error.strerror}", "make one: onnxtool encode plan") from error
+    except KeyError as error:
+        raise _no_plan(path, f"it has no {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _no_plan(path, str(error)) from error
+    except InputError as error:
+        raise _no_plan(path, error.message) from error
+
+
+def _no_plan(path: Path, reason: str) -> InputError:
+    return InputError(f"{path} is not a plan of a corpus: {reason}", "make it again: onnxtool encode plan --force")
+
+
+def _options(data: Any, path: Path, folder: Path) -> VectorOptions:
+    """Check options as the command line would, which has made them."""
+    given = dict(_require(data, dict, "options"))
+    hints = get_type_hints(VectorOptions, include_extras=True)
+    for name, value in given.items():
+        if name not in hints or name in ("ranges", "calibration"):
+            raise ValueError(f"{name} is none of its options")
+        kind, *described = get_args(hints[name])
+        choices = next((item.choices for item in described if isinstance(item, Option)), ())
+        if type(value) not in (get_args(kind) or (kind,)) or (choices and value not in (None, *choices)):
+            raise ValueError(f"its option {name} is {str(value)[:40]!r}")
+        if type(value) is int:
+            _count(value, name)
+        elif isinstance(value, str) and "\0" in value:
+            raise ValueError(f"its option {name} has a zero byte")
+    if missing := [name for name in hints if name not in given and name not in ("ranges", "calibration")]:
+        raise ValueError(f"it has no option {missing[0]}")
+    name = given["model_name"]
+    if name and (folder / name).is_dir():
+        given["model_name"] = str(folder / name)
+    # The identity of the plan holds the ranges, as a manifest's does.
+    ranges = path if given["vectors_as"] in ("int8", "uint8") else None
+    return VectorOptions(**given, ranges=ranges)
+
+
+def _shard(entry: Any, shard_size: int) -> PlannedShard:
+    shard = PlannedShard(**_require(entry, dict, "shard"))
+    for name in ("source", "line", "offset", "texts", "rejects"):
+        _count(getattr(shard, name), name)
+    if not 1 <= shard.texts <= shard_size:
+        raise ValueError(f"its shard has {shard.texts} texts, of at most {shard_size}")
+    if not isinstance(shard.digest, str) or not _DIGEST.fullmatch(shard.digest):
+        raise ValueError(f"its digest is {str(shard.digest)[:40]!r}")
+    repeated = tuple(_count(place, "repeated") for place in _require(shard.repeated, list, "repeated"))
+    return shard._replace(repeated=repeated)
+
+
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"its {name} is {str(value)[:40]!r}")
+    return value
+
+
+def _path(value: Any, name: str) -> str:
+    text: str = _require(value, str, name)
+    if "\0" in text or not text:
+        raise ValueError(f"its {name} is {text[:40]!r}")
+    return text
+
+
+def _require(value: Any, kind: type, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"its {name} is {str(value)[:40]!r}")
+    return value

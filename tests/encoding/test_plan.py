@@ -1,0 +1,109 @@
+"""The plan of a collection: deterministic, small, and read as what a stranger wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxtool.encoding import PartOptions, VectorOptions, corpus_status, encode_part, make_plan, merge_parts
+from onnxtool.encoding.plan import read_plan
+from onnxtool.errors import InputError, OnnxtoolError
+from tests.encoding.corpora import dense_model, make_texts, write_corpus
+
+OPTIONS = VectorOptions(provider="cpu", shard_size=40)
+WRONG: list[Any] = [None, True, -1, 1.5, 1 << 80, "", "x" * 99, "../../x\0", [], {}, [[-1]], [None]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """Of a hundred texts in three shards."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    return Path(make_plan(dense_model(tmp_path), corpus, tmp_path / "vectors", OPTIONS).plan)
+
+
+def test_two_plans_are_the_same_bytes_and_name_no_place(tmp_path: Path, plan: Path) -> None:
+    """Wherever it is called from, and however paths are written; nothing but the plan is written."""
+    first = plan.read_bytes()
+    again = Path(f"{tmp_path}/../{tmp_path.name}")
+    make_plan(again / "model.onnx", again / "corpus.jsonl", again / "vectors", OPTIONS, force=True)
+    assert plan.read_bytes() == first
+    assert str(tmp_path) not in plan.read_text()
+    assert [shard["texts"] for shard in json.loads(first)["shards"]] == [40, 40, 20]
+    assert list((tmp_path / "vectors").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [("", "has no texts"), ("\n\n", "has no texts"), ("{\n[]\n", r"no line of .* gave a text: .*\(1\)")],
+)
+def test_a_collection_without_texts_is_an_error(tmp_path: Path, lines: str, error: str) -> None:
+    """The same as of one run; no plan is left."""
+    (tmp_path / "corpus.jsonl").write_text(lines)
+    with pytest.raises(InputError, match=error):
+        make_plan(dense_model(tmp_path), tmp_path / "corpus.jsonl", tmp_path / "vectors", OPTIONS)
+    assert not (tmp_path / "vectors.plan.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "1", "null", '{"format": 1}', '{"format": 9}', "[" * 100_000])
+def test_a_file_that_is_no_plan_is_an_error(tmp_path: Path, content: str) -> None:
+    """Whoever calls."""
+    path = tmp_path / "vectors.plan.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"vectors\.plan\.json is not a plan of a corpus"):
+        read_plan(path)
+
+
+def test_a_plan_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """Nor one of another name, from which no folder follows."""
+    with pytest.raises(InputError, match="cannot read the plan"):
+        read_plan(tmp_path / "vectors.plan.json")
+    with pytest.raises(InputError, match=r"its name does not end in \.plan\.json"):
+        read_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("value", WRONG, ids=str)
+def test_a_plan_with_a_wrong_value_is_one_error(plan: Path, value: Any) -> None:
+    """Each field in turn; what is still a plan is none for this model and collection."""
+    whole = json.loads(plan.read_text())
+    hostile = [{**whole, key: value} for key in whole if key != "format"]
+    no_less = ("model_name", "prompt") if value == "" else ()  # an empty one says the same as none
+    hostile += [
+        {**whole, "options": {**whole["options"], key: value}} for key in whole["options"] if key not in no_less
+    ]
+    first, *rest = whole["shards"]
+    hostile += [{**whole, "shards": [{**first, key: value}, *rest]} for key in first]
+    hostile += [{**whole, "shards": [first, {**rest[0], key: value}, rest[1]]} for key in first]
+    hostile += [{**whole, "more": value, "identity": {**whole["identity"], "more": value}}]
+    for one in hostile:
+        if one == whole:  # a value that was so before
+            continue
+        plan.write_text(json.dumps(one))
+        with pytest.raises(OnnxtoolError):
+            encode_part(plan, PartOptions(shards="0-1"))
+        assert not list((plan.parent / "vectors").iterdir()), one
+
+
+def test_places_of_a_plan_that_lead_elsewhere_are_an_error(plan: Path) -> None:
+    """Into the middle of a line, behind the end, or to the texts of another shard."""
+    whole = json.loads(plan.read_text())
+    first, second, last = whole["shards"]
+    for change in ({"offset": second["offset"] + 3}, {"offset": 1 << 61}, {"offset": last["offset"]}, {"source": 5}):
+        changed = {**second, **change}
+        shards = [first, changed, {**last, "source": changed["source"]}]
+        plan.write_text(json.dumps({**whole, "shards": shards}))
+        with pytest.raises(OnnxtoolError):
+            encode_part(plan, PartOptions(shards="1"))
+        assert merge_parts(plan).to_do == "0-2"
+
+
+@pytest.mark.slow
+def test_ten_thousand_shards_are_planned_and_looked_at_at_once(tmp_path: Path) -> None:
+    """The plan has two hundred bytes for each; what is to do is one range."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(10_000))
+    report = make_plan(dense_model(tmp_path), corpus, tmp_path / "vectors", VectorOptions(provider="cpu", shard_size=1))
+    assert report.num_shards == 10_000
+    assert report.size_bytes < 200 * 10_000
+    assert corpus_status(report.plan).to_do == merge_parts(report.plan).to_do == "0-9999"
