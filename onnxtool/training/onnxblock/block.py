@@ -31,6 +31,11 @@ class Block(ABC):
         """The same model, with methods that add nodes, constants and inputs to it."""
         return current()
 
+    def infer_shapes_on_base(self) -> ModelProto:
+        """Return a copy of the model with what is known of dtypes and shapes; weights in other files stay there."""
+        inferred: ModelProto = onnx.shape_inference.infer_shapes(self.base)
+        return inferred
+
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """Add the block on top of the values with these names, and return the name of its output, or several.

@@ -15,17 +15,17 @@ from onnxtool.training.onnxblock.block import Block
 class _Binary(Block):
     """The standard operator with the name of the class, on two values."""
 
-    def build(self, left: str, right: str) -> str:
+    def build(self, input_name1: str, input_name2: str) -> str:
         """Apply the operator to two values."""
-        return self.accessor.add_node(type(self).__name__, [left, right])
+        return self.accessor.add_node(type(self).__name__, [input_name1, input_name2])
 
 
 class _Unary(Block):
     """The standard operator with the name of the class, on one value."""
 
-    def build(self, name: str) -> str:
+    def build(self, input_name: str) -> str:
         """Apply the operator to one value."""
-        return self.accessor.add_node(type(self).__name__, [name])
+        return self.accessor.add_node(type(self).__name__, [input_name])
 
 
 class Add(_Binary):
@@ -70,9 +70,9 @@ class _Reduction(Block):
     def __init__(self, keepdims: bool = True) -> None:
         self._keepdims = keepdims
 
-    def build(self, name: str) -> str:
+    def build(self, input_name: str) -> str:
         """Reduce over all axes."""
-        return self.accessor.add_node(type(self).__name__, [name], keepdims=int(self._keepdims))
+        return self.accessor.add_node(type(self).__name__, [input_name], keepdims=int(self._keepdims))
 
 
 class ReduceMean(_Reduction):
@@ -89,17 +89,17 @@ class Pow(Block):
     def __init__(self, exponent: float) -> None:
         self._exponent = exponent
 
-    def build(self, name: str) -> str:
+    def build(self, pow_input_name: str) -> str:
         """Raise each element to the exponent."""
         exponent = self.accessor.add_constant(np.array([self._exponent], np.float32), "exponent")
-        return self.accessor.add_node("Pow", [name, exponent])
+        return self.accessor.add_node("Pow", [pow_input_name, exponent])
 
 
 class Constant(Block):
     """A number, or an array of any dtype, as an initializer; a float becomes float32 [1]."""
 
-    def __init__(self, value: float | Sequence[float] | NDArray[np.generic]) -> None:
-        self._value = value
+    def __init__(self, value_float: float | Sequence[float] | NDArray[np.generic]) -> None:
+        self._value = value_float
 
     def build(self) -> str:
         """Add the initializer."""
@@ -133,13 +133,13 @@ class Clip(Block):
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         self._bounds = (clip_min, clip_max)
 
-    def build(self, name: str) -> str:
+    def build(self, clip_input_name: str) -> str:
         """Clip each element."""
         # The specification requires scalars here.
         bounds = [
             "" if bound is None else self.accessor.add_constant(np.array(bound, np.float32)) for bound in self._bounds
         ]
-        return self.accessor.add_node("Clip", [name, *bounds])
+        return self.accessor.add_node("Clip", [clip_input_name, *bounds])
 
 
 class PassThrough(Block):
@@ -210,11 +210,13 @@ class LabelEncoder(Block):
             **given[1],
         }
 
-    def build(self, name: str) -> str:
+    def build(self, label_encoder_input_name: str) -> str:
         """Look up each element."""
         if all(opset.domain != "ai.onnx.ml" for opset in self.base.opset_import):
             self.base.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
-        return self.accessor.add_node("LabelEncoder", [name], domain="ai.onnx.ml", **self._attributes)
+        return self.accessor.add_node(
+            "LabelEncoder", [label_encoder_input_name], domain="ai.onnx.ml", **self._attributes
+        )
 
 
 class Cast(Block):
@@ -227,33 +229,45 @@ class Cast(Block):
     def __init__(self, to: int) -> None:
         self._to = to
 
-    def build(self, name: str) -> str:
+    def build(self, cast_input_name: str) -> str:
         """Convert each element."""
-        return self.accessor.add_node("Cast", [name], to=self._to)
+        return self.accessor.add_node("Cast", [cast_input_name], to=self._to)
 
 
 class Linear(Block):
-    """A layer `y = x W^T + b` with new parameters, initialized as those of torch.nn.Linear.
+    """A layer `y = alpha x W^T + beta b` with new parameters, initialized as those of torch.nn.Linear.
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
         bias: whether there is a bias.
+        alpha: a factor of the product.
+        beta: a factor of the bias.
         seed: of the initialization; None draws other parameters each time.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        *,
+        seed: int | None = None,
+    ) -> None:
         self._shape = (out_features, in_features)
         self._bias = bias
+        self._alpha, self._beta = float(alpha), float(beta)
         self._seed = seed
 
-    def build(self, name: str) -> str:
+    def build(self, linear_input_name: str) -> str:
         """Apply the layer to float32 [N, in_features]."""
         generator = np.random.default_rng(self._seed)
         bound = self._shape[1] ** -0.5
         weight = generator.uniform(-bound, bound, self._shape).astype(np.float32)
-        inputs = [name, self.accessor.add_constant(weight, "linear.weight")]
+        inputs = [linear_input_name, self.accessor.add_constant(weight, "linear.weight")]
         if self._bias:
             bias = generator.uniform(-bound, bound, self._shape[0]).astype(np.float32)
             inputs.append(self.accessor.add_constant(bias, "linear.bias"))
-        return self.accessor.add_node("Gemm", inputs, transB=1)
+        return self.accessor.add_node("Gemm", inputs, transB=1, alpha=self._alpha, beta=self._beta)

@@ -134,18 +134,18 @@ def current() -> ModelAccessor:
 
 
 @contextmanager
-def base(model: ModelProto, path: str | Path | None = None) -> Iterator[ModelAccessor]:
+def base(model: ModelProto, model_path: str | Path | None = None) -> Iterator[ModelAccessor]:
     """Add blocks to a copy of `model`, converted to opset 18 if it is older.
 
     Args:
         model: the forward model; load one of more than 2 GB with `load_external_data=False`.
-        path: the file that it was loaded from.
+        model_path: the file that it was loaded from.
 
     Raises:
         ArtifactError: blocks are already being added to another model.
         GradientError: the model is too old and cannot be converted.
     """
-    where = None if path is None else Path(path)
+    where = None if model_path is None else Path(model_path)
     with _entered(ModelAccessor(_prepared(model, where), where)) as accessor:
         yield accessor
 
@@ -164,14 +164,14 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
         yield accessor
 
 
-def custom_op_library(path: str | Path) -> NoReturn:
+def custom_op_library(custom_op_library_path: str | Path) -> NoReturn:
     """Refuse a library of custom operators.
 
     Raises:
         ArtifactError: always.
     """
     raise ArtifactError(
-        f"a library of custom operators ({path}) has no gradients",
+        f"a library of custom operators ({custom_op_library_path}) has no gradients",
         "gradients are made of standard operators, so that they run on any onnxruntime: rewrite the operator with "
         "those, or add a rule in onnxtool/autodiff/rules/",
     )

@@ -54,7 +54,7 @@ def test_a_block_computes_what_its_name_says(name: str) -> None:
 
 def test_a_linear_layer_has_parameters_of_its_own() -> None:
     """Drawn from a seed, in the layout of PyTorch."""
-    layer = blocks.Linear(2, 4, seed=3)
+    layer = blocks.Linear(2, 4, True, 2.0, 0.5, seed=3)
 
     class Model(onnxblock.ForwardBlock):
         def build(self, name: str) -> Any:
@@ -66,11 +66,12 @@ def test_a_linear_layer_has_parameters_of_its_own() -> None:
 
         accessor.model.graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2]))
         model("x")
+        assert [value.name for value in model.infer_shapes_on_base().graph.output]
     proto = model.to_model_proto()
     weight, bias = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer)
     assert weight.shape == (4, 2)
     found = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": X})[0]
-    np.testing.assert_allclose(found, X @ weight.T + bias, rtol=1e-6)
+    np.testing.assert_allclose(found, 2 * X @ weight.T + bias / 2, rtol=1e-6)
 
 
 def test_an_input_is_like_an_output_that_is_there() -> None:
