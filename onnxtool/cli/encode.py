@@ -149,12 +149,19 @@ def _part_blocks(report: PartReport) -> list[Block]:
             [
                 ("Output", report.output),
                 ("Shards", report.shards or "none: there are more parts than shards"),
-                ("Encoded", f"{report.num_encoded_shards} of {report.num_shards} shards; the others were done before"),
+                ("Encoded", _encoded(report)),
                 ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
                 ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
             ]
         )
     ]
+
+
+def _encoded(report: PartReport) -> str:
+    before = report.num_shards - report.num_encoded_shards
+    return (
+        f"{report.num_encoded_shards} of {report.num_shards} shards{f'; {before} were done before' if before else ''}"
+    )
 
 
 def _merge_blocks(report: MergeReport) -> list[Block]:
