@@ -23,6 +23,7 @@ from onnxtool.model_file.commits import folder_lock, force_to_disk
 _OWN_FILE = re.compile(
     r"\.?part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)((\.[0-9a-f]{8})?\.partial)?"
 )
+_OWN_RECORD = re.compile(r"\.?part-[0-9]{5,}\.json(\.[0-9a-f]{8}\.partial)?")
 
 
 class OutputFolder:
@@ -33,6 +34,7 @@ class OutputFolder:
         self.path = path if path.name not in ("", "..") else path.resolve()
         self.manifest_path = self.beside("manifest.json")
         self.rejects_path = self.beside("rejects.jsonl")
+        self.records_path = self.beside("parts")
 
     def beside(self, suffix: str) -> Path:
         """Return where a file of this folder lies that is not in it."""
@@ -138,6 +140,15 @@ class OutputFolder:
         for path in self.path.iterdir():
             if path.name not in kept:
                 path.unlink()
+
+    def remove_records(self) -> None:
+        """Remove the records of shards that were made by a plan."""
+        if self.records_path.is_dir():
+            for path in self.records_path.iterdir():
+                if _OWN_RECORD.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+            with suppress(OSError):  # somebody put a file there
+                self.records_path.rmdir()
 
     def commit_shard(self, files: Mapping[str, Path]) -> tuple[FileRecord, ...]:
         """Give staged files of the folder their names, and return what they are."""

@@ -81,7 +81,7 @@ class Records:
 
     def __init__(self, plan: CorpusPlan) -> None:
         self._plan = plan
-        self.path = plan.folder.beside("parts")
+        self.path = plan.folder.records_path
 
     def file(self, number: int) -> Path:
         """Return where the record of a shard lies."""
@@ -131,15 +131,6 @@ class Records:
                 if file_sha256(self._plan.folder.path / file.name) != file.sha256:
                     return f"has {file.name} with other contents than were written"
         return record
-
-    def remove(self) -> None:
-        """Remove all records."""
-        if self.path.is_dir():
-            for path in self.path.iterdir():
-                if re.fullmatch(r"\.?part-[0-9]{5,}\.json(\.[0-9a-f]{8}\.partial)?", path.name):
-                    path.unlink(missing_ok=True)
-            with suppress(OSError):  # somebody put a file there
-                self.path.rmdir()
 
 
 def _fields(record: PartRecord) -> dict[str, object]:
@@ -287,7 +278,7 @@ def merge_parts(plan_path: Path | str) -> MergeReport:
     with folder.locked():
         folder.require_names()
         if _is_merged(plan):
-            records.remove()
+            folder.remove_records()
             manifest = read_manifest(folder.manifest_path)
             assert manifest is not None  # noqa: S101  it is merged
             return _merged(plan, manifest)
@@ -305,7 +296,7 @@ def merge_parts(plan_path: Path | str) -> MergeReport:
                 records.file(number).unlink(missing_ok=True)
             return _unmerged(plan, problems)
         manifest = _publish(plan, folder, list(found.values()))
-        records.remove()
+        folder.remove_records()
     return _merged(plan, manifest)
 
 

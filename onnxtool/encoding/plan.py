@@ -124,6 +124,7 @@ def make_plan(
         if force:  # vectors of another plan are replaced shard by shard, or removed when the parts are merged
             folder.manifest_path.unlink(missing_ok=True)
             folder.rejects_path.unlink(missing_ok=True)
+            folder.remove_records()
         text = _to_json(job, Path(model_path), Path(corpus), path.parent, shards)
         write_text(path, text, force=force)
     return PlanReport(

@@ -274,6 +274,10 @@ def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:
     encode_part(plan)
     merge_parts(plan)
     assert (corpus_status(plan).merged, corpus_status(plan).share) == (True, 1)
+    for _ in range(2):
+        make_plan(tmp_path / "model.onnx", corpus, tmp_path / "vectors", OPTIONS, force=True)
+        assert corpus_status(plan).num_done == 0
+        encode_part(plan, PartOptions(shards="1"))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, corpus: Path) -> None:
