@@ -212,9 +212,10 @@ def _load_and_run(path: str) -> None:
         return
     try:
         session.run(None, feeds)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001  what comes behind the operator that refuses such sizes has not run
+    except Exception as error:  # onnxruntime's own are of no common kind
+        if _ran_out_of_memory(error):
+            raise
+        # An operator refuses such sizes, and what comes behind it has not run.
         from onnxtool.runtime.feeds import FeedShape
         from onnxtool.runtime.input_cases import sized_feeds
 
@@ -242,12 +243,14 @@ def _main(path: str, seconds: str, num_bytes: str) -> int:
     _limit(int(seconds), int(num_bytes))
     try:
         _load_and_run(path)
-    except MemoryError:
-        return _OUT_OF_MEMORY
     except Exception as error:  # noqa: BLE001  an error is the parent's to meet again, and to report
-        texts = ("bad_alloc", "allocate", "memory")
-        return _OUT_OF_MEMORY if any(text in str(error) for text in texts) else 0
+        return _OUT_OF_MEMORY if _ran_out_of_memory(error) else 0
     return 0
+
+
+def _ran_out_of_memory(error: Exception) -> bool:
+    """Return whether Python or onnxruntime, which says it by an error like any other, got no memory."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in ("bad_alloc", "allocate", "memory"))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,19 @@ def test_a_graph_that_refuses_the_smallest_inputs_is_tried_with_others(
         check_harmless(ModelFile.open(tmp_path / "model.onnx"))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of processes there")
+def test_memory_that_ran_out_is_not_tried_away(tmp_path: Path) -> None:
+    """Onnxruntime says so by an error like any other, and the inputs of another trial may be impossible to make."""
+    model = by_hand()["mlp"]
+    splice(model, "Expand to 2^32 on a value", "x", "h_")
+    model.graph.input.append(helper.make_tensor_value_info("unusual", TensorProto.UINT16, ["N"]))
+    model.graph.output.append(helper.make_tensor_value_info("kept", TensorProto.UINT16, ["N"]))
+    model.graph.node.append(helper.make_node("Identity", ["unusual"], ["kept"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelFileError, match="it took more than .* MB"):
+        check_harmless(ModelFile.open(tmp_path / "model.onnx"))
+
+
 def test_a_file_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it changes."""
     tried: list[Path] = []
