@@ -106,7 +106,7 @@ class TextTokenizer:
             segment_ids=first.segment_ids + second.segment_ids,
             is_special=first.is_special + second.is_special,
             attended=tuple(seen for part in (first, second) for seen in (part.attended or (True,) * len(part))),
-            offsets=None,
+            offsets=None if text.offsets is None else text.offsets.framed(count, before=self.pads_left),
         )
 
     @property

@@ -27,7 +27,7 @@ class ReadOptions:
         with_offsets: whether to say where in the text the tokens are, which costs time.
         cut_side: on which side long texts are cut, `left` or `right`; None for what the tokenizer says.
         keeps_first: whether the first text of a pair stays whole; else the longer one is cut first.
-        num_leading: so many tokens of a text, which are a prompt, stand in each of its windows.
+        num_leading: so many characters of a text, which are a prompt, stand in each of its windows; needs offsets.
         adds_special: whether tokens are put around a text; a chat template writes its own.
     """
 
@@ -57,6 +57,13 @@ class TokenOffsets:
     spans: tuple[tuple[int, int], ...]
     words: tuple[int, ...]
     first: int = 0
+
+    def framed(self, count: int, *, before: bool) -> TokenOffsets:
+        """Return them with `count` added tokens before or behind."""
+        nowhere, places = (-1,) * count, ((0, 0),) * count
+        if before:
+            return TokenOffsets(nowhere + self.parts, places + self.spans, nowhere + self.words, self.first)
+        return TokenOffsets(self.parts + nowhere, self.spans + places, self.words + nowhere, self.first)
 
 
 @dataclass(frozen=True)
@@ -140,14 +147,18 @@ class WholeText:
         Args:
             limit: the most tokens of a window.
             overlap: tokens that neighbours share.
-            num_leading: so many tokens at the start of the text are in each window as well.
+            num_leading: the tokens of so many characters at the start of the first text are in each window as well.
 
         Raises:
             InputError: windows with that overlap have no room.
         """
         if len(self.encoded) <= limit.tokens:
             return [self.encoded]
-        cut = self.parts[-1][num_leading:]
+        cut = self.parts[-1]
+        if num_leading and len(self.parts) == 1:  # of a pair the first text is whole in each window
+            assert self.encoded.offsets is not None  # noqa: S101  as ReadOptions says
+            spans = self.encoded.offsets.spans
+            cut = cut[sum(spans[place][1] <= num_leading for place in cut) :]
         taken = len(self.encoded) - len(cut)
         _require_room(taken, limit.tokens, limit, least=overlap + 1)
         room = limit.tokens - taken

@@ -173,6 +173,7 @@ def _merge_blocks(report: MergeReport) -> list[Block]:
         ("Manifest", report.manifest),
         ("Shards", str(report.num_shards)),
         ("Texts", str(report.num_texts)),
+        *([("Passages", str(report.num_passages))] if report.num_passages else ()),
         ("Tokens", str(report.num_tokens)),
     ]
     if report.num_rejects:

@@ -97,6 +97,8 @@ def command(
     encoder-decoders always write.
     """
     output = None if output == _STDOUT else output
+    if options.overlap is not None and options.long != "window":
+        raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
     if format_name == "csv" and not benchmark:
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
     if format_name == LINES and (benchmark or stream):
@@ -105,7 +107,7 @@ def command(
         )
     if output is not None and (click.get_current_context().meta[__name__] or output.is_dir()):
         _refuse(
-            _FOR_BENCHMARKS | _FOR_TEXTS - {"input", "prompt", "task", "representation", "model_name"} | {"benchmark"},
+            _FOR_BENCHMARKS | _FOR_TEXTS - option_names(CorpusOptions) - {"input"} | {"benchmark"},
             "--output is a folder, for the vectors of --input;",
         )
         encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet, dry_run=dry_run)
@@ -123,8 +125,6 @@ def command(
         if not has_texts:
             beside = " beside --query" if options.query is not None else ""
             raise click.UsageError(f"nothing to run: pass --text, --image, --input or --benchmark{beside}")
-        if options.overlap is not None and options.long != "window":
-            raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
     if output is not None:
         check_writable(output, force=corpus.force)
     if dry_run:

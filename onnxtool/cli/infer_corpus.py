@@ -55,6 +55,7 @@ def corpus_blocks(report: CorpusReport) -> list[Block]:
                 ("Manifest", report.manifest),
                 ("Vectors", f"{report.dimensions} numbers as {report.vectors_as}"),
                 ("Texts", f"{report.num_texts}{f', {done}' if done else ''}"),
+                *([("Passages", str(report.num_passages))] if report.num_passages else ()),
                 ("Tokens", f"{report.num_tokens}, and {report.padding_share:.1%} padding"),
                 ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
                 ("Workers", f"{report.workers} of {report.threads} threads each"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from onnxtool.encoding.form import CorpusForm, choose_form
@@ -21,6 +21,7 @@ from onnxtool.encoding.windows import Placed, Window, shard_windows, split_corpu
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
+from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.pictures.model import PictureModel, load_pictures, takes_pictures
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import resolve_provider
@@ -28,11 +29,13 @@ from onnxtool.runtime.session import available_cores
 
 # Measured by scripts/bench_infer.py: larger batches leave the caches of a core, smaller ones keep it waiting.
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
+_WORD = "a "  # a token or more of any tokenizer
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
 # Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
 _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
 # 40 MB of pixels at 224 x 224; a page that is cut has as many.
 _WINDOW_PICTURES, _WINDOW_PAGES = 64, 4
+_CHARACTERS_OF_PASSAGES = 1 << 20  # of a window whose texts are not cut, and know where their tokens are
 _CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
 
 
@@ -102,7 +105,8 @@ class Job:
         texts = None
         if isinstance(self.model, PictureModel):
             texts = _WINDOW_PICTURES if self.model.parts is None else _WINDOW_PAGES
-        return _CHARACTERS_OF_TOKENS if self.shard_format.by_token else None, texts
+        characters = _CHARACTERS_OF_PASSAGES if self.plan.long.way == "window" else None
+        return _CHARACTERS_OF_TOKENS if self.shard_format.by_token else characters, texts
 
     def encode(
         self, windows: Iterable[Window], folder: OutputFolder, on_batch: OnBatch, *, strict: bool = False
@@ -151,6 +155,7 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
         "--prompt": options.prompt,
         "--task": options.task,
         "--representation": options.representation,
+        "--long": options.long,
         "--keep_special": options.keep_special,
         "--weights": options.weights,
     }
@@ -201,7 +206,21 @@ def _plan(model: CorpusModel, options: VectorOptions, form: CorpusForm, workers:
     on_device = model.session.provider != "cpu"
     workers = workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
     task = model.task_of(options.task) if isinstance(model, LoadedModel) else None
-    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form)
+    long = _long(model, options, task) if isinstance(model, LoadedModel) else CUT
+    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form, long)
+
+
+def _long(model: LoadedModel, options: VectorOptions, task: str | None) -> LongTexts:
+    """Choose what becomes of long texts, and try it on one.
+
+    Raises:
+        InputError: there is no such way, or no room for windows with that overlap.
+    """
+    long, limit = LongTexts(options.long or CUT.way, options.overlap), model.limit_of(task)
+    if long.way == "window" and limit is not None:
+        model.windows([_WORD * limit.tokens], prompt=options.prompt, task=task, long=long)
+        long = replace(long, overlap=long.overlap_of(limit))
+    return long
 
 
 def _identity(
@@ -219,6 +238,8 @@ def _identity(
         "prompt": model.prompts.find(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
         **({"reading": plan.task} if plan.task else {}),
         **({"representation": options.representation} if options.representation else {}),
+        **({"long": plan.long.way} if plan.long.way != CUT.way else {}),
+        **({"overlap": plan.long.overlap} if plan.long.overlap is not None else {}),
         "shard_size": options.shard_size,
         "batch_tokens": plan.rules.max_tokens,
         "provider": model.session.provider,

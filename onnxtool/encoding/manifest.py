@@ -59,6 +59,7 @@ class ShardRecord:
         num_padding: tokens of padding that it read besides.
         num_truncated: texts that were longer than the model takes.
         rejects: texts without any token, which shows only when they are tokenized.
+        num_passages: that have a vector, where texts are read as passages; else 0.
     """
 
     files: tuple[FileRecord, ...]
@@ -68,6 +69,7 @@ class ShardRecord:
     num_padding: int
     num_truncated: int
     rejects: tuple[Reject, ...]
+    num_passages: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Manifest:
     def num_texts(self) -> int:
         """How many texts have a vector."""
         return sum(shard.num_texts for shard in self.shards)
+
+    @property
+    def num_passages(self) -> int:
+        """How many passages of these texts have one, where they are read as passages; else 0."""
+        return sum(shard.num_passages for shard in self.shards)
 
     def to_json(self) -> str:
         """Write it as a document."""

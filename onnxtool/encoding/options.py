@@ -15,7 +15,7 @@ from onnxtool.checkpoint.vector_types import (
     check_ranges_options,
 )
 from onnxtool.errors import InputError
-from onnxtool.infer.options import ModelName, Prompt, Provider, Representation, TextTask, Threads
+from onnxtool.infer.options import Long, ModelName, Overlap, Prompt, Provider, Representation, TextTask, Threads
 from onnxtool.options import Force, Option
 
 # What vectors are written as, and the weights of terms in them.
@@ -35,6 +35,9 @@ class VectorOptions:
             None for the checkpoint's default.
         task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither.
         representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
+        long: what becomes of texts that are longer than the model takes: they are cut (`truncate`, as for None), read
+            as passages that each have an id and a vector (`window`), or rejected (`fail`).
+        overlap: tokens that neighbouring passages share; None for a quarter of what the model takes.
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads of the session; 0 for one, as the workers have the other cores.
         output_format: one of OUTPUT_FORMATS; None for jsonl of a sparse encoder, and npy of an embedder.
@@ -55,6 +58,8 @@ class VectorOptions:
     prompt: Prompt = None
     task: TextTask = None
     representation: Representation = None
+    long: Long = None
+    overlap: Overlap = None
     provider: Provider = "auto"
     threads: Threads = 0
     output_format: Annotated[

@@ -176,7 +176,7 @@ class StagedShard:
         token = secrets.token_hex(4)
         self._files = {name: staged(folder.path / name, token) for name in shard_format.names(number)}
         self._writer: ShardWriter | None = None
-        self._num_texts = self._num_tokens = self._num_padding = self._num_truncated = 0
+        self._num_texts = self._num_tokens = self._num_padding = self._num_truncated = self._num_passages = 0
         self._rejects: list[Reject] = []
 
     def append(self, encoded: EncodedWindow) -> None:
@@ -184,8 +184,9 @@ class StagedShard:
         if encoded.vectors is not None:
             if self._writer is None:
                 self._writer = self._format.open([*self._files.values()])
-            self._writer.append(encoded.window.documents, encoded.vectors)
+            self._writer.append(encoded.rows, encoded.vectors)
         self._num_texts += len(encoded.window.documents)
+        self._num_passages += sum(row.span is not None for row in encoded.rows)
         self._num_tokens += encoded.num_tokens
         self._num_padding += encoded.num_padding
         self._num_truncated += encoded.num_truncated
@@ -203,6 +204,7 @@ class StagedShard:
             num_padding=self._num_padding,
             num_truncated=self._num_truncated,
             rejects=tuple(self._rejects),
+            num_passages=self._num_passages,
         )
 
     def abandon(self) -> None:

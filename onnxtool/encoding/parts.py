@@ -346,6 +346,7 @@ def _merged(plan: CorpusPlan, manifest: Manifest) -> MergeReport:
         manifest=str(plan.folder.manifest_path),
         num_shards=len(plan.shards),
         num_texts=manifest.num_texts,
+        num_passages=manifest.num_passages,
         num_tokens=sum(shard.num_tokens for shard in manifest.shards),
         num_rejects=manifest.num_rejects or 0,
         rejects_path=str(plan.folder.rejects_path) if manifest.num_rejects else "",

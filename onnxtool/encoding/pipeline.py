@@ -9,17 +9,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.encoding.passages import passages
 from onnxtool.encoding.shards import Vectors
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.windows import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel
+from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.pictures.model import PictureModel, PreparedPicture
 from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
@@ -30,6 +33,11 @@ _WINDOWS_AHEAD = 3
 # What reads documents and runs them. What a read document is, is its own matter.
 CorpusModel = LoadedModel | PictureModel
 
+# A document and what is run of it.
+_Read = tuple[Document, list[Any]]
+
+TOO_LONG = "has more tokens than the model takes"
+
 OnBatch = Callable[[Window, int, float], None]
 
 
@@ -39,7 +47,8 @@ class EncodedWindow:
 
     Attributes:
         window: with the documents that have vectors alone.
-        vectors: of N texts; None where there are none.
+        rows: what has a vector: these documents, or the passages of each.
+        vectors: of N rows; None where there are none.
         num_tokens: that the model read, special ones included.
         num_padding: tokens of padding that it read besides.
         num_truncated: texts that were longer than the model takes.
@@ -47,6 +56,7 @@ class EncodedWindow:
     """
 
     window: Window
+    rows: tuple[Document, ...]
     vectors: Vectors | None
     num_tokens: int
     num_padding: int
@@ -65,6 +75,7 @@ class Plan:
         task: what the texts are for, likewise.
         keep_special: whether tokens that frame a text may be terms.
         form: how vectors are cut and stored.
+        long: what becomes of texts that are longer than the model takes.
     """
 
     rules: BatchRules
@@ -73,6 +84,7 @@ class Plan:
     task: str | None
     keep_special: bool
     form: VectorForm
+    long: LongTexts = CUT
 
 
 def batch_rules(model: CorpusModel, batch_tokens: int) -> BatchRules:
@@ -88,9 +100,10 @@ def batch_rules(model: CorpusModel, batch_tokens: int) -> BatchRules:
 
 @dataclass
 class _Running:
-    """A window of which batches are running, the places of their texts, and what they will give."""
+    """A window of which batches are running, the places of their rows, and what they will give."""
 
     window: Window
+    rows: tuple[Document, ...]
     read: Sequence[EncodedText] | Sequence[PreparedPicture]
     rejects: tuple[Reject, ...]
     places: list[list[int]]
@@ -134,27 +147,29 @@ def encode_windows(
 
 
 def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    read, rejects = _tokenize(model, window.documents, plan)
-    refused = {(reject.file, reject.line) for reject in rejects}
-    kept = tuple(document for document in window.documents if (document.file, document.line) not in refused)
-    window = replace(window, documents=kept)
+    found, rejects = _tokenize(model, window.documents, plan)
+    window = replace(window, documents=tuple(document for document, _ in found))
+    read = [text for _, texts in found for text in texts]
+    rows = window.documents
+    if plan.long.way == "window" and isinstance(model, LoadedModel):
+        num_before = len(model.prompts.find(plan.prompt, plan.task))
+        rows = tuple(chain.from_iterable(passages(document, texts, num_before) for document, texts in found))
     # The longest first: what is left at the end of the corpus, when workers run out of batches, is short.
     places = list(plan.rules.batches([len(text) for text in read]))[::-1]
     results = [workers.submit(_encode, model, [read[place] for place in batch], plan) for batch in places]
-    return _Running(window, read, rejects, places, results)
+    return _Running(window, rows, read, rejects, places, results)
 
 
-def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> tuple[list[Any], tuple[Reject, ...]]:
+def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> tuple[list[_Read], tuple[Reject, ...]]:
     """Read all texts at once; where one of them has no token, one after the other, and say which."""
+    found: list[_Read] = []
+    rejects: list[Reject] = []
     try:
-        texts = [document.contents for document in documents]
-        return model.tokenize(texts, prompt=plan.prompt, task=plan.task), ()
+        found += zip(documents, _texts(model, documents, plan), strict=True)
     except InputError:
-        read: list[Any] = []
-        rejects: list[Reject] = []
         for document in documents:
             try:
-                read += model.tokenize([document.contents], prompt=plan.prompt, task=plan.task)
+                found.append((document, _texts(model, [document], plan)[0]))
             except InputError as error:
                 reason = (
                     f"is no picture that can be read: {error.message}"
@@ -162,7 +177,21 @@ def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> 
                     else "has contents without any token"
                 )
                 rejects.append(Reject(document.file, document.line, reason, document.id))
-        return read, tuple(rejects)
+    if plan.long.way == "fail":
+        long = [document for document, texts in found if texts[0].truncated]
+        rejects += [Reject(document.file, document.line, TOO_LONG, document.id) for document in long]
+        found = [read for read in found if not read[1][0].truncated]
+    return found, tuple(sorted(rejects, key=lambda reject: (reject.file, reject.line)))
+
+
+def _texts(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> list[list[Any]]:
+    """Read documents, each as what the model takes at once: one, or of a text that is read in windows several."""
+    texts = [document.contents for document in documents]
+    if isinstance(model, PictureModel):
+        return [[picture] for picture in model.tokenize(texts, prompt=plan.prompt, task=plan.task)]
+    in_windows = plan.long.way == "window"
+    long = plan.long if in_windows else CUT
+    return model.windows(texts, prompt=plan.prompt, task=plan.task, long=long, with_offsets=in_windows)
 
 
 def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan) -> Vectors:
@@ -182,10 +211,12 @@ def _finish(running: _Running, plan: Plan, on_batch: OnBatch) -> EncodedWindow:
     parts = []
     for result, batch in zip(running.results, running.places, strict=True):
         parts.append(result.result())
-        on_batch(running.window, len(batch), sum(lengths[place] for place in batch) / num_tokens)
+        num_texts = sum((running.rows[place].span or (0, 0))[0] == 0 for place in batch)  # first passages
+        on_batch(running.window, num_texts, sum(lengths[place] for place in batch) / num_tokens)
     num_run = sum(_padded(batch, lengths, plan.rules) for batch in running.places)
     return EncodedWindow(
         window=running.window,
+        rows=running.rows,
         vectors=_in_order(parts, running.places),
         num_tokens=num_tokens,
         num_padding=num_run - num_tokens,

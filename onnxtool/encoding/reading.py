@@ -16,16 +16,22 @@ from numpy.typing import NDArray
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
+from onnxtool.encoding.passages import document_of
 from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 
 class Shard(NamedTuple):
-    """The ids of N texts, and their vectors."""
+    """The ids of N texts, and their vectors.
+
+    Attributes:
+        starts: of texts that were read as passages, int64 [N]: the vector with which each begins; else None.
+    """
 
     ids: list[str]
     vectors: Vectors
+    starts: NDArray[np.int64] | None = None
 
 
 def read_shards(folder: Path, vocabulary: Sequence[str] = ()) -> Iterator[Shard]:
@@ -43,9 +49,12 @@ def read_shards(folder: Path, vocabulary: Sequence[str] = ()) -> Iterator[Shard]
     if manifest is None:
         raise InputError(f"{folder} is no encoded corpus", "encode one: onnxtool infer --input FILE --output DIR/")
     for shard in manifest.shards:
+        if not shard.files:  # none of its texts has a token
+            continue
         paths = [folder / file.name for file in shard.files]
         try:
-            yield _read(paths, vocabulary)
+            read = _read(paths, vocabulary)
+            yield _of_documents(read) if shard.num_passages else read
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{paths[0]} cannot be read: {error}", "encode the corpus again") from error
 
@@ -64,6 +73,13 @@ def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
         return Shard(ids, loaded[0])
     rows, indptr = loaded
     return Shard(ids, TokenVectors(indptr, rows))
+
+
+def _of_documents(shard: Shard) -> Shard:
+    """Put passages of the same document together, which follow each other."""
+    documents = [document_of(name) for name in shard.ids]
+    starts = [place for place, name in enumerate(documents) if place == 0 or name != documents[place - 1]]
+    return Shard([documents[place] for place in starts], shard.vectors, np.array(starts, np.int64))
 
 
 def _read_terms(path: Path, vocabulary: Sequence[str]) -> Shard:

@@ -14,6 +14,7 @@ class CorpusReport:
         output_format: `jsonl`, `parquet` or `npy`.
         manifest: the file that says what the vectors were made with, and the hash of each shard.
         num_texts: that have a vector.
+        num_passages: of these texts, each with a vector, where texts are read as passages; else 0.
         num_encoded: of these, those that this run encoded.
         num_tokens: that the model read, special ones included.
         padding_share: of all that the model read, what was padding; from 0 to 1.
@@ -41,6 +42,7 @@ class CorpusReport:
     output_format: str
     manifest: str
     num_texts: int
+    num_passages: int
     num_encoded: int
     num_tokens: int
     padding_share: float
@@ -126,6 +128,7 @@ class MergeReport:
     manifest: str
     num_shards: int
     num_texts: int = 0
+    num_passages: int = 0
     num_tokens: int = 0
     num_rejects: int = 0
     rejects_path: str = ""

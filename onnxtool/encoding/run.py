@@ -160,6 +160,7 @@ class _Run:
             output_format=self.job.shard_format.kind,
             manifest=str(self.folder.manifest_path),
             num_texts=self.manifest.num_texts,
+            num_passages=self.manifest.num_passages,
             num_encoded=num_encoded,
             num_tokens=num_tokens,
             padding_share=num_padding / max(1, num_tokens + num_padding),

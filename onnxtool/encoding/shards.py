@@ -90,7 +90,10 @@ def _written_terms(vectors: SparseVectors, weights: str) -> tuple[NDArray[np.int
 
 
 class _JsonWriter:
-    """A text a line: `id`, `contents` and `vector`: terms and weights, numbers, or a list of numbers for each token."""
+    """A text a line: `id`, `contents` and `vector`: terms and weights, numbers, or a list of numbers for each token.
+
+    Of passages, `begin` and `end` say which characters of the text they are.
+    """
 
     def __init__(self, path: Path, shard_format: ShardFormat) -> None:
         self._format = shard_format
@@ -137,6 +140,8 @@ def _list(items: Iterable[str]) -> str:
 class _ParquetWriter:
     """A table of `id`, `contents` where they are wanted, and the vectors; a row group per window.
 
+    Of passages, `begin` and `end` say which characters of the text they are.
+
     `vector` is a list of H numbers, `vectors` one such list for each token; of sparse vectors `indices` are the ids of
     the terms, ascending, and `values` their weights.
     """
@@ -151,6 +156,11 @@ class _ParquetWriter:
         columns: dict[str, Any] = {"id": [document.id for document in documents]}
         if self._format.contents:
             columns["contents"] = [document.contents for document in documents]
+        if spans := [document.span for document in documents if document.span is not None]:
+            columns |= {
+                name: self._arrow.array(np.array(column, np.int32))
+                for name, column in zip(("begin", "end"), zip(*spans, strict=True), strict=True)
+            }
         table = self._arrow.table(columns | self._columns(vectors))
         if self._writer is None:
             # Dictionaries of floats cost time and save nothing.
@@ -181,7 +191,7 @@ class _ParquetWriter:
 
 
 class _ArrayWriter:
-    """An array of vectors, [N, H], and a line of JSON for each text, with the `id`.
+    """An array of vectors, [N, H], and a line of JSON for each text, with the `id`, and `begin` and `end` of passages.
 
     Of vectors of tokens, the array is [T, W], and a second one, int64 [N + 1], says where the tokens of a text begin.
     """
@@ -241,7 +251,8 @@ class _GrowingArray:
 
 def _fields(document: Document, *, contents: bool) -> str:
     text = f', "contents": {_json(document.contents)}' if contents else ""
-    return f'"id": {_json(document.id)}{text}'
+    place = "" if document.span is None else f', "begin": {document.span[0]}, "end": {document.span[1]}'
+    return f'"id": {_json(document.id)}{text}{place}'
 
 
 def _json(text: str) -> str:

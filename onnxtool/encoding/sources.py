@@ -53,6 +53,7 @@ class Document:
         contents: the text; the path of a picture.
         line: its number in the file, from 1; the row of a table.
         sha256: of the file of a picture; empty for a text.
+        span: of a passage, the characters of the text that it is, from the first to behind the last.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Document:
     file: str
     line: int
     sha256: str = ""
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

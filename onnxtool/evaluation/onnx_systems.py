@@ -23,6 +23,7 @@ from onnxtool.evaluation.systems import SHARD_TEXTS, Reranking, System, VectorSy
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.loading import LoadedModel, load
+from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.static_queries import QUERY
 from onnxtool.model_file import ModelFile
 from onnxtool.progress import Stage, tell
@@ -55,6 +56,8 @@ class OnnxVectors(VectorSystem):
             model_name=options.model_name,
             task="document",
             representation=options.representation,
+            long=options.long,
+            overlap=options.overlap,
             provider=options.provider,
             workers=options.workers,
             threads=options.threads,
@@ -105,7 +108,8 @@ class OnnxReranker(Reranking):
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the score of each pair."""
         asked = [TextInput(document, query=query) for query, document in pairs]
-        return [answer.candidates[0].score for answer in self._model.answer(asked).answers]
+        long = LongTexts(self._options.long, self._options.overlap)
+        return [answer.candidates[0].score for answer in self._model.answer(asked, long=long).answers]
 
 
 def open_model(path: Path, options: EvaluateOptions) -> System:

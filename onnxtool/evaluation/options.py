@@ -10,7 +10,7 @@ from typing import Annotated
 from onnxtool.checkpoint.vector_types import Dimensions
 from onnxtool.errors import InputError
 from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, DEFAULT_SPLIT
-from onnxtool.infer.options import ModelName, Provider, Representation, Threads
+from onnxtool.infer.options import ModelName, Overlap, Provider, Representation, Threads
 from onnxtool.options import Option
 
 
@@ -26,6 +26,8 @@ class EvaluateOptions:
         depth: how many documents are kept for a query.
         num_candidates: how many documents of a query a reranker orders.
         cache: where the vectors of documents are kept; None for a folder of the user.
+        long: whether long documents are cut (`truncate`), or read in windows, of which the best one counts (`window`).
+        overlap: tokens that neighbouring windows share; None for a quarter of a window.
         model_name: as in CorpusOptions, and so are `representation`, `provider`, `workers`, `threads`, `dimensions`
             and `keep_special`.
         fail_if: gates on measures, such as `ndcg@10<0.4`, or `ndcg@10<-0.5%` against the base.
@@ -68,6 +70,14 @@ class EvaluateOptions:
     ] = None
     model_name: ModelName = None
     representation: Representation = None
+    long: Annotated[
+        str,
+        Option(
+            "Documents that are longer than the model takes: cut, or read as passages, of which the best one counts.",
+            choices=("truncate", "window"),
+        ),
+    ] = "truncate"
+    overlap: Overlap = None
     provider: Provider = "auto"
     workers: Annotated[int, Option("Batches of documents that run at once; 0: one per core.", minimum=0)] = 0
     threads: Threads = 0

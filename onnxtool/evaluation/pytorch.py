@@ -41,6 +41,11 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
         InputError: sentence-transformers is not installed.
         CheckpointError: it cannot load the checkpoint.
     """
+    if options.long != "truncate":
+        raise InputError(
+            f"--long {options.long} is for ONNX files, and sentence-transformers cuts what is long",
+            "leave out --long, or compare with an ONNX file",
+        )
     try:
         import sentence_transformers
     except ImportError as error:

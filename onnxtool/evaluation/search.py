@@ -1,6 +1,6 @@
 """Exact search: every document is compared with every query, a block of documents at a time.
 
-Letters of shapes: Q queries, D documents of a block, H numbers of a vector, V terms of a vocabulary.
+Letters of shapes: Q queries, D documents of a block, or their passages, H numbers of a vector, V terms of a vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Run = dict[str, dict[str, float]]
 """Query to document to score; the documents of a query stand from the best to the worst."""
 
 
-_DOCUMENTS_AT_A_TIME = 4096
+_VECTORS_AT_A_TIME = 4096
 _DIFFERENCES = 1 << 24  # float64 in memory at once, for distances that are no products
 
 
@@ -32,7 +32,8 @@ def search(
 
     Scores are computed in float64 where they are products, and rounded to float32, so that equal vectors have equal
     scores. Of these, the document whose id sorts last comes first, as trec_eval orders them. A sparse document that
-    shares no term with a query is no result of it.
+    shares no term with a query is no result of it. One that was read as passages has the score of its best one (MaxP;
+    Dai and Callan, 2019, arXiv:1905.09217).
 
     Args:
         query_ids: Q names.
@@ -49,9 +50,17 @@ def search(
     ids: list[str] = []
     known: set[str] = set()
     for shard in shards:
-        for start in range(0, len(shard.ids), _DOCUMENTS_AT_A_TIME):
-            names = shard.ids[start : start + _DOCUMENTS_AT_A_TIME]
-            scores = compare.scores(shard.vectors, start, start + len(names))
+        starts = np.arange(len(shard.ids)) if shard.starts is None else shard.starts
+        ends = np.append(starts[1:], len(shard.vectors))
+        first = 0
+        while first < len(shard.ids):
+            begin = starts[first]
+            last = max(first + 1, int(np.searchsorted(ends, begin + _VECTORS_AT_A_TIME, side="right")))
+            names = shard.ids[first:last]
+            scores = compare.scores(shard.vectors, begin, ends[last - 1])
+            if shard.starts is not None:
+                scores = np.maximum.reduceat(scores, starts[first:last] - begin, axis=1)
+            first = last
             for row, own in zip(scores, best, strict=True):
                 own.add(row, names)
         ids += shard.ids

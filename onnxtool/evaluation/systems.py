@@ -103,18 +103,19 @@ class VectorSystem(System):
             parts.append(self.encode_queries(texts[start : start + _TEXTS_AT_A_TIME]))
         tell("searching")
         queries = _joined(parts)
-        num_weights = 0
+        num_weights = num_vectors = 0
 
         def counted() -> Iterator[Shard]:
-            nonlocal num_weights
+            nonlocal num_weights, num_vectors
             for shard in () if first is None else chain([first], shards):
                 num_weights += len(shard.vectors.weights) if isinstance(shard.vectors, SparseVectors) else 0
+                num_vectors += len(shard.vectors)
                 yield shard
 
         run, ids = search(
             list(collection.queries), queries, counted(), similarity=self.similarity, depth=self._options.depth
         )
-        terms = _terms(queries, num_weights, len(ids)) if isinstance(queries, SparseVectors) and ids else None
+        terms = _terms(queries, num_weights, num_vectors) if isinstance(queries, SparseVectors) and ids else None
         return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())), terms)
 
 
@@ -255,7 +256,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     return type(first).concatenate(parts) if isinstance(first, SparseVectors | TokenVectors) else np.concatenate(parts)
 
 
-def _terms(queries: SparseVectors, num_weights: int, num_documents: int) -> Terms:
-    """Say how sparse Q queries are, and documents with so many weights that are not zero."""
-    per_document = num_weights / num_documents
+def _terms(queries: SparseVectors, num_weights: int, num_vectors: int) -> Terms:
+    """Say how sparse Q queries are, and documents or passages with so many weights that are not zero."""
+    per_document = num_weights / num_vectors
     return Terms(len(queries.weights) / len(queries), per_document, 1 - per_document / len(queries.vocabulary))

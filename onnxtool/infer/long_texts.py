@@ -73,10 +73,13 @@ class LongTexts:
                 _require_whole(read, limit, first)
             _require_tokens(texts, read, first)
             return [[text] for text in read]
-        overlap = limit.tokens // _OVERLAP if self.overlap is None else self.overlap
-        windows = tokenizer.encode_windows(texts, limit, overlap, options)
+        windows = tokenizer.encode_windows(texts, limit, self.overlap_of(limit), options)
         _require_tokens(texts, [group[0] for group in windows], first)
         return windows
+
+    def overlap_of(self, limit: Limit) -> int:
+        """Return how many tokens neighbouring windows of `limit` share."""
+        return limit.tokens // _OVERLAP if self.overlap is None else self.overlap
 
 
 CUT = LongTexts()

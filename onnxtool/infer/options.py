@@ -48,6 +48,18 @@ Representation = Annotated[
 Provider = Annotated[
     str, Option("Where to run: cuda fails where it cannot, auto uses it where it can.", choices=("auto", *PROVIDERS))
 ]
+Long = Annotated[
+    str | None,
+    Option(
+        "What happens to texts that are longer than the model takes: cut, read in windows, or refused. In a folder of "
+        "vectors, a window is a passage of its own, ID#0, ID#1 and so on.",
+        choices=LONG_TEXTS,
+        default="window for questions, else truncate",
+    ),
+]
+Overlap = Annotated[
+    int | None, Option("Tokens that neighbouring windows share.", minimum=0, default="a quarter of a window")
+]
 Threads = Annotated[int, Option("Intra-op threads; 0: one per core.", minimum=0, maximum=MAX_THREADS)]
 
 
@@ -102,17 +114,8 @@ class InferOptions:
     prompt: Prompt = None
     task: TextTask = None
     representation: Representation = None
-    long: Annotated[
-        str | None,
-        Option(
-            "What happens to texts that are longer than the model takes: cut, read in windows, or refused.",
-            choices=LONG_TEXTS,
-            default="window for questions, else truncate",
-        ),
-    ] = None
-    overlap: Annotated[
-        int | None, Option("Tokens that neighbouring windows share.", minimum=0, default="a quarter of a window")
-    ] = None
+    long: Long = None
+    overlap: Overlap = None
     top_k: Annotated[
         int | None,
         Option(

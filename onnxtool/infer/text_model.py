@@ -106,6 +106,7 @@ class TextModel:
         task: str | None = None,
         long: LongTexts | str = CUT,
         first: int = 1,
+        with_offsets: bool = False,
     ) -> list[list[EncodedText]]:
         """Read N texts, or pairs of texts, each as one or more windows that the model takes.
 
@@ -116,6 +117,7 @@ class TextModel:
             long: what becomes of texts that are longer than the limit: `truncate`, `window` or `fail`, or with an
                 overlap as LongTexts.
             first: the number of the first text, for errors.
+            with_offsets: whether to say where in prompt and text the tokens are, which costs time.
 
         Raises:
             InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
@@ -123,20 +125,21 @@ class TextModel:
         if task is not None and task not in TASKS:
             raise InputError(f"no task called {task!r}", f"pass one of {', '.join(TASKS)}, or none")
         self.require_documents(task or prompt)
-        before, limit = self.prompts.find(prompt, task), self.limit_of(task)
+        before, limit, long = self.prompts.find(prompt, task), self.limit_of(task), LongTexts.of(long)
         if self.chats is not None:
-            return self._prepared(
-                self.chats.read(texts, before, limit, LongTexts.of(long), task=task, first=first), task
-            )
+            return self._prepared(self.chats.read(texts, before, limit, long, task=task, first=first), task)
         options = ReadOptions(
-            with_offsets=self.head.needs_offsets, cut_side=self.head.cut_side, keeps_first=self.head.needs_pairs
+            with_offsets=self.head.needs_offsets or with_offsets,
+            cut_side=self.head.cut_side,
+            keeps_first=self.head.needs_pairs,
         )
         num_left_out = 0
         if before:
             texts = [_with_prompt(before, text) for text in texts]
-            options = replace(options, num_leading=self.tokenizer.count(before))
+            if long.way == "window":
+                options = replace(options, with_offsets=True, num_leading=len(before))
             num_left_out = self._num_left_out(before)
-        read = LongTexts.of(long).read(self.tokenizer, texts, limit, options, first=first)
+        read = long.read(self.tokenizer, texts, limit, options, first=first)
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
         return self._prepared(read, task)

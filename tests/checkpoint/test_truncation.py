@@ -80,7 +80,7 @@ def test_a_prompt_stands_in_every_window() -> None:
     """Its tokens, which come first in the text, are not parted."""
     tokenizer = TextTokenizer(MINILM)
     (windows,) = tokenizer.encode_windows(
-        ["find it: " + " ".join(WORDS)], Limit(9, "a test"), 1, ReadOptions(num_leading=3)
+        ["find it: " + " ".join(WORDS)], Limit(9, "a test"), 1, ReadOptions(with_offsets=True, num_leading=9)
     )
     prompt = tokenizer.encode(["find it:"])[0].ids[1:-1]
     assert len(windows) == 3

@@ -329,7 +329,7 @@ def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
     ]
     window = Window((Document("d0", "a cat", "c.jsonl", 1),), 0, "digest", 0)
     for writer in writers:
-        writer.append(EncodedWindow(window, np.ones((1, 4), np.float32), 4, 0, 0, ()))
+        writer.append(EncodedWindow(window, window.documents, np.ones((1, 4), np.float32), 4, 0, 0, ()))
     first, second = (writer.commit("digest") for writer in writers)
     assert first == second
     assert sorted(path.name for path in tmp_path.iterdir()) == ["part-00000.ids.jsonl", "part-00000.npy"]

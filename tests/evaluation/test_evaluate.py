@@ -106,6 +106,28 @@ def test_prompts_of_queries_and_documents_are_used(tmp_path: Path, data: Path) -
     assert evaluate(path, data).queries != before.queries
 
 
+def test_the_best_passage_of_a_long_document_counts(tmp_path: Path, data: Path) -> None:
+    """MaxP over the windows of the tokenizer, where a document that is cut has the score of its beginning."""
+    path = write_dense(tmp_path, sentence_bert={"max_seq_length": 5})
+    runs = {}
+    for long, overlap in (("truncate", None), ("window", 1)):
+        run_path = tmp_path / f"{long}.run"
+        options = EvaluateOptions(cache=tmp_path / "cache", provider="cpu", long=long, overlap=overlap)
+        report = evaluate_model(path, data, options, run_path=run_path)
+        assert report.num_documents == 50
+        runs[long] = read_run(run_path)
+    assert runs["truncate"] != runs["window"]
+    for query, text in TEXTS.queries.items():
+        expected = {
+            name: max(
+                float(mean(" ".join(text.split()[:3])) @ mean(" ".join(words[start : start + 3])))
+                for start in range(0, max(1, len(words) - 1), 2)
+            )
+            for name, words in ((name, document.split()) for name, document in TEXTS.documents.items())
+        }
+        assert runs["window"][query] == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_reranker_orders_the_candidates(tmp_path: Path, data: Path) -> None:
     """Those of a run, by the model's own scores, whatever theirs are."""
     values = table(V, 1) / 4
@@ -219,6 +241,8 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         (("--split", "dev"), 1, "has no judgements of the split 'dev'"),
         (("--candidates", "x.run"), 1, "--candidates is for rerankers"),
         (("--against", "nowhere"), 1, "sentence-transformers cannot load nowhere"),
+        (("--long", "window", "--against", "nowhere"), 1, "--long window is for ONNX files"),
+        (("--overlap", "2"), 1, "cannot share 2 tokens where long texts are treated by truncate"),
         (("--depth", "0"), 2, "0 is not in the range"),
         (("--dimensions", "6"), 1, "the vectors of this model have 6"),
     ],

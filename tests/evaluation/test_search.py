@@ -106,6 +106,27 @@ def test_late_interaction_equals_a_loop(similarity: str) -> None:
         np.testing.assert_allclose(list(run[name].values()), [score for _, score in expected[name][:10]], rtol=1e-5)
 
 
+@pytest.mark.parametrize("vectors", [dense, terms, tokens])
+@pytest.mark.parametrize("at_a_time", [1, 7, 4096])
+def test_a_document_has_the_score_of_its_best_passage(
+    vectors: Callable[[int, int], Any], at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each passage were searched alone; also where a block is smaller than a document."""
+    monkeypatch.setattr("onnxtool.evaluation.search._VECTORS_AT_A_TIME", at_a_time)
+    similarity = MAXSIM if vectors is tokens else DOT
+    queries, passages = vectors(Q, 1), vectors(D, 2)
+    alone, _ = search(NAMES, queries, [Shard(IDS, passages)], similarity=similarity, depth=D)
+    starts = np.array([0, 1, 2, 20, 21, 44])
+    names = [f"doc{number}" for number in range(len(starts))]
+    run, found = search(NAMES, queries, [Shard(names, passages, starts)], similarity=similarity, depth=D)
+    assert found == names
+    for query, scores in alone.items():
+        parts = np.split(np.array([scores.get(name, -np.inf) for name in IDS]), starts[1:])
+        best = {name: part.max() for name, part in zip(names, parts, strict=True) if part.max() > -np.inf}
+        assert run[query] == pytest.approx(best)
+        assert list(run[query]) == sorted(best, key=lambda name: (best[name], name), reverse=True)
+
+
 def test_equal_documents_have_equal_scores_and_the_last_id_comes_first() -> None:
     """As trec_eval breaks ties; also where only some of the equals fit, and across blocks."""
     documents = np.repeat(dense(1, 3), D, axis=0)

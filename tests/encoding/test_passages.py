@@ -1,0 +1,182 @@
+"""A text that is longer than the model takes becomes passages, each with an id, a place in the text and a vector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from onnxtool.encoding import (
+    CorpusOptions,
+    CorpusProgress,
+    PartOptions,
+    VectorOptions,
+    encode_corpus,
+    encode_part,
+    make_plan,
+    merge_parts,
+    windows,
+)
+from onnxtool.encoding.report import CorpusReport
+from onnxtool.errors import InputError
+from onnxtool.infer import load
+from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.infer.tiny_models import VOCABULARY, model_for, table, write_checkpoint, write_model
+
+LIMIT, OVERLAP = 8, 2
+WINDOWS: dict[str, Any] = {"long": "window", "overlap": OVERLAP}
+TEXTS = [" ".join(make_texts(5, seed)) for seed in range(12)] + make_texts(12)
+
+
+def _model(folder: Path, **files: Any) -> Path:
+    """Write an embedder with hidden states [B, S, 4], whose checkpoint takes their mean over at most 8 tokens."""
+    return write_model(
+        folder,
+        model_for("sentence-similarity", table(V, 4), "last_hidden_state"),
+        modules={"Transformer": {}, "Pooling": {"pooling_mode": "mean"}},
+        sentence_bert={"max_seq_length": LIMIT},
+        **files,
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """That embedder, without prompts."""
+    return _model(tmp_path)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Long texts and short ones, some of them with ids that end as those of passages do."""
+    lines = [{"id": f"d{place}{'#0' * (place % 3)}", "contents": text} for place, text in enumerate(TEXTS)]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _encode(model: Path, corpus: Path, **options: Any) -> CorpusReport:
+    return encode_corpus(model, corpus, corpus.parent / "vectors", CorpusOptions(provider="cpu", **WINDOWS | options))
+
+
+def _vectors(folder: Path) -> NDArray[Any]:
+    return np.concatenate([np.load(path, allow_pickle=False) for path in sorted(folder.glob("*.npy"))])
+
+
+def test_passages_are_the_windows_of_the_checkpoints_own_tokenizer(tmp_path: Path, model: Path, corpus: Path) -> None:
+    """As many as its truncation with a stride gives, with the same characters; ids count them."""
+    report = _encode(model, corpus, contents=True)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LIMIT, stride=OVERLAP)
+    expected = []
+    for name, text in ((line["id"], line["contents"]) for line in map(json.loads, corpus.read_text().splitlines())):
+        first = tokenizer.encode(text)
+        spans = [(window.offsets[1][0], window.offsets[-2][1]) for window in (first, *first.overflowing)]
+        expected += [
+            {"id": f"{name}#{number}", "contents": text[begin:end], "begin": begin, "end": end}
+            for number, (begin, end) in enumerate(spans)
+        ]
+    assert lines_of(tmp_path / "vectors") == expected
+    assert len(expected) > 2 * len(TEXTS)
+    assert (report.num_texts, report.num_passages, report.num_truncated) == (len(TEXTS), len(expected), 0)
+
+
+@pytest.mark.parametrize("prompt", [None, "the red "])
+def test_the_vector_of_a_passage_is_that_of_its_text(tmp_path: Path, model: Path, corpus: Path, prompt: str) -> None:
+    """A prompt stands before each passage, and is no part of its place."""
+    _encode(model, corpus, contents=True, prompt=prompt)
+    alone = load(model, provider="cpu").encode(
+        [line["contents"] for line in lines_of(tmp_path / "vectors")], prompt=prompt
+    )
+    # A mean of at most 8 numbers around 1 in float32.
+    np.testing.assert_allclose(_vectors(tmp_path / "vectors"), np.asarray(alone), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "npy"])
+def test_parts_and_one_run_write_the_same_bytes(
+    tmp_path: Path, model: Path, corpus: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard has as many texts as it says, however many passages these are."""
+    monkeypatch.setattr(windows, "WINDOW_TEXTS", 5)
+    options = VectorOptions(provider="cpu", shard_size=7, output_format=kind, **WINDOWS)
+    report = _encode(model, corpus, shard_size=7, output_format=kind)
+    plan = Path(make_plan(model, corpus, tmp_path / "parts", options).plan)
+    for part in ("3/3", "1/3", "2/3"):
+        encode_part(plan, PartOptions(part=part))
+    merged = merge_parts(plan)
+    assert (merged.num_texts, merged.num_passages) == (report.num_texts, report.num_passages)
+    found, wanted = contents_of(tmp_path / "parts"), contents_of(tmp_path / "vectors")
+    assert {name: content for name, content in found.items() if name != ".plan.json"} == wanted
+
+
+def test_parquet_says_where_a_passage_is(tmp_path: Path, model: Path, corpus: Path) -> None:
+    """Columns of whole numbers beside the id."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    _encode(model, corpus, output_format="parquet", contents=True)
+    found = pq.read_table(tmp_path / "vectors")
+    assert found.column_names == ["id", "contents", "begin", "end", "vector"]
+    assert str(found.schema.field("begin").type) == str(found.schema.field("end").type) == "int32"
+    texts = {line["id"]: line["contents"] for line in map(json.loads, corpus.read_text().splitlines())}
+    for row in found.to_pylist():
+        assert row["contents"] == texts[row["id"].rpartition("#")[0]][row["begin"] : row["end"]]
+
+
+def test_terms_of_passages_are_those_of_their_texts(tmp_path: Path, corpus: Path) -> None:
+    """A sparse encoder reads passages as well."""
+    model = sparse_model(tmp_path)
+    write_checkpoint(tmp_path / "model", sentence_bert={"max_seq_length": LIMIT}, modules={"Transformer": {}})
+    _encode(model, corpus, weights="float")
+    lines = lines_of(tmp_path / "vectors")
+    alone: Any = load(model, provider="cpu").encode([line["contents"] for line in lines])
+    for place, line in enumerate(lines):
+        weights = {VOCABULARY[term]: weight for term, weight in zip(*_row(alone, place), strict=True)}
+        assert line["vector"] == pytest.approx(weights, abs=1e-6)
+
+
+def _row(vectors: Any, place: int) -> tuple[list[int], list[float]]:
+    part = slice(vectors.indptr[place], vectors.indptr[place + 1])
+    return vectors.indices[part].tolist(), vectors.weights[part].tolist()
+
+
+def test_long_texts_are_rejected_where_that_is_asked_for(tmp_path: Path, model: Path) -> None:
+    """They are counted by that reason, and the others are encoded; a strict run stops."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["a cat", "a cat sat on the red mat of the house", "a dog"])
+    options = {"long": "fail", "overlap": None}
+    report = _encode(model, corpus, **options)
+    assert report.rejects == {"has more tokens than the model takes": 1}
+    assert [line["id"] for line in lines_of(tmp_path / "vectors")] == ["d0", "d2"]
+    with pytest.raises(InputError, match="corpus.jsonl:2 has more tokens than the model takes"):
+        _encode(model, corpus, strict=True, force=True, **options)
+
+
+def test_windows_without_room_are_refused_before_a_text_is_read(tmp_path: Path, model: Path, corpus: Path) -> None:
+    """Not by rejecting each text; and an overlap needs windows."""
+    with pytest.raises(InputError, match="leaves 6 for the text"):
+        _encode(model, corpus, overlap=6)
+    with pytest.raises(InputError, match="cannot share 2 tokens where long texts are treated by truncate"):
+        _encode(model, corpus, long=None)
+    assert not (tmp_path / "vectors").exists()
+
+
+def test_a_run_with_other_passages_is_another_one(tmp_path: Path, model: Path, corpus: Path) -> None:
+    """The manifest holds how long texts are read; a quarter that is written out is the same."""
+    _encode(model, corpus, overlap=None)
+    assert _encode(model, corpus, overlap=LIMIT // 4).resumed
+    with pytest.raises(Exception, match="options overlap: 2, now 3"):
+        _encode(model, corpus, overlap=3)
+    with pytest.raises(Exception, match="options long: window, now None"):
+        _encode(model, corpus, overlap=None, long=None)
+
+
+def test_progress_counts_texts(model: Path, corpus: Path) -> None:
+    """Not their passages."""
+    told: list[CorpusProgress] = []
+    options = CorpusOptions(provider="cpu", workers=1, **WINDOWS)
+    encode_corpus(model, corpus, corpus.parent / "vectors", options, on_progress=told.append)
+    assert told[-1].num_texts == len(TEXTS)
+    assert told[-1].share == pytest.approx(1)
