@@ -7,6 +7,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from onnxtool.encoding import object_store
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
@@ -31,8 +32,6 @@ def model_on_this_machine(location: Location) -> Path:
 
 @lru_cache(maxsize=1)
 def _fetch(model: Uri) -> Path:
-    from onnxtool.encoding import object_store
-
     # Removed when it is forgotten, and at the latest with the process.
     folder = tempfile.TemporaryDirectory(prefix="onnxtool-model-", ignore_cleanup_errors=True)
     _KEPT.append(folder)

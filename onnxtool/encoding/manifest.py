@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.encoding.locations import Location, open_file, read_bytes
+from onnxtool.encoding.files import open_file, read_bytes
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.sources import Reject, Source
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile

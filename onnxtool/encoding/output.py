@@ -13,18 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from onnxtool.encoding.locations import (
-    Entry,
-    Location,
-    Uri,
-    create,
-    entries,
-    parse_location,
-    publish,
-    remove,
-    staged,
-    upload,
-)
+from onnxtool.encoding.files import Entry, create, entries, publish, remove, staged, upload
+from onnxtool.encoding.locations import Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.shards import ShardFormat, ShardWriter

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from onnxtool.encoding.locations import Location, open_file
+from onnxtool.encoding.files import open_file
+from onnxtool.encoding.locations import Location
 from onnxtool.errors import InputError
 
 _ROWS_AT_A_TIME = 1024

@@ -16,8 +16,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from onnxtool.encoding.files import Entry, on_this_machine, remove, write
 from onnxtool.encoding.job import Job
-from onnxtool.encoding.locations import Entry, Location, Uri, on_this_machine, remove, write
+from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
 from onnxtool.encoding.options import CorpusProgress, OnProgress, Workers
 from onnxtool.encoding.output import OutputFolder

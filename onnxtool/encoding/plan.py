@@ -17,18 +17,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from onnxtool.encoding.files import create, entry, read_bytes, remove, write
 from onnxtool.encoding.job import Job
-from onnxtool.encoding.locations import (
-    Location,
-    create,
-    entry,
-    joined,
-    parse_location,
-    read_bytes,
-    relative,
-    remove,
-    write,
-)
+from onnxtool.encoding.locations import Location, joined, parse_location, relative
 from onnxtool.encoding.manifest import Identity
 from onnxtool.encoding.options import CorpusProgress, OnProgress, VectorOptions
 from onnxtool.encoding.output import OutputFolder

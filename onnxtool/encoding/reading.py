@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.locations import Location, on_this_machine
+from onnxtool.encoding.files import on_this_machine
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow

@@ -16,15 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxtool.encoding.locations import (
-    Entry,
-    Location,
-    create,
-    entries,
-    read_bytes,
-    remove,
-    write,
-)
+from onnxtool.encoding.files import Entry, create, entries, read_bytes, remove, write
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, difference, file_sha256, parse_shard
 from onnxtool.encoding.output import OutputFolder, is_name_of
 from onnxtool.encoding.sources import Reject

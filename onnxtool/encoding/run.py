@@ -11,8 +11,9 @@ from typing import IO
 
 from onnxtool.encoding.clock import Clock
 from onnxtool.encoding.fetched_model import model_on_this_machine
+from onnxtool.encoding.files import entries, entry, remove, staged
 from onnxtool.encoding.job import Job, stopped_by
-from onnxtool.encoding.locations import Location, entries, entry, remove, staged
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, read_manifest
 from onnxtool.encoding.options import CorpusOptions, OnProgress
 from onnxtool.encoding.output import OutputFolder

@@ -18,7 +18,8 @@ from typing import IO, NamedTuple
 
 from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object, parse_tabbed
-from onnxtool.encoding.locations import Entry, Location, Uri, entries, entry, open_file
+from onnxtool.encoding.files import Entry, entries, entry, open_file
+from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.parquet import read_rows
 from onnxtool.errors import InputError
 

@@ -31,7 +31,8 @@ from onnxtool.encoding import (
     merge_parts,
     object_store,
 )
-from onnxtool.encoding.locations import Uri, create, joined, parse_location, relative
+from onnxtool.encoding.files import create
+from onnxtool.encoding.locations import Uri, joined, parse_location, relative
 from onnxtool.encoding.reading import read_shards
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
