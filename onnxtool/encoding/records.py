@@ -26,7 +26,7 @@ from onnxtool.errors import OutputExistsError
 _FORMAT = 1
 _DIGITS = 12
 _RUN = "run.json"
-_OWN = re.compile(r"\.?(run|part-[0-9]{5,}(\.[0-9a-f]{12})?)\.json(\.[0-9a-f]{8}\.partial)?")
+_OWN = re.compile(r"\.?(run|part-[0-9]{5,}(\.[0-9a-f]{12})?)\.json((\.[0-9a-f]{8})?\.partial)?")
 
 
 class PartRecord(NamedTuple):
@@ -103,7 +103,8 @@ class Records:
 def remove_records(folder: OutputFolder) -> None:
     """Remove all records, of whichever run."""
     path = folder.records_path
-    remove(path / name for name in entries(path) if _OWN.fullmatch(name))
+    # Sorted, what tells whose they are goes last.
+    remove(path / name for name in sorted(entries(path)) if _OWN.fullmatch(name))
     if isinstance(path, Path):
         with suppress(OSError):  # it is not there, or somebody put a file into it
             path.rmdir()

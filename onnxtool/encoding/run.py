@@ -83,6 +83,7 @@ def _begin(
     known = force or manifest is not None or bool(entries(folder.records_path))
     folder.require_names(is_known=known)
     if manifest is not None:
+        remove_records(folder)  # of a run that was killed as it began to replace the vectors, or had published them
         require_same(folder, manifest, identity)
         folder.require_whole(manifest)
     records, shards = begin_run(folder, identity)
