@@ -50,6 +50,10 @@ class OutputWriteError(OnnxtoolError):
     """The output cannot be written: no space, no permission, no folder."""
 
 
+class StoreError(OnnxtoolError):
+    """An object store refuses a request, or does not answer."""
+
+
 class PassError(OnnxtoolError):
     """An optimization pass cannot be applied to this model."""
 

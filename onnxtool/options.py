@@ -20,6 +20,7 @@ class Option(NamedTuple):
         maximum: the largest value.
         default: what happens without the option, where the field's default does not say so itself.
         is_checkpoint: whether it names a checkpoint, which shells complete.
+        is_location: whether a path may also be the address of an object store.
     """
 
     help: str
@@ -31,6 +32,7 @@ class Option(NamedTuple):
     is_open: bool = False
     default: str = ""
     is_checkpoint: bool = False
+    is_location: bool = False
 
 
 Force = Annotated[bool, Option("Replace an output that exists.")]

@@ -120,9 +120,9 @@ def state_of(case: Case, place: Path, old: Files, new: Files) -> str:
     state = judge(visible(place), old, new)
     if state != "mixed":
         return state
-    if case.is_corpus:  # the manifest tells
-        manifest = place / f"{case.output}.manifest.json"
-        return "manifest" if json.loads(manifest.read_text())["num_rejects"] is None else "mixed"
+    if case.is_corpus:  # a folder without a manifest is not whole
+        records, manifest = place / f"{case.output}.parts" / "run.json", place / f"{case.output}.manifest.json"
+        return "manifest" if records.is_file() or not manifest.is_file() else "mixed"
     names = [name for name in {**old, **new} if unfinished_set_of(place / name) is not None]
     return "journal" if names else "mixed"
 

@@ -61,6 +61,7 @@ ONLY_IN = {
     "bm25s": {"evaluation"},
     "scipy": {"evaluation"},
     "pyarrow": {"encoding"},
+    "obstore": {"encoding/object_store.py"},
     "cyclonedx": {"release"},
     "model_signing": {"release"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
@@ -70,6 +71,7 @@ ONLY_IN = {
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
     *("matplotlib", "pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
+    "obstore",
     *("cyclonedx", "model_signing"),
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.

@@ -8,15 +8,20 @@ import click
 
 from onnxtool.cli.commands import SUBCOMMANDS
 from onnxtool.cli.infer_corpus import corpus_progress
-from onnxtool.cli.options import PathType, derived_options, output_options, report_options
+from onnxtool.cli.options import LocationType, derived_options, output_options, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.parts import PartOptions
 from onnxtool.encoding.report import MergeReport, PartReport, PlanReport, StatusReport
 
 _PURPOSES = SUBCOMMANDS["encode"]
 _plan_option = click.option(
-    "--plan", type=PathType(), required=True, metavar="NAME.plan.json", help="The plan, beside the folder of vectors."
+    "--plan",
+    type=LocationType(),
+    required=True,
+    metavar="NAME.plan.json",
+    help="The plan, beside the folder of vectors.",
 )
 _report_output = output_options("Write the result to this file instead of stdout.")
 
@@ -44,25 +49,30 @@ def command() -> None:
     short_help=_PURPOSES["plan"],
     epilog="Example: onnxtool encode plan --model_path models/tiny-splade.onnx --input corpus.jsonl --output vectors/",
 )
-@click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
-@click.option("--input", "corpus", type=PathType(), required=True, help="The collection: a file, or a folder of files.")
+@click.option("--model_path", type=LocationType(), required=True, help="The ONNX file.")
+@click.option(
+    "--input", "corpus", type=LocationType(), required=True, help="The collection: a file, or a folder of files."
+)
 @derived_options(options=VectorOptions)
-@click.option("--output", type=PathType(), required=True, metavar="NAME/", help="The folder that vectors will go to.")
+@click.option(
+    "--output", type=LocationType(), required=True, metavar="NAME/", help="The folder that vectors will go to."
+)
 @click.option("--force", is_flag=True, help="Replace a plan that exists, and the vectors that were made by it.")
 @report_options
 def plan(
     options: VectorOptions,
     *,
-    model_path: Path,
-    corpus: Path,
-    output: Path,
+    model_path: Location,
+    corpus: Location,
+    output: Location,
     force: bool,
     format_name: str,
     quiet: bool,
 ) -> None:
     """Read a collection once, and write NAME.plan.json: its shards, where each begins, and a digest of its texts.
 
-    The same collection gives the same plan. Its paths are relative to its folder.
+    The same collection gives the same plan. Its paths are relative to its folder. Model, collection and output may lie
+    in an object store, as s3://BUCKET/NAME.
     """
     from onnxtool.encoding import make_plan
 
@@ -78,7 +88,9 @@ def plan(
 @derived_options(options=PartOptions)
 @_report_output
 @report_options
-def part(options: PartOptions, *, plan: Path, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
+def part(
+    options: PartOptions, *, plan: Location, output: Path | None, force: bool, format_name: str, quiet: bool
+) -> None:
     """Encode a part of the shards of a plan, on any machine that sees the folder.
 
     Shards that are done are left as they are, so that the same command goes on after a kill at any moment. Model,
@@ -93,9 +105,10 @@ def part(options: PartOptions, *, plan: Path, output: Path | None, force: bool, 
 
 @command.command(short_help=_PURPOSES["merge"], epilog="Example: onnxtool encode merge --plan vectors.plan.json")
 @_plan_option
+@click.option("--read_back", is_flag=True, help="Read every file again, also of a store, which checked what it got.")
 @_report_output
 @report_options
-def merge(*, plan: Path, output: Path | None, force: bool, format_name: str, quiet: bool) -> int:
+def merge(*, plan: Location, read_back: bool, output: Path | None, force: bool, format_name: str, quiet: bool) -> int:
     """Check every shard of a plan by the digests of its files, and write the manifest and the rejected lines.
 
     Where shards are missing or wrong, they are listed as `onnxtool encode part --shards` takes them, nothing is
@@ -104,7 +117,7 @@ def merge(*, plan: Path, output: Path | None, force: bool, format_name: str, qui
     del quiet  # it takes as long as reading the files
     from onnxtool.encoding import merge_parts
 
-    report = merge_parts(plan)
+    report = merge_parts(plan, read_back=read_back)
     emit(report, _merge_blocks(report), format_name, output=output, force=force)
     if report.to_do:
         click.echo(f"shards to do: {report.to_do}", err=True)
@@ -115,7 +128,7 @@ def merge(*, plan: Path, output: Path | None, force: bool, format_name: str, qui
 @_plan_option
 @_report_output
 @report_options
-def status(*, plan: Path, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
+def status(*, plan: Location, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
     """Show how many shards of a plan are done, and how fast all machines together are."""
     del quiet
     from onnxtool.encoding import corpus_status
@@ -178,7 +191,7 @@ def _merge_blocks(report: MergeReport) -> list[Block]:
     ]
     if report.num_rejects:
         facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
-    return [Facts(facts)]
+    return [Facts(facts), *(Note(note) for note in report.notes)]
 
 
 def _status_blocks(report: StatusReport) -> list[Block]:

@@ -21,9 +21,10 @@ from onnxtool.cli.infer_answers import answer_blocks, generation_blocks
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.infer_lines import FORMAT as LINES
 from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT, is_lines_file, write_lines
-from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, option_names
+from onnxtool.cli.options import FORMATS, LocationType, PathType, derived_options, format_options, option_names
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import emit, write_out
+from onnxtool.encoding.locations import Uri, is_uri
 from onnxtool.encoding.options import CorpusOptions
 from onnxtool.errors import GateError
 from onnxtool.infer.generation.options import GenerateOptions
@@ -42,13 +43,13 @@ _FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | 
 _FOR_CORPORA = option_names(CorpusOptions) - option_names(InferOptions) - {"force"}
 
 
-class _OutputType(PathType):
-    """A path that remembers whether it was written as a folder, with a separator at its end."""
+class _OutputType(LocationType):
+    """A path that remembers whether it was written as a folder, with a separator at its end; a store has folders."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         if ctx is not None:
-            ctx.meta[__name__] = str(value).endswith(("/", os.sep))
+            ctx.meta[__name__] = str(value).endswith(("/", os.sep)) or is_uri(str(value))
         return super().convert(value, param, ctx)
 
 
@@ -112,6 +113,7 @@ def command(
         )
         encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet, dry_run=dry_run)
         return 0
+    _refuse_addresses()
     _refuse(_FOR_CORPORA, "no folder to encode into: pass --output NAME/, or")
     has_texts = bool(options.texts or options.images) or options.input_path is not None
     if benchmark:
@@ -290,3 +292,13 @@ def _refuse(names: AbstractSet[str], reason: str) -> None:
     ]
     if unused:
         raise click.UsageError(f"{reason} leave out {' and '.join(unused)}")
+
+
+def _refuse_addresses() -> None:
+    """Refuse what lies in a store, which corpora alone are read from."""
+    given = click.get_current_context().params
+    for name in ("model_path", "input", "output"):
+        if isinstance(given.get(name), Uri):
+            raise click.UsageError(
+                f"{given[name]} is in an object store, which is for encoding a corpus: pass --input and --output NAME/"
+            )

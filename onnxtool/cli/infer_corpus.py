@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +12,7 @@ import click
 from onnxtool.cli.dry_run import emit_plan
 from onnxtool.cli.progress import LINE_EVERY_S, bar, clock, is_interactive
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.report import CorpusReport
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def encode_folder(
-    model_path: Path,
-    corpus: Path | None,
-    output: Path,
+    model_path: Location,
+    corpus: Location | None,
+    output: Location,
     options: CorpusOptions,
     format_name: str,
     *,

@@ -15,6 +15,8 @@ from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.completion import complete_checkpoint
 from onnxtool.cli.config_option import config_option
 from onnxtool.cli.logs import log_options
+from onnxtool.encoding.locations import Uri, is_uri, parse_location
+from onnxtool.errors import InputError
 from onnxtool.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -85,7 +87,7 @@ def _fields(options_class: type) -> list[_Field]:
         if described is not None:
             plain = get_args(hint)[0]
             if isinstance(plain, UnionType):
-                (plain,) = (kind for kind in get_args(plain) if kind is not NoneType)
+                plain, *_ = (kind for kind in get_args(plain) if kind not in (NoneType, Uri))
             found.append(_Field(name, plain, defaults.get(name, _MISSING), described))
     return found
 
@@ -119,7 +121,7 @@ def _value_type(kind: Any, described: Option) -> click.ParamType[Any]:
     if kind == tuple[int, ...]:
         return CountList(int(described.maximum or 0))
     if kind is Path:
-        return PathType()
+        return LocationType() if described.is_location else PathType()
     if kind is str:
         return click.STRING
     bounds: dict[str, Any] = {"min": described.minimum, "max": described.maximum, "min_open": described.is_open}
@@ -165,6 +167,29 @@ class PathType(click.Path):
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if isinstance(value, str) and is_uri(value):
+            self.fail(
+                f"{value.partition('://')[0]}:// is the address of a store, and this is a file of this machine",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
+class LocationType(PathType):
+    """A path, or the address of a file or folder in an object store."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path or the address."""
+        if isinstance(value, Uri) or (isinstance(value, str) and is_uri(value)):
+            try:
+                return parse_location(value)
+            except InputError as error:
+                self.fail(f"{error.message}\nhint: {error.hint}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class CountList(click.ParamType[tuple[int, ...]]):

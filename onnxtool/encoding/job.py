@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
+from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.form import CorpusForm, choose_form
+from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.manifest import Identity, ShardRecord, make_identity
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
@@ -58,22 +59,25 @@ class Job:
     identity: Identity
 
     @classmethod
-    def open(cls, model_path: Path | str, corpus: Path | str, options: VectorOptions, *, workers: int = 0) -> Job:
+    def open(
+        cls, model_path: Location | str, corpus: Location | str, options: VectorOptions, *, workers: int = 0
+    ) -> Job:
         """Load the model and find the files of the corpus.
 
         Raises:
             OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
         """
         provider = resolve_provider(options.provider)
+        corpus, model_path = parse_location(corpus), model_on_this_machine(parse_location(model_path))
         threads = options.threads or 1
         model: CorpusModel
         left_out: tuple[str, ...] = ()
-        if takes_pictures(ModelFile.open(Path(model_path))):
-            sources = find_picture_sources(Path(corpus))
+        if takes_pictures(ModelFile.open(model_path)):
+            sources = find_picture_sources(corpus)
             model = load_pictures(model_path, model_name=options.model_name, provider=provider, threads=threads)
             _refuse_for_pictures(options)
         else:
-            sources, left_out = find_sources(Path(corpus))
+            sources, left_out = find_sources(corpus)
             model = load(
                 model_path,
                 model_name=options.model_name,
@@ -118,11 +122,14 @@ class Job:
         """
         shard: StagedShard | None = None
         try:
-            with closing(encode_windows(self.model, windows, self.plan, on_batch)) as encoded:
+            with (
+                folder.staging() as staging,
+                closing(encode_windows(self.model, windows, self.plan, on_batch)) as encoded,
+            ):
                 for part in encoded:
                     if strict and part.rejects:
                         raise stopped_by(part.rejects[0])
-                    shard = shard or StagedShard(folder, self.shard_format, part.window.shard)
+                    shard = shard or StagedShard(folder, staging, self.shard_format, part.window.shard)
                     shard.append(part)
                     if part.window.digest:
                         record, shard = shard.commit(part.window.digest), None

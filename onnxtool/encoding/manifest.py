@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.encoding.files import open_file, read_bytes
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.sources import Reject, Source
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
@@ -74,17 +75,17 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is written so far.
+    """What is written. It is there when all is.
 
     Attributes:
         identity: all that the vectors depend on; a run resumes only where it is the same.
-        shards: those whose files are in place, from the first on without a gap.
-        num_rejects: lines without a text; None until the end of the corpus was read.
+        shards: whose files are in place.
+        num_rejects: lines without a text.
     """
 
     identity: Identity
-    shards: tuple[ShardRecord, ...] = ()
-    num_rejects: int | None = None
+    shards: tuple[ShardRecord, ...]
+    num_rejects: int
 
     @property
     def num_texts(self) -> int:
@@ -101,24 +102,24 @@ class Manifest:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
 
 
-def read_manifest(path: Path) -> Manifest | None:
+def read_manifest(path: Location) -> Manifest | None:
     """Return the record at `path`, or None where there is none.
 
     Raises:
         InputError: the file is not such a record.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe would wait for a writer
-            raise ValueError("it is no regular file")
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path))
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']}, and this onnxtool writes {_FORMAT}")
         shards = tuple(parse_shard(entry) for entry in content["shards"])
+        if type(content["num_rejects"]) is not int:
+            raise ValueError(f"its num_rejects is {str(content['num_rejects'])[:40]!r}")
         return Manifest(dict(content["identity"]), shards, content["num_rejects"])
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+        raise InputError(f"cannot read {path}: {error.strerror}", "check what it is, and its permissions") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} is not a manifest of an encoded corpus: {error}", "pass another --output, or remove that file"
@@ -210,7 +211,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:12]}…"
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Location) -> str:
     """Return the hash of the bytes of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
+from onnxtool.encoding.files import open_file
+from onnxtool.encoding.locations import Location
 from onnxtool.errors import InputError
 
 _ROWS_AT_A_TIME = 1024
@@ -29,7 +30,7 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
     return pa, pq
 
 
-def read_rows(path: Path, number: int = 0) -> Iterator[tuple[int, dict[str, object], float]]:
+def read_rows(path: Location, number: int = 0) -> Iterator[tuple[int, dict[str, object], float]]:
     """Yield the rows after the first `number` ones: number, columns, and the share of rows that is read.
 
     Row groups that lie before are not read.
@@ -39,7 +40,7 @@ def read_rows(path: Path, number: int = 0) -> Iterator[tuple[int, dict[str, obje
     """
     pyarrow, parquet = require_pyarrow()
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_file(path) as opened, parquet.ParquetFile(opened) as file:
             num_rows = max(1, file.metadata.num_rows)
             columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
             skipped, first = number, 0

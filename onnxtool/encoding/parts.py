@@ -1,30 +1,29 @@
 """Encode shards of a plan on any machine, say how far all machines are, and publish what they made.
 
-A shard has a record, `NAME.parts/part-NNNNN.json`, which is written after its files: what has no record is not done. No
-machine waits for another. Two that make the same shard write the same bytes under names of their own, and rename them.
+No machine waits for another: a shard that has a record is done, and two that make the same shard write the same bytes.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Annotated
 
+from onnxtool.encoding.files import Entry, on_this_machine, remove, write
 from onnxtool.encoding.job import Job
-from onnxtool.encoding.manifest import Manifest, ShardRecord, difference, file_sha256, parse_shard, read_manifest
+from onnxtool.encoding.locations import Location, Uri
+from onnxtool.encoding.manifest import Manifest, difference, read_manifest
 from onnxtool.encoding.options import CorpusProgress, OnProgress, Workers
-from onnxtool.encoding.output import OutputFolder, publish, staged
+from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.plan import CorpusPlan, PlannedShard, read_plan
+from onnxtool.encoding.records import PartRecord, Records, remove_records
 from onnxtool.encoding.report import MergeReport, PartReport, StatusReport
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources, no_texts
 from onnxtool.encoding.windows import Placed, Window, repeated_id
@@ -32,7 +31,10 @@ from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
 
-_FORMAT = 1
+_AT_ONCE = 32
+_NOT_READ_BACK = (
+    "sizes and names were compared, which have the digests of the contents; --read_back reads every shard again"
+)
 _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -62,83 +64,28 @@ class PartOptions:
     shards: Annotated[
         str | None, Option("Encode these shards: numbers and ranges from 0, as merge lists them.", metavar="3,7-12")
     ] = None
-    model_path: Annotated[Path | None, Option("The model, where it lies elsewhere than when it was planned.")] = None
+    model_path: Annotated[
+        Location | None, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
+    ] = None
     input_path: Annotated[
-        Path | None, Option("The collection, where it lies elsewhere than when it was planned.", name="input")
+        Location | None,
+        Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
     ] = None
     workers: Workers = 0
 
 
-class PartRecord(NamedTuple):
-    """A shard that is written, and the lines among its own that gave no text."""
-
-    shard: ShardRecord
-    rejects: tuple[Reject, ...]
-
-
-class Records:
-    """The records of shards that were made by a plan."""
-
-    def __init__(self, plan: CorpusPlan) -> None:
-        self._plan = plan
-        self.path = plan.folder.records_path
-
-    def file(self, number: int) -> Path:
-        """Return where the record of a shard lies."""
-        return self.path / f"part-{number:05d}.json"
-
-    def write(self, number: int, record: PartRecord) -> None:
-        """Write the record of a shard whose files are in place."""
-        content = {"format": _FORMAT, "plan": self._plan.sha256, **_fields(record)}
-        path, token = self.file(number), secrets.token_hex(4)
-        self.path.mkdir(exist_ok=True)
-        staged(path, token).write_text(json.dumps(content) + "\n", encoding="utf-8")
-        publish(path, token)
-
-    def read(self, number: int) -> PartRecord | str:
-        """Return the record of a shard that is done, else why it is not."""
-        planned = self._plan.shards[number]
-        try:
-            content = json.loads(self.file(number).read_bytes())
-            if content["format"] != _FORMAT or content["plan"] != self._plan.sha256:
-                return "was made by another plan"
-            record = PartRecord(parse_shard(content["shard"]), tuple(Reject(**entry) for entry in content["rejects"]))
-        except FileNotFoundError:
-            return "is missing"
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
-            return f"has a record that cannot be read: {error}"
+def _checked(record: PartRecord | str, planned: PlannedShard) -> PartRecord | str:
+    """Return the record of a shard that was made from the texts of the plan, else why it was not."""
+    if not isinstance(record, str):
         shard = record.shard
         found = (shard.digest, shard.num_texts + len(shard.rejects), len(record.rejects))
         if found != (planned.digest, planned.texts, planned.rejects):
             return "has a record of other texts"
-        for file in shard.files:
-            # A name of the record is compared before anything is read: it may lead elsewhere.
-            if not re.fullmatch(rf"part-{number:05d}\.[a-z.]+", file.name):
-                return f"has a record of a file {file.name!r}"
-            try:
-                size = (self._plan.folder.path / file.name).stat().st_size
-            except OSError:
-                return f"lacks {file.name}"
-            if size != file.size_bytes:
-                return f"has {file.name} of another size"
-        return record
-
-    def verify(self, number: int) -> PartRecord | str:
-        """As `read`, and read the files as well."""
-        record = self.read(number)
-        if not isinstance(record, str):
-            for file in record.shard.files:
-                if file_sha256(self._plan.folder.path / file.name) != file.sha256:
-                    return f"has {file.name} with other contents than were written"
-        return record
-
-
-def _fields(record: PartRecord) -> dict[str, object]:
-    return {"shard": asdict(record.shard), "rejects": [asdict(reject) for reject in record.rejects]}
+    return record
 
 
 def encode_part(
-    plan_path: Path | str, options: PartOptions | None = None, *, on_progress: OnProgress = lambda _progress: None
+    plan_path: Location | str, options: PartOptions | None = None, *, on_progress: OnProgress = lambda _progress: None
 ) -> PartReport:
     """Encode shards of a plan; those that are done are left as they are.
 
@@ -148,15 +95,16 @@ def encode_part(
     """
     options = options or PartOptions()
     start = time.perf_counter()
-    plan = read_plan(Path(plan_path))
+    plan = read_plan(plan_path)
     wanted = _wanted(plan, options)
-    folder, records = plan.folder, Records(plan)
+    folder, records = plan.folder, Records(plan.folder, plan.sha256)
     with folder.writing():
-        folder.require_names()
+        files = folder.require_names()
         if _is_merged(plan):
             missing: list[int] = []
         else:
-            missing = [number for number in wanted if isinstance(records.read(number), str)]
+            found = _read_records(plan, records, wanted, files)
+            missing = [number for number in wanted if isinstance(found[number], str)]
         num_texts = sum(plan.shards[number].texts for number in missing)
         if missing:
             _encode(plan, options, missing, records, num_texts, on_progress)
@@ -174,6 +122,37 @@ def encode_part(
     )
 
 
+def _read_records(
+    plan: CorpusPlan, records: Records, numbers: Sequence[int], files: Mapping[str, Entry], *, verify: bool = False
+) -> dict[int, PartRecord | str]:
+    """Return the record of each shard, or why it is not done; with `verify`, their files are read as well."""
+    done = records.done(len(plan.shards))
+
+    def read(number: int) -> PartRecord | str:
+        check_interrupted()
+        if number not in done:
+            return "is missing"
+        record = _checked(records.read(number, files), plan.shards[number])
+        return record if isinstance(record, str) or not verify else records.altered(record) or record
+
+    # Of a store most of the time is waited for.
+    with ThreadPoolExecutor(_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
+        return dict(zip(numbers, workers.map(read, numbers), strict=True))
+
+
+def _open_job(plan: CorpusPlan, options: PartOptions) -> Job:
+    with ExitStack() as stack:
+        vectors = plan.options
+        if vectors.ranges is not None:
+            vectors = replace(vectors, ranges=stack.enter_context(on_this_machine(plan.path)))
+        return Job.open(
+            options.model_path or plan.model_path,
+            options.input_path or plan.corpus,
+            vectors,
+            workers=options.workers,
+        )
+
+
 def _encode(
     plan: CorpusPlan,
     options: PartOptions,
@@ -182,12 +161,7 @@ def _encode(
     num_texts: int,
     on_progress: OnProgress,
 ) -> None:
-    job = Job.open(
-        options.model_path or plan.model_path,
-        options.input_path or plan.corpus,
-        plan.options,
-        workers=options.workers,
-    )
+    job = _open_job(plan, options)
     if plan.identity != job.identity:
         other = difference(plan.identity, job.identity) or "another identity"
         raise InputError(
@@ -263,7 +237,7 @@ def _documents(
         num_read += 1
 
 
-def merge_parts(plan_path: Path | str) -> MergeReport:
+def merge_parts(plan_path: Location | str, *, read_back: bool = False) -> MergeReport:
     """Check all shards of a plan, and write the manifest and the rejected lines, as `encode_corpus` leaves them.
 
     Where a shard is missing or wrong, nothing is written, and the report says which; those that are wrong are
@@ -273,31 +247,24 @@ def merge_parts(plan_path: Path | str) -> MergeReport:
         InputError: there is no such plan, or no text of the corpus has a token.
         OnnxtoolError: the folder cannot be read or written.
     """
-    plan = read_plan(Path(plan_path))
-    folder, records = plan.folder, Records(plan)
+    plan = read_plan(plan_path)
+    folder, records = plan.folder, Records(plan.folder, plan.sha256)
     with folder.locked():
-        folder.require_names()
+        files = folder.require_names()
         if _is_merged(plan):
-            folder.remove_records()
+            remove_records(folder)
             manifest = read_manifest(folder.manifest_path)
             assert manifest is not None  # noqa: S101  it is merged
             return _merged(plan, manifest)
-        found: dict[int, PartRecord] = {}
-        problems: dict[int, str] = {}
-        with ThreadPoolExecutor(thread_name_prefix="verify") as workers:
-            for number, record in enumerate(workers.map(records.verify, range(len(plan.shards)))):
-                check_interrupted()
-                if isinstance(record, str):
-                    problems[number] = record
-                else:
-                    found[number] = record
+        verify = read_back or not isinstance(folder.path, Uri)
+        found = _read_records(plan, records, range(len(plan.shards)), files, verify=verify)
+        problems = {number: record for number, record in found.items() if isinstance(record, str)}
         if problems:
-            for number in problems:
-                records.file(number).unlink(missing_ok=True)
+            remove(records.file(number) for number, problem in problems.items() if problem != "is missing")
             return _unmerged(plan, problems)
-        manifest = _publish(plan, folder, list(found.values()))
-        folder.remove_records()
-    return _merged(plan, manifest)
+        manifest = _publish(plan, folder, [record for record in found.values() if not isinstance(record, str)])
+        remove_records(folder)
+    return _merged(plan, manifest, () if verify else (_NOT_READ_BACK,))
 
 
 def _is_merged(plan: CorpusPlan) -> bool:
@@ -309,7 +276,7 @@ def _is_merged(plan: CorpusPlan) -> bool:
     manifest = read_manifest(plan.folder.manifest_path)
     if manifest is None:
         return False
-    if manifest.identity != plan.identity or manifest.num_rejects is None:
+    if manifest.identity != plan.identity:
         raise OutputExistsError(
             f"{plan.folder.path} belongs to a run of onnxtool infer, not to this plan",
             "plan again with --force, or with another --output",
@@ -326,19 +293,17 @@ def _publish(plan: CorpusPlan, folder: OutputFolder, records: Sequence[PartRecor
     ]
     manifest = Manifest(plan.identity, shards, len(rejects))
     if rejects:
-        staged(folder.rejects_path).write_text("".join(reject.to_json() for reject in rejects), encoding="utf-8")
-        publish(folder.rejects_path)
+        write(folder.rejects_path, "".join(reject.to_json() for reject in rejects).encode())
     else:
-        folder.rejects_path.unlink(missing_ok=True)
+        remove([folder.rejects_path])
     if not manifest.num_texts:
         reasons = Counter(reject.kind for reject in rejects)
         raise no_texts(find_sources(plan.corpus)[0], reasons, f"{folder.rejects_path} says why for each line")
-    folder.remove_others(manifest)
-    folder.write_manifest(manifest)
+    folder.publish(manifest)
     return manifest
 
 
-def _merged(plan: CorpusPlan, manifest: Manifest) -> MergeReport:
+def _merged(plan: CorpusPlan, manifest: Manifest, notes: tuple[str, ...] = ()) -> MergeReport:
     files = [file for shard in manifest.shards for file in shard.files]
     return MergeReport(
         plan=str(plan.path),
@@ -348,10 +313,11 @@ def _merged(plan: CorpusPlan, manifest: Manifest) -> MergeReport:
         num_texts=manifest.num_texts,
         num_passages=manifest.num_passages,
         num_tokens=sum(shard.num_tokens for shard in manifest.shards),
-        num_rejects=manifest.num_rejects or 0,
+        num_rejects=manifest.num_rejects,
         rejects_path=str(plan.folder.rejects_path) if manifest.num_rejects else "",
         num_files=len(files),
         size_bytes=sum(file.size_bytes for file in files),
+        notes=notes,
     )
 
 
@@ -369,22 +335,17 @@ def _unmerged(plan: CorpusPlan, problems: Mapping[int, str]) -> MergeReport:
     )
 
 
-def corpus_status(plan_path: Path | str) -> StatusReport:
-    """Say how far the machines are that encode a plan; their files are looked at, and not read.
+def corpus_status(plan_path: Location | str) -> StatusReport:
+    """Say how far the machines are that encode a plan, by the names of their records; `merge_parts` reads them.
 
     Raises:
         InputError: there is no such plan.
         OutputExistsError: the folder belongs to something else.
     """
-    plan = read_plan(Path(plan_path))
-    records = Records(plan)
+    plan = read_plan(plan_path)
     is_merged = _is_merged(plan)
-    times: dict[int, float] = {}
-    if not is_merged:
-        for number in range(len(plan.shards)):
-            if not isinstance(records.read(number), str):
-                with suppress(OSError):
-                    times[number] = records.file(number).stat().st_mtime
+    done = {} if is_merged else Records(plan.folder, plan.sha256).done(len(plan.shards))
+    times = {number: found.modified for number, found in done.items()}
     to_do = () if is_merged else tuple(number for number in range(len(plan.shards)) if number not in times)
     num_texts = sum(shard.texts for shard in plan.shards)
     num_left = sum(plan.shards[number].texts for number in to_do)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import time
 from collections import Counter
@@ -18,10 +17,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from onnxtool.encoding.files import create, entry, read_bytes, remove, write
 from onnxtool.encoding.job import Job
+from onnxtool.encoding.locations import Location, joined, parse_location, relative
 from onnxtool.encoding.manifest import Identity
 from onnxtool.encoding.options import CorpusProgress, OnProgress, VectorOptions
 from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.records import remove_records
 from onnxtool.encoding.report import PlanReport
 from onnxtool.encoding.sources import Position, Reject, SourceReader, no_texts
 from onnxtool.encoding.windows import REPEATED_ID, Placed, accepted, pass_over
@@ -75,10 +77,10 @@ class CorpusPlan:
         identity: what the bytes of the vectors depend on.
     """
 
-    path: Path
+    path: Location
     sha256: str
-    model_path: Path
-    corpus: Path
+    model_path: Location
+    corpus: Location
     options: VectorOptions
     identity: Identity
     shards: tuple[PlannedShard, ...]
@@ -90,9 +92,9 @@ class CorpusPlan:
 
 
 def make_plan(
-    model_path: Path | str,
-    corpus: Path | str,
-    output: Path | str,
+    model_path: Location | str,
+    corpus: Location | str,
+    output: Location | str,
     options: VectorOptions | None = None,
     *,
     force: bool = False,
@@ -112,9 +114,12 @@ def make_plan(
         OnnxtoolError: as `encode_corpus`.
     """
     start = time.perf_counter()
-    folder = OutputFolder(Path(output))
+    folder, model_path, corpus = OutputFolder(output), parse_location(model_path), parse_location(corpus)
     path = folder.beside(SUFFIX.removeprefix("."))
-    check_writable(path, force=force)
+    if isinstance(path, Path):
+        check_writable(path, force=force)
+    elif not force and entry(path):
+        raise _exists(path)
     if folder.require_own(force=force) and not force:
         raise OutputExistsError(f"{folder.path} holds vectors already", "pass --force, or another --output")
     job = Job.open(model_path, corpus, options or VectorOptions())
@@ -122,11 +127,15 @@ def make_plan(
     shards = tuple(_shards(job, reasons, on_progress))
     with folder.writing():
         if force:  # vectors of another plan are replaced shard by shard, or removed when the parts are merged
-            folder.manifest_path.unlink(missing_ok=True)
-            folder.rejects_path.unlink(missing_ok=True)
-            folder.remove_records()
-        text = _to_json(job, Path(model_path), Path(corpus), path.parent, shards)
-        write_text(path, text, force=force)
+            remove([folder.manifest_path, folder.rejects_path])
+            remove_records(folder)
+        text = _to_json(job, model_path, corpus, path.parent, shards)
+        if isinstance(path, Path):
+            write_text(path, text, force=force)
+        elif force:
+            write(path, text.encode())
+        elif not create(path, text.encode()):
+            raise _exists(path)
     return PlanReport(
         plan=str(path),
         output=str(folder.path),
@@ -137,6 +146,10 @@ def make_plan(
         seconds=time.perf_counter() - start,
         notes=tuple(job.notes(0)),
     )
+
+
+def _exists(path: Location) -> OutputExistsError:
+    return OutputExistsError(f"{path} exists", "pass --force, or another --output")
 
 
 def _shards(job: Job, reasons: Counter[str], on_progress: OnProgress) -> Iterator[PlannedShard]:
@@ -183,18 +196,20 @@ def _shards(job: Job, reasons: Counter[str], on_progress: OnProgress) -> Iterato
     yield shard._replace(rejects=shard.rejects + num_rejects, repeated=shard.repeated + trailing)
 
 
-def _to_json(job: Job, model_path: Path, corpus: Path, folder: Path, shards: tuple[PlannedShard, ...]) -> str:
+def _to_json(
+    job: Job, model_path: Location, corpus: Location, folder: Location, shards: tuple[PlannedShard, ...]
+) -> str:
     """Write a plan, a shard a line; paths are relative to its folder, which may lie elsewhere on another machine."""
     options = replace(job.options, provider=job.model.session.provider)
     chosen = {field.name: getattr(options, field.name) for field in fields(VectorOptions)}
     # What they said of the vectors, the identity holds.
     del chosen["ranges"], chosen["calibration"]
     if options.model_name and Path(options.model_name).is_dir():
-        chosen["model_name"] = _relative(Path(options.model_name), folder)
+        chosen["model_name"] = relative(Path(options.model_name), folder)
     head = {
         "format": _FORMAT,
-        "model": _relative(model_path, folder),
-        "input": _relative(corpus, folder),
+        "model": relative(model_path, folder),
+        "input": relative(corpus, folder),
         "options": chosen,
         "identity": job.identity,
     }
@@ -202,31 +217,23 @@ def _to_json(job: Job, model_path: Path, corpus: Path, folder: Path, shards: tup
     return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "shards": [\n{lines}\n]}}\n'
 
 
-def _relative(path: Path, folder: Path) -> str:
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:  # another drive of Windows
-        return path.resolve().as_posix()
-
-
-def read_plan(path: Path) -> CorpusPlan:
+def read_plan(path: Location | str) -> CorpusPlan:
     """Return the plan in a file.
 
     Raises:
         InputError: there is none, or it is no plan.
     """
+    path = parse_location(path)
     try:
         if not path.name.endswith(SUFFIX) or path.name == SUFFIX:
             raise InputError(
                 f"{path} is not called as a plan is", f"pass the NAME{SUFFIX} beside the folder of vectors"
             )
-        if path.exists() and not path.is_file():  # a pipe would wait for a writer
-            raise ValueError("it is no regular file")
-        content = path.read_bytes()
+        content = read_bytes(path)
         data = json.loads(content)
         if data["format"] != _FORMAT:
             raise ValueError(f"its format is {data['format']}, and this onnxtool reads {_FORMAT}")
-        folder = path.parent.resolve()
+        folder = path.parent.resolve() if isinstance(path, Path) else path.parent
         options = _options(data["options"], path, folder)
         shards = tuple(_shard(entry, options.shard_size) for entry in _require(data["shards"], list, "shards"))
         places = [shard[:3] for shard in shards]
@@ -236,8 +243,8 @@ def read_plan(path: Path) -> CorpusPlan:
         return CorpusPlan(
             path=path,
             sha256=hashlib.sha256(content).hexdigest(),
-            model_path=folder / _path(data["model"], "model"),
-            corpus=folder / _path(data["input"], "input"),
+            model_path=joined(folder, _path(data["model"], "model")),
+            corpus=joined(folder, _path(data["input"], "input")),
             options=options,
             identity=_require(data["identity"], dict, "identity"),
             shards=shards,
@@ -250,11 +257,11 @@ def read_plan(path: Path) -> CorpusPlan:
         raise _no_plan(path, str(error)) from error
 
 
-def _no_plan(path: Path, reason: str) -> InputError:
+def _no_plan(path: Location, reason: str) -> InputError:
     return InputError(f"{path} is not a plan of a corpus: {reason}", "make it again: onnxtool encode plan --force")
 
 
-def _options(data: Any, path: Path, folder: Path) -> VectorOptions:
+def _options(data: Any, path: Location, folder: Location) -> VectorOptions:
     """Check options as the command line would, which has made them."""
     given = dict(_require(data, dict, "options"))
     hints = get_type_hints(VectorOptions, include_extras=True)
@@ -272,10 +279,11 @@ def _options(data: Any, path: Path, folder: Path) -> VectorOptions:
     if missing := [name for name in hints if name not in given and name not in ("ranges", "calibration")]:
         raise ValueError(f"it has no option {missing[0]}")
     name = given["model_name"]
-    if name and (folder / name).is_dir():
+    if name and isinstance(folder, Path) and (folder / name).is_dir():
         given["model_name"] = str(folder / name)
-    # The identity of the plan holds the ranges, as a manifest's does.
-    ranges = path if given["vectors_as"] in ("int8", "uint8") else None
+    # The identity of the plan holds the ranges, as a manifest's does. They are read when the model is loaded.
+    has_ranges = given["vectors_as"] in ("int8", "uint8")
+    ranges = (path if isinstance(path, Path) else Path(path.name)) if has_ranges else None
     try:
         return VectorOptions(**given, ranges=ranges)
     except InputError as error:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.encoding.files import on_this_machine
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
@@ -34,7 +37,7 @@ class Shard(NamedTuple):
     starts: NDArray[np.int64] | None = None
 
 
-def read_shards(folder: Path, vocabulary: Sequence[str] = ()) -> Iterator[Shard]:
+def read_shards(folder: Location | str, vocabulary: Sequence[str] = ()) -> Iterator[Shard]:
     """Yield the shards of an encoded corpus in their order; one of them is in memory at a time.
 
     Args:
@@ -51,12 +54,15 @@ def read_shards(folder: Path, vocabulary: Sequence[str] = ()) -> Iterator[Shard]
     for shard in manifest.shards:
         if not shard.files:  # none of its texts has a token
             continue
-        paths = [folder / file.name for file in shard.files]
-        try:
-            read = _read(paths, vocabulary)
-            yield _of_documents(read) if shard.num_passages else read
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{paths[0]} cannot be read: {error}", "encode the corpus again") from error
+        with ExitStack() as stack:
+            try:
+                paths = [stack.enter_context(on_this_machine(output.path / file.name)) for file in shard.files]
+                read = _read(paths, vocabulary)
+                yield _of_documents(read) if shard.num_passages else read
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise InputError(
+                    f"{output.path / shard.files[0].name} cannot be read: {error}", "encode the corpus again"
+                ) from error
 
 
 def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:

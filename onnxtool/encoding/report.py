@@ -121,6 +121,7 @@ class MergeReport:
         manifest: the file that says what the vectors are; empty where shards are missing.
         to_do: numbers and ranges of shards that are missing or wrong, as `--shards` takes them.
         problems: the same by what is wrong.
+        notes: what a user should know.
     """
 
     plan: str
@@ -136,6 +137,7 @@ class MergeReport:
     size_bytes: int = 0
     to_do: str = ""
     problems: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,30 +5,34 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from onnxtool.encoding.clock import Clock
+from onnxtool.encoding.fetched_model import model_on_this_machine
+from onnxtool.encoding.files import entries, entry, remove, staged
 from onnxtool.encoding.job import Job, stopped_by
-from onnxtool.encoding.manifest import Manifest
+from onnxtool.encoding.locations import Location
+from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, read_manifest
 from onnxtool.encoding.options import CorpusOptions, OnProgress
-from onnxtool.encoding.output import OutputFolder, publish, staged
+from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.records import PartRecord, Records, begin_run, remove_records, require_same
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.sources import Reject, SourceReader, find_picture_sources, find_sources, no_texts
 from onnxtool.encoding.windows import Window, accepted
 from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
-from onnxtool.reports import PlannedFile, WritePlan, planned_files
+from onnxtool.reports import PlannedFile, WritePlan
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.timing import peak_rss_bytes
 
 
 def encode_corpus(
-    model_path: Path | str,
-    corpus: Path | str,
-    output: Path | str,
+    model_path: Location | str,
+    corpus: Location | str,
+    output: Location | str,
     options: CorpusOptions | None = None,
     *,
     on_progress: OnProgress = lambda _progress: None,
@@ -39,7 +43,7 @@ def encode_corpus(
 
     Args:
         model_path: the ONNX file of a sparse encoder or an embedder, of texts or pictures; its tokenizer or image
-            processor is found beside it.
+            processor is found beside it. Each of these three may be the address of an object store, `s3://…`.
         corpus: a file, or a folder of files: JSON Lines, plain or gzipped, Parquet, or plain text. For a model of
             pictures, a folder of them, or a list.
         output: a folder that is empty, not there, or of the same call; beside it go `NAME.manifest.json` and, where a
@@ -58,22 +62,47 @@ def encode_corpus(
     """
     options = options or CorpusOptions()
     job = Job.open(model_path, corpus, options, workers=options.workers)
-    folder = OutputFolder(Path(output))
+    folder = OutputFolder(output)
     with folder.locked():
-        manifest = folder.begin(Manifest(job.identity), force=options.force)
-        run = _Run(job, folder, options, on_progress, manifest)
+        run = _Run(job, folder, options, on_progress, *_begin(folder, job.identity, force=options.force))
         run.encode()
+        remove_records(folder)
     return run.report()
 
 
-def plan_corpus(model_path: Path, corpus: Path, output: Path, options: CorpusOptions) -> WritePlan:
+def _begin(
+    folder: OutputFolder, identity: Identity, *, force: bool
+) -> tuple[Manifest | None, Records, tuple[ShardRecord, ...]]:
+    """Return the manifest that is there, where shards are recorded, and those that an earlier run has written."""
+    if isinstance(folder.path, Path):  # of a killed run, whichever it was
+        half = (folder.path.with_name(f"{folder.path.name}.{suffix}") for suffix in ("manifest.json", "rejects.jsonl"))
+        remove(map(staged, half))
+    if force:
+        remove_records(folder)
+    manifest = None if force else read_manifest(folder.manifest_path)
+    known = force or manifest is not None or bool(entries(folder.records_path))
+    folder.require_names(is_known=known)
+    if manifest is not None:
+        remove_records(folder)  # of a run that was killed as it began to replace the vectors, or had published them
+        require_same(folder, manifest, identity)
+        folder.require_whole(manifest)
+    records, shards = begin_run(folder, identity)
+    if force:  # now that the records tell whose the files are
+        remove([folder.manifest_path, folder.rejects_path])
+    shards = shards if manifest is None else manifest.shards
+    if isinstance(folder.path, Path):  # in a store, files that nothing records yet may be those of another machine
+        folder.remove_others(Manifest(identity, shards, 0))
+    return manifest, records, shards
+
+
+def plan_corpus(model_path: Location, corpus: Location, output: Location, options: CorpusOptions) -> WritePlan:
     """Check the model file, the corpus and the folder, and say what `encode_corpus` would write; loads no weights.
 
     Raises:
         OnnxtoolError: as `encode_corpus`, as far as it is known without the model.
     """
     resolve_provider(options.provider)
-    if takes_pictures(ModelFile.open(model_path)):
+    if takes_pictures(ModelFile.open(model_on_this_machine(model_path))):
         find_picture_sources(corpus)
     else:
         find_sources(corpus)
@@ -82,10 +111,14 @@ def plan_corpus(model_path: Path, corpus: Path, output: Path, options: CorpusOpt
     notes = ["shards are called part-NNNNN; how many there are depends on the texts"]
     if is_known and not options.force:
         notes.append("what an earlier run of the same command has encoded stays; another command needs --force")
-    written = PlannedFile(f"{folder.path}{os.sep}", "replaced" if is_known and options.force else "new")
+    written = PlannedFile(
+        f"{folder.path}{os.sep if isinstance(folder.path, Path) else '/'}",
+        "replaced" if is_known and options.force else "new",
+    )
     if is_known and not options.force:
         written = written._replace(change="unchanged")
-    return WritePlan("infer", (written, *planned_files([folder.manifest_path])), tuple(notes))
+    change = "replaced" if entry(folder.manifest_path) else "new"
+    return WritePlan("infer", (written, PlannedFile(str(folder.manifest_path), change)), tuple(notes))
 
 
 @dataclass
@@ -96,46 +129,49 @@ class _Run:
     folder: OutputFolder
     options: CorpusOptions
     on_progress: OnProgress
-    manifest: Manifest
+    manifest: Manifest | None
+    records: Records
+    earlier: tuple[ShardRecord, ...]
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.earlier = self.manifest.shards
+        self.shards = list(self.earlier)
 
     def encode(self) -> None:
         """Write all shards that are not there, the lines that gave no text, and the manifest."""
         start = time.perf_counter()
-        rejects = staged(self.folder.rejects_path)
-        try:
+        with self.folder.staged_rejects() as rejects:
             with rejects.open("w", encoding="utf-8") as file:
                 self._write_shards(file, start)
-                for shard in self.manifest.shards:
+                for shard in self.shards:
                     for reject in shard.rejects:
                         self._reject(reject, file)
             if self.reasons:
-                publish(self.folder.rejects_path)
-            if not self.manifest.num_texts:
-                raise no_texts(self.job.sources, self.reasons, f"{self.folder.rejects_path} says why for each line")
-            self.manifest = replace(self.manifest, num_rejects=self.reasons.total())
-            self.folder.write_manifest(self.manifest)
-        finally:
-            rejects.unlink(missing_ok=True)
+                self.folder.publish_rejects(rejects)
+            else:
+                remove([self.folder.rejects_path])
+        manifest = Manifest(self.job.identity, tuple(self.shards), self.reasons.total())
+        if not manifest.num_texts:
+            raise no_texts(self.job.sources, self.reasons, f"{self.folder.rejects_path} says why for each line")
+        if manifest != self.manifest:
+            self.folder.publish(manifest)
         self.seconds = time.perf_counter() - start
 
     def _write_shards(self, rejects: IO[str], start: float) -> None:
         reader = SourceReader(self.job.sources)
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
         windows = self.job.split(documents, tuple(shard.digest for shard in self.earlier))
-        clock = Clock(start, sum(source.size_bytes for source in self.job.sources), self.manifest.num_texts)
+        before = sum(shard.num_texts for shard in self.earlier)
+        clock = Clock(start, sum(source.size_bytes for source in self.job.sources), before)
 
         def tell(window: Window, num_texts: int, share: float) -> None:
             check_interrupted()
             self.on_progress(clock.after(window, num_texts, share))
 
-        for _, record in self.job.encode(windows, self.folder, tell, strict=self.options.strict):
-            self.manifest = replace(self.manifest, shards=(*self.manifest.shards, record))
-            self.folder.write_manifest(self.manifest)
+        for number, record in self.job.encode(windows, self.folder, tell, strict=self.options.strict):
+            self.records.write(number, PartRecord(record))
+            self.shards.append(record)
 
     def _reject(self, reject: Reject, file: IO[str]) -> None:
         if self.options.strict:
@@ -145,11 +181,12 @@ class _Run:
 
     def report(self) -> CorpusReport:
         """Sum up, once all is written."""
-        shards = self.manifest.shards
+        shards = self.shards
         files = [file for shard in shards for file in shard.files]
         num_tokens = sum(shard.num_tokens for shard in shards)
         num_padding = sum(shard.num_padding for shard in shards)
-        num_encoded = self.manifest.num_texts - sum(shard.num_texts for shard in self.earlier)
+        num_texts = sum(shard.num_texts for shard in shards)
+        num_encoded = num_texts - sum(shard.num_texts for shard in self.earlier)
         num_truncated = sum(shard.num_truncated for shard in shards)
         session = self.job.model.session
         return CorpusReport(
@@ -159,8 +196,8 @@ class _Run:
             output=str(self.folder.path),
             output_format=self.job.shard_format.kind,
             manifest=str(self.folder.manifest_path),
-            num_texts=self.manifest.num_texts,
-            num_passages=self.manifest.num_passages,
+            num_texts=num_texts,
+            num_passages=sum(shard.num_passages for shard in shards),
             num_encoded=num_encoded,
             num_tokens=num_tokens,
             padding_share=num_padding / max(1, num_tokens + num_padding),

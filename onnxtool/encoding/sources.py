@@ -18,6 +18,8 @@ from typing import IO, NamedTuple
 
 from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object, parse_tabbed
+from onnxtool.encoding.files import Entry, entries, entry, open_file
+from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.parquet import read_rows
 from onnxtool.errors import InputError
 
@@ -38,7 +40,7 @@ class Source:
         is_picture: whether the file is one document itself, called by the name.
     """
 
-    path: Path
+    path: Location
     name: str
     size_bytes: int
     names_ids: bool
@@ -107,19 +109,23 @@ class Position(NamedTuple):
     offset: int = 0
 
 
-def find_sources(corpus: Path) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """Return the files of `corpus`, a file or a folder of some, in order of their names, and names of those left out.
 
     Raises:
         InputError: there is none, or its suffix is unknown.
     """
     try:
-        if corpus.is_dir():
-            inside = sorted(path for path in corpus.iterdir() if path.is_file() and not path.name.startswith("."))
-            files = [path for path in inside if path.name.lower().endswith(SUFFIXES)]
-        else:
-            inside = files = [corpus]
-        sources = tuple(Source(path, path.name, path.stat().st_size, names_ids=len(files) > 1) for path in files)
+        alone = entry(corpus)
+        if isinstance(corpus, Path) and corpus.is_dir():
+            alone = None
+        found = {corpus.name: alone} if alone else _in_folder(corpus)
+        names = [name for name in found if alone or name.lower().endswith(SUFFIXES)]
+        several = len(names) > 1
+        sources = tuple(
+            Source(corpus if alone else corpus / name, name, found[name].size_bytes, names_ids=several)
+            for name in names
+        )
     except FileNotFoundError:
         raise InputError(f"no such input file: {corpus}", "check --input") from None
     except OSError as error:
@@ -129,15 +135,24 @@ def find_sources(corpus: Path) -> tuple[tuple[Source, ...], tuple[str, ...]]:
             f"{corpus} is not a corpus" if sources else f"{corpus} has no file of a corpus",
             f"use files that end in {', '.join(SUFFIXES)}, or a folder of them",
         )
-    return sources, tuple(path.name for path in inside if path not in files)
+    return sources, tuple(name for name in found if name not in names)
 
 
-def find_picture_sources(corpus: Path) -> tuple[Source, ...]:
+def _in_folder(corpus: Location) -> dict[str, Entry]:
+    found = entries(corpus)
+    if not found and not (isinstance(corpus, Path) and corpus.is_dir()):
+        raise FileNotFoundError
+    return {name: found[name] for name in sorted(found) if not name.startswith(".")}
+
+
+def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
     """Return the pictures of `corpus`, a folder of them or a list, each a file of its own.
 
     Raises:
         InputError: there are none, or the list names one that is not there.
     """
+    if isinstance(corpus, Uri):
+        raise InputError(f"{corpus} is in an object store, which pictures are not read from", "pass a folder")
     pictures = find_pictures(corpus)
     try:
         return tuple(
@@ -185,7 +200,7 @@ class SourceReader:
 
 def _picture(source: Source) -> Document:
     try:
-        with source.path.open("rb") as file:
+        with open_file(source.path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
@@ -248,7 +263,7 @@ def _lines(source: Source, start: Position) -> Iterator[tuple[int, bytes | dict[
                 yield number, row, int(share * source.size_bytes), number
             return
         with ExitStack() as stack:
-            raw = stack.enter_context(source.path.open("rb", buffering=_READ_BYTES))
+            raw = stack.enter_context(open_file(source.path))
             is_packed = source.name.lower().endswith(".gz")
             file = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
             file.seek(offset)

@@ -86,7 +86,7 @@ class InferOptions:
         threads: intra-op threads; 0 for one per core.
     """
 
-    model_path: Annotated[Path, Option("The ONNX file.")]
+    model_path: Annotated[Path, Option("The ONNX file.", is_location=True)]
     model_name: ModelName = None
     texts: Annotated[tuple[str, ...], Option("A text to run; may be given several times.", name="text")] = ()
     images: Annotated[
@@ -109,6 +109,7 @@ class InferOptions:
             "is stdin. For a model of pictures, a folder of them, or a file with a path, or id and image, on each "
             "line.",
             name="input",
+            is_location=True,
         ),
     ] = None
     prompt: Prompt = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import folder_lock
@@ -104,7 +105,7 @@ class Store:
         return self.folder / step.name.replace(" ", "-")
 
 
-def digest_of(paths: Mapping[str, Path]) -> str:
+def digest_of(paths: Mapping[str, Location]) -> str:
     """Return a hash over names and contents of files."""
     running = hashlib.sha256()
     for name in sorted(paths):

@@ -218,6 +218,11 @@ def test_what_has_changed_since_the_plan_is_an_error(
     assert list((tmp_path / "vectors").iterdir()) == []
 
 
+def record_of(folder: Path, number: int) -> Path:
+    (path,) = (folder / "vectors.parts").glob(f"part-{number:05d}.*.json")
+    return path
+
+
 def test_merge_says_what_is_missing_and_wrong(tmp_path: Path, corpus: Path) -> None:
     """As ranges that --shards takes; nothing is published, and what is wrong is made again."""
     plan = planned(tmp_path, model := dense_model(tmp_path), corpus)
@@ -235,7 +240,7 @@ def test_merge_says_what_is_missing_and_wrong(tmp_path: Path, corpus: Path) -> N
     assert not report.manifest
     assert not (tmp_path / "vectors.manifest.json").exists()
     (tmp_path / "vectors" / "part-00000.ids.jsonl").unlink()
-    (tmp_path / "vectors.parts" / "part-00003.json").write_text("{")
+    record_of(tmp_path, 3).write_text("{")
     assert merge_parts(plan).to_do == "0-3"
     assert encode_part(plan).num_encoded_shards == 4
     assert merge_parts(plan).manifest
@@ -248,10 +253,10 @@ def test_a_record_that_is_none_is_a_shard_to_do(tmp_path: Path, value: Any) -> N
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
     plan = planned(tmp_path, model, corpus)
     encode_part(plan)
-    file = tmp_path / "vectors.parts" / "part-00000.json"
+    file = record_of(tmp_path, 0)
     record = json.loads(file.read_text())
     shard, (first, *rest) = record["shard"], record["shard"]["files"]
-    wrong: list[Any] = [value, *({**record, key: value} for key in ("plan", "shard"))]
+    wrong: list[Any] = [value, *({**record, key: value} for key in ("run", "shard"))]
     shards = [{**shard, key: value} for key in ("digest", "num_texts")]
     shards += [{**shard, "files": [{**first, key: value}, *rest]} for key in first]
     for one in (*wrong, *({**record, "shard": one} for one in shards)):
@@ -266,7 +271,7 @@ def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:
     encode_part(plan, PartOptions(shards="0-2"))
     now = time.time()
     for number in range(3):
-        os.utime(tmp_path / "vectors.parts" / f"part-{number:05d}.json", (now, now + 10 * number))
+        os.utime(record_of(tmp_path, number), (now, now + 10 * number))
     status = corpus_status(plan)
     assert (status.num_done, status.to_do, status.num_encoded, status.merged) == (3, "3", 120, False)
     assert status.texts_per_s == pytest.approx(4, rel=1e-3)  # times of files have no more digits
@@ -323,10 +328,8 @@ def test_parts_that_are_killed_and_two_of_the_same_shards(tmp_path: Path) -> Non
 
 def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
     """Each has names of its own until the shard is whole; the second one replaces it by the same bytes."""
-    folder = OutputFolder(tmp_path)
-    writers = [
-        StagedShard(folder, ShardFormat("npy", gzip=False, contents=False, weights="float"), 0) for _ in range(2)
-    ]
+    folder, npy = OutputFolder(tmp_path), ShardFormat("npy", gzip=False, contents=False, weights="float")
+    writers = [StagedShard(folder, tmp_path, npy, 0) for _ in range(2)]
     window = Window((Document("d0", "a cat", "c.jsonl", 1),), 0, "digest", 0)
     for writer in writers:
         writer.append(EncodedWindow(window, window.documents, np.ones((1, 4), np.float32), 4, 0, 0, ()))

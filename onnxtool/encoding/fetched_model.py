@@ -1,0 +1,58 @@
+"""A model of an object store, copied to this machine with what lies beside it, until the process ends."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from onnxtool.encoding import object_store
+from onnxtool.encoding.locations import Location, Uri
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.wire import read_structure
+
+# What a tokenizer, a configuration or a pooling module is made of; weights of other formats are not needed.
+_FOLDERS = r"([^/]+/)?[0-9]+_[A-Za-z]+/"
+_BESIDE = re.compile(rf"([^/]+/|{_FOLDERS})?[^/]+\.(json|txt|model|jinja)|{_FOLDERS}model\.safetensors")
+_MOST_BYTES = 1 << 28  # of a file beside the model
+
+
+def model_on_this_machine(location: Location) -> Path:
+    """Return the path of a model; one of a store is fetched with its external data and its checkpoint's files.
+
+    Raises:
+        InputError: there is none.
+        ModelFileError: it is malformed, or its external data is missing or lies elsewhere.
+        StoreError: the store does not answer.
+    """
+    return location if isinstance(location, Path) else _fetch(location)
+
+
+@lru_cache(maxsize=1)
+def _fetch(model: Uri) -> Path:
+    # Removed when it is forgotten, and at the latest with the process.
+    folder = tempfile.TemporaryDirectory(prefix="onnxtool-model-", ignore_cleanup_errors=True)
+    _KEPT.append(folder)
+    # Folders for other tools have the graph in `onnx/`, and the checkpoint's files above it.
+    base = model.parent.parent if model.parent.name == "onnx" else model.parent
+    place = Path(folder.name)
+    path = place / model.key.removeprefix(f"{base.key}/")
+    path.parent.mkdir(exist_ok=True)
+    try:
+        object_store.download(model, path)
+    except FileNotFoundError:
+        raise InputError(f"no such model: {model}", "check --model_path") from None
+    external = {(path.parent / data.location).resolve() for data in read_structure(path).external}
+    for name, size in object_store.below(base):
+        target = (place / name).resolve()
+        is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BYTES)
+        if is_wanted and place.resolve() in target.parents:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            object_store.download(base / name, target)
+    ModelFile.open(path)
+    return path
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []

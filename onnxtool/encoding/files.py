@@ -1,0 +1,144 @@
+"""Files of this machine and of object stores, as encoding reads and writes them.
+
+A file is there whole or not at all: on a disk it is written under a hidden name and renamed, in a store one request
+writes all of it. Nothing is renamed in a store, and no upload is begun that could be left half.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxtool.encoding import object_store
+from onnxtool.encoding.locations import Location, Uri
+from onnxtool.model_file.commits import force_to_disk
+
+_READ_BYTES = 1 << 20
+
+
+class Entry(NamedTuple):
+    """A file, as a listing has it.
+
+    Attributes:
+        modified: seconds since 1970.
+    """
+
+    size_bytes: int
+    modified: float
+
+
+def entries(folder: Location) -> dict[str, Entry]:
+    """List the files of a folder, by their names; none where there is no such folder."""
+    if isinstance(folder, Uri):
+        return {name: Entry(size, modified) for name, size, modified in object_store.listed(folder)}
+    found = {}
+    with suppress(FileNotFoundError), os.scandir(folder) as inside:
+        for item in inside:
+            with suppress(FileNotFoundError):  # it is gone since
+                if item.is_file():
+                    status = item.stat()
+                    found[item.name] = Entry(status.st_size, status.st_mtime)
+    return found
+
+
+def entry(location: Location) -> Entry | None:
+    """Return what is known of a file without reading it; None where there is none."""
+    if isinstance(location, Uri):
+        found = object_store.head(location)
+        return None if found is None else Entry(*found[:2])
+    with suppress(FileNotFoundError):
+        status = location.stat()
+        return Entry(status.st_size, status.st_mtime)
+    return None
+
+
+def open_file(location: Location) -> io.BufferedReader:
+    """Open a file for reading; one of a store is read by requests of some megabytes.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        StoreError: the store does not answer.
+    """
+    if isinstance(location, Path):
+        return io.BufferedReader(io.FileIO(location, "rb"), _READ_BYTES)
+    return io.BufferedReader(object_store.RangeReader(location), object_store.RANGE_BYTES)
+
+
+def read_bytes(location: Location) -> bytes:
+    """Read a file.
+
+    Raises:
+        OSError: it is not there, cannot be read, or is none: a pipe would wait for a writer.
+        StoreError: the store does not answer.
+    """
+    if isinstance(location, Uri):
+        return object_store.get(location)
+    if location.exists() and not location.is_file():
+        raise IsADirectoryError(0, "it is no regular file")
+    return location.read_bytes()
+
+
+def write(location: Location, content: bytes, token: str = "") -> None:
+    """Write a file as a whole, in place of one that is there; `token` is of one of several writers at once."""
+    if isinstance(location, Uri):
+        object_store.put(location, content)
+        return
+    staged(location, token).write_bytes(content)
+    publish(location, token)
+
+
+def upload(path: Path, uri: Uri) -> None:
+    """Write the contents of a file into a store."""
+    object_store.put(uri, path)
+
+
+def create(location: Location, content: bytes) -> bool:
+    """Write a file that only one writer may write; return whether it has this content now.
+
+    In a store the request itself is refused where the file is there. On a disk who writes holds the folder's lock.
+    """
+    if isinstance(location, Uri):
+        return object_store.put(location, content, only_once=True) or object_store.get(location) == content
+    write(location, content)
+    return True
+
+
+def remove(locations: Iterable[Location]) -> None:
+    """Remove files; those that are gone are no failure."""
+    uris = []
+    for location in locations:
+        if isinstance(location, Uri):
+            uris.append(location)
+        else:
+            location.unlink(missing_ok=True)
+    if uris:
+        object_store.delete(uris)
+
+
+@contextmanager
+def on_this_machine(location: Location) -> Iterator[Path]:
+    """Give a file as one of this machine, for what reads files by their path; one of a store is copied for a while."""
+    if isinstance(location, Path):
+        yield location
+        return
+    with tempfile.TemporaryDirectory(prefix="onnxtool-") as folder:
+        path = Path(folder) / location.name
+        object_store.download(location, path)
+        yield path
+
+
+def staged(path: Path, token: str = "") -> Path:
+    """Return where a file is written before it gets its name; `token` is of one of several writers."""
+    return path.with_name(f".{path.name}{token and f'.{token}'}.partial")
+
+
+def publish(path: Path, token: str = "") -> None:
+    """Force a staged file to the disk and give it its name."""
+    force_to_disk(staged(path, token))
+    staged(path, token).replace(path)
+    force_to_disk(path.parent)

@@ -1,0 +1,121 @@
+"""Where a corpus, its plan and its vectors lie: on this machine, or in an object store."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from onnxtool.errors import InputError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
+# What object stores are called by; of the others, containers of Azure are written before an @.
+STORES = ("s3", "s3a", "gs", "az", "adl", "abfs", "abfss")
+_WITH_CONTAINERS = ("abfs", "abfss")
+READ_ONLY = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class Uri:
+    """A file or a folder in an object store.
+
+    Attributes:
+        root: the store, `s3://bucket`.
+        key: of the object, or what the keys of all objects of the folder begin with; without / at its ends.
+    """
+
+    root: str
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Uri:
+        """The folder that it lies in."""
+        return Uri(self.root, self.key.rpartition("/")[0])
+
+    def with_name(self, name: str) -> Uri:
+        """Return another file of the same folder."""
+        return self.parent / name
+
+    def __truediv__(self, name: str) -> Uri:
+        return Uri(self.root, f"{self.key}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}"
+
+
+Location = Path | Uri
+
+
+def is_uri(text: str) -> bool:
+    """Whether `text` is written as an address, and not as a path."""
+    return _SCHEME.match(text) is not None
+
+
+def parse_location(value: Location | str) -> Location:
+    """Return the file or folder that is meant by `value`, a path or an address such as `s3://bucket/name`.
+
+    Raises:
+        InputError: there is no such kind of address, or it holds credentials, which would be written into manifests.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _SCHEME.match(value)
+    if match is None:
+        return Path(value)
+    scheme = match[1].lower()
+    parts = urlsplit(value)
+    address = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # what may be shown
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise InputError(f"{address} is a file of another machine", "pass a path, or file:///PATH")
+        return Path(unquote(parts.path))
+    if scheme not in (*STORES, *READ_ONLY):
+        raise InputError(
+            f"{address} cannot be read: there is no store of the kind {scheme}://",
+            f"use {', '.join(f'{name}://' for name in (*STORES, *READ_ONLY))}, or a path that is mounted",
+        )
+    user, separator, _ = parts.netloc.rpartition("@")
+    if (separator and (scheme not in _WITH_CONTAINERS or ":" in user)) or parts.query or parts.fragment:
+        raise InputError(
+            f"the address {address} has credentials or a query beside it, which manifests and logs would show",
+            "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID",
+        )
+    key = parts.path.removeprefix("/").removesuffix("/")
+    if not parts.netloc or any(part in ("", ".", "..") for part in key.split("/") if key):
+        raise InputError(f"{address} is no address of an object", f"write {scheme}://BUCKET/FOLDER/NAME")
+    return Uri(f"{scheme}://{parts.netloc}", key)
+
+
+def relative(target: Location, folder: Location) -> str:
+    """Write where `target` lies, as seen from `folder`; an address where they have no store in common."""
+    if isinstance(target, Uri) or isinstance(folder, Uri):
+        if isinstance(target, Uri) and isinstance(folder, Uri) and target.root == folder.root:
+            return posixpath.relpath(f"/{target.key}", f"/{folder.key}")
+        return str(target) if isinstance(target, Uri) else target.resolve().as_posix()
+    try:
+        return Path(os.path.relpath(target.resolve(), folder.resolve())).as_posix()
+    except ValueError:  # another drive of Windows
+        return target.resolve().as_posix()
+
+
+def joined(folder: Location, text: str) -> Location:
+    """Return what `relative` has written.
+
+    Raises:
+        InputError: it is no address.
+    """
+    if is_uri(text):
+        return parse_location(text)
+    if isinstance(folder, Path):
+        return folder / text
+    if text.startswith("/"):
+        return Path(text)
+    return Uri(folder.root, posixpath.normpath(f"/{folder.key}/{text}").strip("/"))

@@ -1,0 +1,438 @@
+"""In an object store vectors are those of a disk, whatever the store refuses, loses or hears twice."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from onnxtool.cli.entry import main
+from onnxtool.encoding import (
+    CorpusOptions,
+    PartOptions,
+    VectorOptions,
+    corpus_status,
+    encode_corpus,
+    encode_part,
+    make_plan,
+    merge_parts,
+    object_store,
+)
+from onnxtool.encoding.files import create
+from onnxtool.encoding.locations import Uri, joined, parse_location, relative
+from onnxtool.encoding.reading import read_shards
+from onnxtool.encoding.sources import SourceReader, find_sources
+from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
+from tests.encoding.corpora import dense_model, make_texts, sparse_model, write_corpus
+from tests.encoding.store_server import BUCKET, ENVIRONMENT, Faults, client, environment, objects, store_server
+from tests.encoding.test_parts import collection, outcome, planned, whole
+
+pytest.importorskip("obstore", reason="needs obstore")
+pytest.importorskip("moto", reason="needs moto")
+
+SIZE = 40
+OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
+RUN = """
+import sys
+from onnxtool.encoding import PartOptions, encode_part
+encode_part(sys.argv[1], PartOptions(shards=sys.argv[2]))
+"""
+_DIGEST = re.compile(r"\.[0-9a-f]{16}\.")
+
+
+class Store:
+    """A bucket of a server, and what a test asks of it."""
+
+    def __init__(self, address: str, faults: Faults) -> None:
+        self.address, self.faults = address, faults
+        self.s3 = client(address)
+        self.uri = f"s3://{BUCKET}"
+
+    def put(self, key: str, path: Path) -> str:
+        """Copy a file or a folder into the bucket, and return its address."""
+        for file in [path] if path.is_file() else path.rglob("*"):
+            if file.is_file():
+                name = key if path.is_file() else f"{key}/{file.relative_to(path).as_posix()}"
+                self.s3.put_object(Bucket=BUCKET, Key=name, Body=file.read_bytes())
+        return f"{self.uri}/{key}"
+
+    def model(self, path: Path) -> str:
+        """Copy a model and its checkpoint."""
+        self.put("models/model", path.with_suffix(""))
+        return self.put("models/model.onnx", path)
+
+    def outcome(self, name: str) -> dict[str, bytes]:
+        """Return what lies below and beside a folder, without plan and digests of names, as `outcome` has a disk's."""
+        found = objects(self.address, name)
+        files = {key.removeprefix(name).removeprefix("/"): content for key, content in found.items()}
+        return {
+            _DIGEST.sub(".", key): _DIGEST.sub(".", content.decode()).encode() if key.endswith("json") else content
+            for key, content in files.items()
+            if key != ".plan.json"
+        }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, Faults]]:
+    """One server for all tests of this file."""
+    with store_server() as found:
+        yield found
+
+
+@pytest.fixture
+def store(server: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """An empty bucket."""
+    for name, value in environment(server[0]).items():
+        monkeypatch.setenv(name, value)
+    found = Store(*server)
+    found.s3.create_bucket(Bucket=BUCKET)
+    yield found
+    faults = found.faults
+    faults.error = faults.after = faults.dropped = 0.0
+    faults.seen.clear()
+    for key in objects(found.address):
+        found.s3.delete_object(Bucket=BUCKET, Key=key)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt", "folder"])
+def test_vectors_of_a_store_are_those_of_a_disk(store: Store, tmp_path: Path, kind: str) -> None:
+    """Of parts and of one run; the names have digests there, and nothing else differs."""
+    model, corpus = dense_model(tmp_path), collection(tmp_path, kind)
+    expected = whole(tmp_path, model, corpus)
+    uris = store.model(model), store.put(f"in/{corpus.name}", corpus)
+    plan = make_plan(*uris, f"{store.uri}/out/parts/", OPTIONS).plan
+    for part in ("3/3", "1/3"):
+        encode_part(plan, PartOptions(part=part))
+    assert not corpus_status(plan).merged
+    assert merge_parts(plan).to_do == corpus_status(plan).to_do
+    encode_part(plan, PartOptions(part="2/3"))
+    assert merge_parts(plan, read_back=True).manifest
+    assert (corpus_status(plan).merged, encode_part(plan).num_encoded) == (True, 0)
+    encode_corpus(*uris, f"{store.uri}/out/run", CorpusOptions(provider="cpu", shard_size=SIZE))
+    assert store.outcome("out/parts") == store.outcome("out/run") == expected
+
+
+@pytest.mark.parametrize(("sparse", "options"), [(True, {"gzip": True}), (True, {"output_format": "parquet"})])
+def test_every_format_goes_to_a_store(store: Store, tmp_path: Path, sparse: bool, options: dict[str, Any]) -> None:
+    """And is read back from there; a plan on a disk may have its vectors there or not."""
+    model = sparse_model(tmp_path) if sparse else dense_model(tmp_path)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=SIZE, **options))
+    assert store.outcome("vectors") == whole(tmp_path, model, corpus, **options)
+    if options.get("output_format") == "parquet":
+        there, here = list(read_shards(f"{store.uri}/vectors")), list(read_shards(tmp_path / "whole"))
+        assert [shard.ids for shard in there] == [shard.ids for shard in here]
+
+
+def test_ranges_of_a_plan_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
+    """They were measured when it was made."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    options: dict[str, Any] = {"vectors_as": "int8", "calibration": corpus}
+    vectors = VectorOptions(provider="cpu", shard_size=SIZE, **options)
+    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", vectors).plan
+    encode_part(plan)
+    merge_parts(plan)
+    assert store.outcome("vectors") == whole(tmp_path, model, corpus, **options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_lost_where_the_store_fails(store: Store, tmp_path: Path, seed: int) -> None:
+    """Every ninth request is refused, some are done and not answered, and some answers break off."""
+    model, corpus = dense_model(tmp_path), collection(tmp_path, "folder")
+    expected = whole(tmp_path, model, corpus)
+    uris = store.model(model), store.put("corpus", corpus)
+    store.faults.error, store.faults.after, store.faults.dropped = 0.06, 0.04, 0.03
+    store.faults.chance = random.Random(seed)  # noqa: S311  no secret
+    plan = make_plan(*uris, f"{store.uri}/vectors/", OPTIONS).plan
+    for part in ("2/2", "1/2"):
+        encode_part(plan, PartOptions(part=part))
+    assert merge_parts(plan).manifest
+    store.faults.error = store.faults.after = store.faults.dropped = 0.0
+    assert store.outcome("vectors") == expected
+
+
+def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store, tmp_path: Path) -> None:
+    """In the order of the requests that the server saw; and no upload of several requests is begun."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
+    store.faults.seen.clear()
+    encode_part(plan)
+    merge_parts(plan)
+    written = [path.rpartition("/")[2] for method, path in store.faults.seen if method == "PUT"]
+    for number in range(3):
+        places = [place for place, name in enumerate(written) if name.startswith(f"part-{number:05d}.")]
+        assert [written[place].rpartition(".")[2] for place in places] == ["npy", "jsonl", "json"]
+    assert written[-1] == "vectors.manifest.json"
+    assert "POST" not in {method for method, path in store.faults.seen if "delete" not in path} - {"POST"}
+    assert not store.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) -> None:
+    """At random moments, two of the same shards at once, while the store fails now and then."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(600))
+    expected = whole(tmp_path, model, corpus)
+    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
+    chance = random.Random(1)  # noqa: S311  no secret
+    store.faults.error = 0.05
+    both = [subprocess.Popen([sys.executable, "-c", RUN, plan, "0-14"]) for _ in range(2)]
+    deadline = time.monotonic() + 60
+    while not objects(store.address, "vectors.parts/") and both[0].poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(chance.random() * 0.1)
+    for process in both:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    encode_part(plan)
+    assert merge_parts(plan, read_back=True).manifest
+    store.faults.error = 0.0
+    assert store.outcome("vectors") == expected
+
+
+def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> None:
+    """Who creates its file first has it; the same command twice at once is one."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(200))
+    options = CorpusOptions(provider="cpu", shard_size=SIZE)
+    failures: list[BaseException] = []
+
+    def encode() -> None:
+        try:
+            encode_corpus(model, corpus, f"{store.uri}/vectors", options)
+        except OnnxtoolError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=encode) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert store.outcome("vectors") == whole(tmp_path, model, corpus)
+    with pytest.raises(OutputExistsError, match="written by another command"):
+        encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=7))
+    with pytest.raises(OutputExistsError, match="holds vectors already"):
+        make_plan(model, corpus, f"{store.uri}/vectors", OPTIONS)
+    encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=80, force=True))
+    assert len([name for name in store.outcome("vectors") if name.endswith(".npy")]) == 3
+
+
+def test_what_is_created_once_is_not_replaced(store: Store) -> None:
+    """By the request itself, whose answer may be lost: then the contents tell."""
+    place = parse_location(f"{store.uri}/x/manifest.json")
+    assert create(place, b"first")
+    assert not create(place, b"second")
+    assert create(place, b"first")
+    store.faults.after = 1.0
+    store.faults.chance = random.Random(0)  # noqa: S311  no secret
+    threading.Timer(0.5, lambda: setattr(store.faults, "after", 0.0)).start()
+    assert create(parse_location(f"{store.uri}/x/other.json"), b"content")
+    assert objects(store.address, "x") == {"x/manifest.json": b"first", "x/other.json": b"content"}
+
+
+def test_files_of_somebody_are_left_alone(store: Store, tmp_path: Path) -> None:
+    """As on a disk."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5))
+    store.s3.put_object(Bucket=BUCKET, Key="vectors/notes.txt", Body=b"mine")
+    store.s3.put_object(Bucket=BUCKET, Key="vectors/sub/notes.txt", Body=b"mine")
+    for call in (encode_corpus, make_plan):
+        with pytest.raises(OutputExistsError, match=r"notes\.txt"):
+            call(model, corpus, f"{store.uri}/vectors")
+    assert objects(store.address, "vectors/").keys() == {"vectors/notes.txt", "vectors/sub/notes.txt"}
+
+
+def test_a_file_is_read_by_requests_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which begin where a shard begins; one that has changed meanwhile is an error."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(2000))
+    monkeypatch.setattr(object_store, "RANGE_BYTES", 1 << 14)
+    uri = store.put("corpus.jsonl", corpus)
+    here, there = (SourceReader(find_sources(parse_location(place))[0]) for place in (corpus, uri))
+    assert list(here) == list(there)
+    reader = iter(SourceReader(find_sources(parse_location(uri))[0]))
+    next(reader)
+    store.put("corpus.jsonl", write_corpus(tmp_path / "corpus.jsonl", make_texts(2000, seed=1)))
+    with pytest.raises(StoreError, match=r"corpus\.jsonl"):
+        list(reader)
+
+
+def test_a_model_in_a_folder_for_other_tools_is_fetched_with_what_lies_above(store: Store, tmp_path: Path) -> None:
+    """`onnx/model.onnx` has its checkpoint in the folder above; weights of other formats are not fetched."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
+    store.put("kept", model.with_suffix(""))
+    store.s3.put_object(Bucket=BUCKET, Key="kept/pytorch_model.bin", Body=b"weights")
+    uri = store.put("kept/onnx/model.onnx", model)
+    encode_corpus(uri, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=SIZE))
+    assert store.outcome("vectors") == whole(tmp_path, model, corpus)
+    assert not [path for method, path in store.faults.seen if method == "GET" and path.endswith("pytorch_model.bin")]
+
+
+SECRET = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"s3://KEY:{SECRET}@bucket/vectors",
+        f"s3://{SECRET}@bucket/vectors",
+        f"https://user:{SECRET}@example.org/corpus.jsonl",
+        f"https://example.org/corpus.jsonl?X-Amz-Signature={SECRET}",
+        f"az://container/vectors?sig={SECRET}",
+        f"abfss://container:{SECRET}@account.dfs.core.windows.net/vectors",
+        f"gs://bucket/vectors#{SECRET}",
+    ],
+)
+def test_credentials_in_an_address_are_refused_and_not_shown(address: str) -> None:
+    """Manifests and logs would show them."""
+    with pytest.raises(InputError, match="credentials") as refused:
+        parse_location(address)
+    assert SECRET not in str(refused.value)
+
+
+def test_no_credentials_are_written_or_shown(store: Store, tmp_path: Path) -> None:
+    """Of the environment, in whatever is written, or said of a failure."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
+    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
+    encode_part(plan)
+    merge_parts(plan)
+    store.faults.error = 1.0
+    object_store._client.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(object_store, "_RETRIES", 1)
+        with pytest.raises(StoreError) as failed:
+            corpus_status(plan)
+    object_store._client.cache_clear()
+    store.faults.error = 0.0
+    said = str(failed.value).encode()
+    assert not [key for key, content in {**objects(store.address), "said": said}.items() if SECRET.encode() in content]
+
+
+@pytest.mark.parametrize("scheme", ["hdfs", "ftp", "reference", "zip", "dask", "local"])
+def test_other_addresses_are_refused_by_name(scheme: str) -> None:
+    """And what is read instead is said."""
+    with pytest.raises(InputError, match=rf"no store of the kind {scheme}://"):
+        parse_location(f"{scheme}://place/file.jsonl")
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///key", "s3://b//x", "s3://b/../x", "s3://b/a/./x", "file://host/x"])
+def test_addresses_of_nothing_are_refused(address: str) -> None:
+    """A key that could be read in two ways among them."""
+    with pytest.raises(InputError):
+        parse_location(address)
+
+
+def test_places_are_written_as_seen_from_each_other(tmp_path: Path) -> None:
+    """In one store relative, so that a plan can be copied; else as addresses."""
+    here = Uri("s3://b", "out")
+    for target, written in (
+        (Uri("s3://b", "in/corpus.jsonl"), "../in/corpus.jsonl"),
+        (Uri("s3://c", "in/corpus.jsonl"), "s3://c/in/corpus.jsonl"),
+        (tmp_path / "corpus.jsonl", str(tmp_path / "corpus.jsonl")),
+    ):
+        assert relative(target, here) == written
+        assert joined(here, written) == target
+    assert relative(Uri("s3://b", "x"), tmp_path) == "s3://b/x"
+    assert joined(tmp_path, "s3://b/x") == Uri("s3://b", "x")
+    assert joined(here, "../../../x") == Uri("s3://b", "x")
+    assert parse_location("file:///a/b%20c") == Path("/a/b c")
+
+
+def _run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, arguments)
+    return result.exit_code, result.output
+
+
+def test_commands_take_addresses(store: Store, tmp_path: Path) -> None:
+    """Those of a corpus; others say that they do not."""
+    model = dense_model(tmp_path)
+    corpus = store.put("corpus.jsonl", write_corpus(tmp_path / "corpus.jsonl", make_texts(90)))
+    uri = store.model(model)
+    common = ("--quiet", "--format", "json")
+    code, shown = _run("infer", "--model_path", uri, "--input", corpus, "--output", f"{store.uri}/run/", *common)
+    assert (code, json.loads(shown)["num_texts"]) == (0, 90)
+    output = f"{store.uri}/vectors/"
+    assert _run("encode", "plan", "--model_path", uri, "--input", corpus, "--output", output, *common)[0] == 0
+    plan = f"{store.uri}/vectors.plan.json"
+    for command in ("part", "merge", "status"):
+        assert _run("encode", command, "--plan", plan, *common)[0] == 0
+    for arguments in (
+        ("stats", uri),
+        ("infer", "--model_path", uri, "--text", "a cat"),
+        ("infer", "--model_path", str(model), "--input", corpus),
+        ("optimize", "--model_path", uri, "--output", f"{store.uri}/x.onnx"),
+        ("encode", "status", "--plan", f"s3://KEY:{SECRET}@bucket/x.plan.json"),
+    ):
+        code, shown = _run(*arguments)
+        assert (code, SECRET in shown, "store" in shown or "credentials" in shown) == (2, False, True), shown
+
+
+def test_mistakes_are_one_error_each(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket, a model or a corpus that is not there, a server that is only read, and a package that is missing."""
+    model = dense_model(tmp_path)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    options = CorpusOptions(provider="cpu")
+    with pytest.raises(InputError, match="no such input file"):
+        encode_corpus(model, f"{store.uri}/none.jsonl", tmp_path / "v", options)
+    with pytest.raises(InputError, match="no such model"):
+        encode_corpus(f"{store.uri}/none.onnx", corpus, tmp_path / "v", options)
+    with pytest.raises(InputError, match="the whole of a store"):
+        encode_corpus(model, corpus, f"{store.uri}/", options)
+    with pytest.raises(StoreError, match="NoSuchBucket"):
+        encode_corpus(model, corpus, "s3://no-such-bucket/vectors", options)
+    with pytest.raises((InputError, OutputWriteError), match="of a server"):
+        encode_corpus(model, corpus, f"{store.address}/vectors", options)
+    with pytest.raises(InputError, match="cannot read the plan"):
+        encode_part(f"{store.uri}/none.plan.json")
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    object_store._client.cache_clear()
+    with pytest.raises(InputError, match=r"needs obstore.*\n.*onnxtool\[stores\]"):
+        encode_part(f"{store.uri}/x.plan.json")
+    object_store._client.cache_clear()
+
+
+def test_a_plan_on_a_disk_may_name_a_collection_of_a_store(store: Store, tmp_path: Path) -> None:
+    """And the other way round: what lies where is nobody's matter."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    plan = make_plan(model, store.put("corpus.jsonl", corpus), tmp_path / "vectors", OPTIONS).plan
+    encode_part(plan)
+    merge_parts(plan)
+    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+    far = make_plan(model, corpus, f"{store.uri}/vectors", OPTIONS).plan
+    encode_part(far)
+    merge_parts(far)
+    assert store.outcome("vectors") == outcome(tmp_path / "vectors")
+
+
+def test_a_listing_that_is_long_is_asked_for_once_a_thousand_names(store: Store, tmp_path: Path) -> None:
+    """How far a job is takes as many requests, and none for each shard."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"] * 1)
+    plan = planned(tmp_path, model, corpus)
+    content = json.loads(plan.read_text())
+    content["shards"] = [{**content["shards"][0], "line": line, "offset": line} for line in range(2500)]
+    for _ in range(1):
+        store.s3.put_object(Bucket=BUCKET, Key="v.plan.json", Body=json.dumps(content).encode())
+    store.faults.seen.clear()
+    assert corpus_status(f"{store.uri}/v.plan.json").num_shards == 2500
+    assert len(store.faults.seen) < 10
+
+
+def test_a_range_is_what_a_file_has(store: Store) -> None:
+    """Of a file object as other libraries use it."""
+    content = bytes(range(256)) * 20
+    store.s3.put_object(Bucket=BUCKET, Key="x", Body=content)
+    file = io.BufferedReader(object_store.RangeReader(Uri(store.uri, "x")), 100)
+    assert (file.read(10), file.seek(-5, os.SEEK_END), file.read()) == (content[:10], len(content) - 5, content[-5:])
+    assert (file.seek(99), file.read(250), file.tell()) == (99, content[99:349], 349)
+    assert (file.seek(len(content) + 7), file.read(3)) == (len(content) + 7, b"")
