@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from onnxtool.encoding.files import Entry, create, entries, publish, remove, sta
 from onnxtool.encoding.locations import Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Reject
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
@@ -35,12 +35,6 @@ _OWN_FILE = re.compile(
 def is_name_of(name: str, shard: int) -> bool:
     """Whether a file of a shard may be called so."""
     return re.fullmatch(rf"part-{shard:05d}(\.[0-9a-f]{{{_DIGITS}}})?\.[a-z.]+", name) is not None
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="onnxtool-shards-") as folder:
-        yield Path(folder)
 
 
 class OutputFolder:
@@ -151,7 +145,7 @@ class OutputFolder:
         """Give a folder of this machine in which shards are written until they are whole."""
         if isinstance(self.path, Path):
             return nullcontext(self.path)
-        return _temporary()
+        return scratch_folder("shards")
 
     def commit_shard(self, files: Mapping[str, Path]) -> tuple[FileRecord, ...]:
         """Give staged files their names in the folder, and return what they are."""
@@ -175,7 +169,7 @@ class OutputFolder:
     def staged_rejects(self) -> Iterator[Path]:
         """Give a file of this machine for the lines that give no text, until `publish_rejects`."""
         if isinstance(self.rejects_path, Uri):
-            with _temporary() as folder:
+            with scratch_folder("rejects") as folder:
                 yield folder / self.rejects_path.name
             return
         path = staged(self.rejects_path)
