@@ -130,6 +130,7 @@ def test_what_is_written_is_read_shard_by_shard(
         kept = weights != 0
         np.testing.assert_allclose(together.weights, weights[kept], atol=1e-6)
         assert together.indices.tolist() == wanted.indices[kept].tolist()
+        assert together.indptr.tolist() == np.concatenate([[0], np.cumsum(kept)])[wanted.indptr].tolist()
     elif isinstance(wanted, TokenVectors):
         together_tokens = TokenVectors.concatenate(parts)
         assert together_tokens.indptr.tolist() == wanted.indptr.tolist()
