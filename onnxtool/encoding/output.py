@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from onnxtool.encoding.files import Entry, create, entries, publish, remove, staged, upload
 from onnxtool.encoding.locations import Location, Uri, parse_location
@@ -21,6 +22,7 @@ from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Reject
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
 from onnxtool.model_file.commits import folder_lock, force_to_disk
+from onnxtool.reports import Json
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
 _DIGITS = 16  # of a digest in a name
@@ -203,9 +205,18 @@ class OutputFolder:
 class StagedShard:
     """The files of a shard under hidden names, until it is whole. One without any vector has no files."""
 
-    def __init__(self, folder: OutputFolder, staging: Path, shard_format: ShardFormat, number: int) -> None:
+    def __init__(
+        self,
+        folder: OutputFolder,
+        staging: Path,
+        shard_format: ShardFormat,
+        number: int,
+        description: Mapping[str, Json] = MappingProxyType({}),
+    ) -> None:
+        """Begin shard `number`; `description` says what its vectors are."""
         self._folder = folder
         self._format = shard_format
+        self._description = description
         # Two machines may make the same shard at once: each under names of its own.
         token = secrets.token_hex(4)
         self._files = {name: staged(staging / name, token) for name in shard_format.names(number)}
@@ -217,7 +228,7 @@ class StagedShard:
         """Write the vectors of a window."""
         if encoded.vectors is not None:
             if self._writer is None:
-                self._writer = self._format.open([*self._files.values()])
+                self._writer = self._format.open([*self._files.values()], self._description)
             self._writer.append(encoded.rows, encoded.vectors)
         self._num_texts += len(encoded.window.documents)
         self._num_passages += sum(row.span is not None for row in encoded.rows)
