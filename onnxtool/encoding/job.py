@@ -129,7 +129,9 @@ class Job:
                 for part in encoded:
                     if strict and part.rejects:
                         raise stopped_by(part.rejects[0])
-                    shard = shard or StagedShard(folder, staging, self.shard_format, part.window.shard)
+                    shard = shard or StagedShard(
+                        folder, staging, self.shard_format, part.window.shard, self.form.description
+                    )
                     shard.append(part)
                     if part.window.digest:
                         record, shard = shard.commit(part.window.digest), None

@@ -13,7 +13,7 @@ from typing import Any
 from onnxtool.checkpoint.text_files import TextInput, count_lines
 from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus
 from onnxtool.encoding.manifest import file_sha256
-from onnxtool.encoding.reading import Shard, read_shards
+from onnxtool.encoding.reading import Shard, by_document, read_shards
 from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.evaluation.collection import Collection
@@ -76,7 +76,8 @@ class OnnxVectors(VectorSystem):
             report = encode_corpus(self._path, collection.corpus, folder, again, on_progress=told)
         rejects.update(report.rejects)
         for shard in read_shards(folder, self._model.tokenizer.vocabulary):
-            yield shard._replace(vectors=self._restored(shard.vectors))
+            restored = shard._replace(vectors=self._restored(shard.vectors))
+            yield by_document(restored) if options.long == "window" else restored
 
     def _restored(self, vectors: Any) -> Any:
         return vectors if self._stored is None else self._stored.restore(vectors)
