@@ -145,7 +145,7 @@ def settle_problem_type(model: torch.nn.Module, compute_loss: ComputeLoss, input
     if not isinstance(labels, torch.Tensor) or not _passes_labels(compute_loss):
         return
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "problem_type", "") is not None or not _notes_problem_type(module):
             continue
         if config.num_labels == 1:
@@ -162,7 +162,7 @@ def _passes_labels(compute_loss: ComputeLoss) -> bool:
         return compute_loss.passes_labels
     from transformers import Trainer
 
-    trainer = getattr(compute_loss, "__self__", None)
+    trainer: Any = getattr(compute_loss, "__self__", None)
     is_trainers_own = getattr(compute_loss, "__func__", None) is Trainer.compute_loss and isinstance(trainer, Trainer)
     return is_trainers_own and trainer.label_smoother is None and trainer.compute_loss_func is None
 

@@ -79,7 +79,7 @@ def test_modules_in_several_threads_have_graphs_of_their_own_number() -> None:
 def test_modules_with_a_graph_break_have_graphs_of_their_own_number() -> None:
     """What follows the break is another code object that all of them share."""
 
-    class Broken(torch.nn.Linear):  # type: ignore[misc]
+    class Broken(torch.nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             hidden = super().forward(inputs)
             torch._dynamo.graph_break()
