@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from onnxtool.encoding.engines import RunOptions as RunOptions
+    from onnxtool.encoding.engines import encode_plan as encode_plan
     from onnxtool.encoding.options import CorpusOptions as CorpusOptions
     from onnxtool.encoding.options import CorpusProgress as CorpusProgress
     from onnxtool.encoding.options import VectorOptions as VectorOptions
@@ -26,11 +28,13 @@ _MODULES = {
     "CorpusProgress": "onnxtool.encoding.options",
     "PartOptions": "onnxtool.encoding.parts",
     "Shard": "onnxtool.encoding.reading",
+    "RunOptions": "onnxtool.encoding.engines",
     "VectorOptions": "onnxtool.encoding.options",
     "by_document": "onnxtool.encoding.reading",
     "corpus_status": "onnxtool.encoding.parts",
     "encode_corpus": "onnxtool.encoding.run",
     "encode_part": "onnxtool.encoding.parts",
+    "encode_plan": "onnxtool.encoding.engines",
     "make_plan": "onnxtool.encoding.plan",
     "merge_parts": "onnxtool.encoding.parts",
     "plan_corpus": "onnxtool.encoding.run",
