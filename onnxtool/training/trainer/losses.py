@@ -45,6 +45,11 @@ class ModelLoss:
         self._shifts = predicts_next(model)
         self._smoother = LabelSmoother(epsilon=label_smoothing) if label_smoothing else None
 
+    @property
+    def passes_labels(self) -> bool:
+        """Whether the model itself gets the labels."""
+        return self._smoother is None
+
     def __call__(
         self,
         model: torch.nn.Module,
@@ -128,6 +133,49 @@ def settle_loss_function(model: torch.nn.Module) -> None:
     model = without_adapters(model)
     if hasattr(type(model), "loss_function") and getattr(model, "loss_type", None) not in LOSS_MAPPING:
         model.loss_function = model.loss_function
+
+
+def settle_problem_type(model: torch.nn.Module, compute_loss: ComputeLoss, inputs: Batch) -> None:
+    """Note down in a classifier's configuration what kind of labels it has, as its first call would.
+
+    A change during the first call would make TorchDynamo compile the second one again. Nothing is noted down for a
+    `compute_loss` that may keep the labels from the model, because the model would not do so either.
+    """
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    if not isinstance(labels, torch.Tensor) or not _passes_labels(compute_loss):
+        return
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "problem_type", "") is not None or not _notes_problem_type(module):
+            continue
+        if config.num_labels == 1:
+            config.problem_type = "regression"
+        elif config.num_labels > 1 and labels.dtype in (torch.int64, torch.int32):
+            config.problem_type = "single_label_classification"
+        else:
+            config.problem_type = "multi_label_classification"
+
+
+def _passes_labels(compute_loss: ComputeLoss) -> bool:
+    """Whether the model is known to get the labels."""
+    if isinstance(compute_loss, ModelLoss):
+        return compute_loss.passes_labels
+    from transformers import Trainer
+
+    trainer: Any = getattr(compute_loss, "__self__", None)
+    is_trainers_own = getattr(compute_loss, "__func__", None) is Trainer.compute_loss and isinstance(trainer, Trainer)
+    return is_trainers_own and trainer.label_smoother is None and trainer.compute_loss_func is None
+
+
+def _notes_problem_type(module: torch.nn.Module) -> bool:
+    """Whether a call of a transformers model with labels notes down their kind."""
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForSequenceClassificationLoss
+
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None or "labels" not in code.co_varnames:
+        return False
+    loss_type = getattr(module, "loss_type", None)
+    return "problem_type" in code.co_names or LOSS_MAPPING.get(loss_type) is ForSequenceClassificationLoss
 
 
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:

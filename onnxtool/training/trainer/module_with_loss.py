@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,21 @@ from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
-from onnxtool.training.trainer.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
+from onnxtool.training.trainer.losses import (
+    Batch,
+    ComputeLoss,
+    Loss,
+    ModelLoss,
+    settle_loss_function,
+    settle_problem_type,
+)
+
+_LOGGER = logging.getLogger(__name__)
+_MOST_GRAPHS = 64
+"""Of one module: training or not, gradients or not, with outputs, with a number of items, with pruned rows, and each
+of these once with fixed sizes and once with dynamic ones."""
+_EVERY_MODULE = 1 << 30
+"""How many graphs all modules of a process may have. Some search for hyperparameters trains hundreds of models."""
 
 
 @contextlib.contextmanager
@@ -22,9 +37,15 @@ def _one_graph() -> Iterator[None]:
     """Keep model and loss one graph under DistributedDataParallel, where TorchDynamo would split them.
 
     As a result gradients are exchanged after the backward graph, not during it. The warning that is silenced is about
-    calls of `lru_cache` in transformers, which checks in this way what is installed.
+    calls of `lru_cache` in transformers, which checks in this way what is installed. TorchDynamo's limits of graphs
+    count every module of the process, because all of them have the same code; beyond a limit it would leave the module
+    to eager PyTorch.
     """
-    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=False):
+    limits = {
+        "recompile_limit": max(_MOST_GRAPHS, dynamo_config.recompile_limit),
+        "accumulated_recompile_limit": _EVERY_MODULE,
+    }
+    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=False, **limits):
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`-wrapped function")
         yield
 
@@ -120,12 +141,31 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         if num_items_in_batch is not None:
             num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would become a constant of the graph
         if "_compiled" not in self.__dict__:
-            self.__dict__["_compiled"] = torch.compile(self._loss, backend=self.backend, dynamic=self._dynamic)
+            settle_problem_type(self.module, self.compute_loss, inputs)
+            self.__dict__["_compiled"] = torch.compile(
+                self._loss,
+                backend=self.backend,
+                dynamic=self._dynamic,
+                isolate_recompiles=True,  # graphs are counted for each module, see `_one_graph`
+            )
         inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
         # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
         labels = None if rows is None else inputs.pop("labels")
+        num_runs = self.backend.execution_count
         with _one_graph():
-            return self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
+            result: Loss = self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
+        if self.backend.execution_count == num_runs:
+            _LOGGER.warning(
+                "no session of onnxruntime ran in this step, PyTorch computed all of it: %s", self._why_eager()
+            )
+        return result
+
+    def _why_eager(self) -> str:
+        if not self.backend.graphs:
+            return "TorchDynamo captured no graph; TORCH_LOGS=graph_breaks,recompiles says why"
+        if failures := {session.failure for graph in self.backend.graphs for session in graph.sessions} - {""}:
+            return "; ".join(sorted(failures))
+        return "explain() lists the operators that stay there, and TORCH_LOGS=graph_breaks,recompiles the graphs"
 
     def _loss(
         self,
