@@ -165,6 +165,7 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
         "--task": options.task,
         "--representation": options.representation,
         "--long": options.long,
+        "--overlap": options.overlap is not None,
         "--keep_special": options.keep_special,
         "--weights": options.weights,
     }

@@ -119,6 +119,7 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
     Raises:
         OnnxtoolError: it cannot be loaded, or gives neither vectors nor scores of pairs.
     """
+    LongTexts(options.long, options.overlap)  # refuses an overlap of no windows before anything is encoded
     tell(f"loading {path}")
     model = load(
         path,

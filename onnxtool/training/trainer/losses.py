@@ -25,6 +25,12 @@ The arguments are those of `transformers.Trainer.compute_loss`, version 5.23: mo
 """
 
 
+_COMPUTE_LOSS = (
+    "pass compute_loss to ModuleWithLoss, a function of (model, inputs, targets) or CriterionLoss(...), and call the "
+    "module with (inputs, targets)"
+)
+
+
 class ModelLoss:
     """The loss that a transformers model computes from its `labels`, or the smoothed loss instead.
 
@@ -32,18 +38,24 @@ class ModelLoss:
     that are not ignored in all batches of one optimizer step, is passed to models whose forward takes `**kwargs`.
     """
 
-    def __init__(self, model: torch.nn.Module, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        label_smoothing: float = 0.0,
+        label_smoother: Callable[..., torch.Tensor] | None = None,
+    ) -> None:
         """Find out how the loss of `model` has to be called.
 
         Args:
             model: a transformers model, or one with the same conventions.
             label_smoothing: the share of the mean over all classes in the loss; 0 for the model's own loss.
+            label_smoother: smooths in place of `LabelSmoother(label_smoothing)`.
         """
         from transformers.trainer_pt_utils import LabelSmoother
 
         self._takes_num_items = takes_num_items(model)
         self._shifts = predicts_next(model)
-        self._smoother = LabelSmoother(epsilon=label_smoothing) if label_smoothing else None
+        self._smoother = label_smoother or (LabelSmoother(epsilon=label_smoothing) if label_smoothing else None)
 
     @property
     def passes_labels(self) -> bool:
@@ -59,9 +71,17 @@ class ModelLoss:
     ) -> Loss:
         """Return the loss of `model` for `inputs`, a mapping, and its outputs if asked for.
 
+        A tensor alone has no labels: the model's outputs for it are returned, whose loss the caller computes.
+
         Raises:
             InputError: the model gives no loss for these inputs.
         """
+        if isinstance(inputs, torch.Tensor):
+            return model(inputs)
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                f"the model's own loss takes its arguments by name, not a {type(inputs).__name__}", _COMPUTE_LOSS
+            )
         arguments = dict(inputs)
         labels = arguments.pop("labels", None) if self._smoother is not None else None
         if self._takes_num_items and num_items_in_batch is not None:
@@ -74,6 +94,10 @@ class ModelLoss:
                 f"the model gives no loss for {', '.join(inputs)}",
                 "add labels to the inputs, or compute the loss with compute_loss=CriterionLoss(...)",
             )
+        elif isinstance(outputs, torch.Tensor) and outputs.dim():
+            raise InputError(f"the model returns a tensor of {outputs.dim()} dimensions, and no loss", _COMPUTE_LOSS)
+        elif isinstance(outputs, torch.Tensor):
+            loss = outputs
         else:
             loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
         return (loss, outputs) if return_outputs else loss
@@ -97,14 +121,96 @@ class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no ty
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Loss:
-        """Return the criterion of the model's outputs; `num_items_in_batch` is not used."""
-        arguments, targets = inputs
+        """Return the criterion of the model's outputs; `num_items_in_batch` is not used.
+
+        Raises:
+            InputError: the batch is not a pair.
+        """
+        arguments, targets = pair(inputs)
         if isinstance(arguments, Mapping):
             outputs = model(**arguments)
         else:
             outputs = model(*arguments) if isinstance(arguments, tuple) else model(arguments)
         loss = self.criterion(outputs, targets)
         return (loss, outputs) if return_outputs else loss
+
+
+class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """`function(model, inputs, targets)` of a batch `(inputs, targets)`."""
+
+    def __init__(self, function: Callable[[torch.nn.Module, Any, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Loss:
+        """Return the function's loss; `num_items_in_batch` is not used.
+
+        Raises:
+            InputError: the batch is not a pair, or outputs are asked for, which the function does not return.
+        """
+        if return_outputs:
+            raise InputError(
+                "compute_loss(model, inputs, targets) returns no outputs",
+                "give compute_loss the arguments (model, inputs, return_outputs, num_items_in_batch)",
+            )
+        arguments, targets = pair(inputs)
+        return self.function(model, arguments, targets)
+
+
+class OutputsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """`function(model, inputs, return_outputs)`, as Trainers before transformers 4.46 had it."""
+
+    def __init__(self, function: Callable[[torch.nn.Module, Any, bool], Loss]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Loss:
+        """Return the function's loss.
+
+        Raises:
+            InputError: the loss is to be divided by `num_items_in_batch`, which the function does not take.
+        """
+        if num_items_in_batch is not None:
+            raise InputError(
+                "compute_loss(model, inputs, return_outputs) takes no num_items_in_batch",
+                "give it the argument num_items_in_batch=None, which transformers passes since 4.46",
+            )
+        return self.function(model, inputs, return_outputs)
+
+
+def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
+    """Return a function that takes all arguments of `Trainer.compute_loss`, for one with three of its own."""
+    try:
+        parameters = inspect.signature(compute_loss).parameters
+    except (TypeError, ValueError):
+        return compute_loss
+    if len(parameters) != 3 or any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters.values()):
+        return compute_loss
+    return OutputsLoss(compute_loss) if "return_outputs" in parameters else TargetsLoss(compute_loss)
+
+
+def pair(batch: Batch) -> tuple[Any, Any]:
+    """Return inputs and targets of a batch.
+
+    Raises:
+        InputError: it is not a pair.
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InputError(f"the batch is a {type(batch).__name__}, not a pair", "call the module with (inputs, targets)")
+    inputs, targets = batch
+    return inputs, targets
 
 
 def takes_num_items(model: torch.nn.Module) -> bool:

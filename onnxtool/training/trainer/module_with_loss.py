@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo import config as dynamo_config
@@ -22,7 +22,11 @@ from onnxtool.training.trainer.losses import (
     ModelLoss,
     settle_loss_function,
     settle_problem_type,
+    with_all_arguments,
 )
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_GRAPHS = 64
@@ -78,8 +82,10 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
     def __init__(
         self,
         model: torch.nn.Module,
+        args: TrainingArguments | None = None,
+        label_smoother: Callable[..., torch.Tensor] | None = None,
         *,
-        compute_loss: ComputeLoss | None = None,
+        compute_loss: ComputeLoss | Callable[..., torch.Tensor] | None = None,
         label_smoothing: float = 0.0,
         label_sparsity: bool = True,
         options: OrtBackendOptions | OrtBackend | None = None,
@@ -89,8 +95,10 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
 
         Args:
             model: a transformers model that computes a loss from its `labels`; any module with a `compute_loss`.
-            compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, or the method of
-                a Trainer; without it, the model's own loss.
+            args: the arguments of a Trainer, which are kept and not used.
+            label_smoother: transformers' `LabelSmoother`, in place of `label_smoothing`.
+            compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, the method of
+                a Trainer, or a function of model, inputs and targets; without it, the model's own loss.
             label_smoothing: as in transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head, see
                 `LabelSparsity`. To check this, the first batch computes the loss a few times more.
@@ -98,20 +106,63 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             dynamic: as in `torch.compile`.
 
         Raises:
-            InputError: label smoothing together with a `compute_loss`, or not from 0 to 1.
+            InputError: label smoothing together with a `compute_loss`, asked for twice, not from 0 to 1, or by `args`
+                alone.
         """
         super().__init__()
         if not 0.0 <= label_smoothing <= 1.0:
             raise InputError(f"label_smoothing is {label_smoothing:g}", "it is a part of the loss, from 0 to 1")
-        if compute_loss is not None and label_smoothing:
+        if compute_loss is not None and (label_smoothing or label_smoother is not None):
             raise InputError("label_smoothing with a compute_loss", "smooth inside compute_loss, or leave one out")
+        if label_smoothing and label_smoother is not None:
+            raise InputError("label_smoothing with a label_smoother", "leave one out")
+        asked = getattr(args, "label_smoothing_factor", 0.0)
+        if asked and not label_smoothing and label_smoother is None and compute_loss is None:
+            raise InputError(
+                f"args has the label_smoothing_factor {asked:g}, and label_smoother is None",
+                f"pass trainer.label_smoother, or label_smoothing={asked:g}",
+            )
         settle_loss_function(model)
         self.module = model
-        self.compute_loss = compute_loss or ModelLoss(model, label_smoothing)
+        self.args = args
+        self.label_smoother = label_smoother
+        self.compute_loss: ComputeLoss = (
+            with_all_arguments(compute_loss) if compute_loss else ModelLoss(model, label_smoothing, label_smoother)
+        )
         self.backend = options if isinstance(options, OrtBackend) else OrtBackend(options)
         self._dynamic = dynamic
         self._sparsity = LabelSparsity(model, allowed=label_sparsity)
         self._selection = self._sparsity.selection
+
+    @property
+    def _original_model(self) -> torch.nn.Module:
+        """The original model under its name in Optimum's wrapper."""
+        return self.module
+
+    @property
+    def compute_model_plus_loss_internal(self) -> Callable[..., Loss]:
+        """What computes the loss, under its name in Optimum's wrapper.
+
+        Set it before the first call. `types.MethodType(Trainer.compute_loss, module)` stands for what that method
+        computes for the model, with this module's `label_smoother`.
+
+        Raises:
+            InputError: on setting it after the first call.
+        """
+        return self.compute_loss
+
+    @compute_model_plus_loss_internal.setter
+    def compute_model_plus_loss_internal(self, compute_loss: Callable[..., Loss]) -> None:
+        if "_compiled" in self.__dict__:
+            raise InputError(
+                "the loss is compiled already", "set it before the first call, or make a new ModuleWithLoss"
+            )
+        if getattr(compute_loss, "__self__", None) is self:
+            from transformers import Trainer
+
+            if getattr(compute_loss, "__func__", None) is Trainer.compute_loss:
+                return  # ModelLoss does the same; the method would ask this module for a Trainer's other attributes
+        self.compute_loss = with_all_arguments(compute_loss)
 
     @property
     def config(self) -> Any:
@@ -131,7 +182,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         """Return the loss of the model for `inputs`, float [], and the model's outputs if asked for.
 
         Args:
-            inputs: the model's arguments by name, with `labels`; `(inputs, targets)` for a criterion.
+            inputs: the model's arguments by name, with `labels`; `(inputs, targets)` for a criterion; a tensor alone,
+                if the model's outputs are to be returned and their loss is computed outside of this module.
             return_outputs: whether to return `(loss, outputs)`. All rows then go through the output head.
             num_items_in_batch: the number of labels that are not ignored in all batches of one optimizer step, if the
                 loss shall be a sum divided by it.
