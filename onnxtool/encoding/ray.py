@@ -1,7 +1,7 @@
-"""Ray as an engine of `encode_plan`: an actor for each worker, and nothing of Ray's that says what is done.
+"""Ray as an engine of `encode_plan`, an actor for each worker, and a class for pipelines of Ray Data and Spark.
 
-An actor that is lost with its node, or preempted, is started again by Ray, on another node where there is one; its run
-of shards is encoded again, without those that have a record.
+Nothing of Ray's says what is done. An actor that is lost with its node, or preempted, is started again by Ray, on
+another node where there is one; its run of shards is encoded again, without those that have a record.
 """
 
 from __future__ import annotations
@@ -9,14 +9,23 @@ from __future__ import annotations
 import importlib
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxtool.encoding.engines import OnEvent, RunOptions, Worker, WorkerOptions, runs_of
+from onnxtool.encoding.fetched_model import model_on_this_machine
+from onnxtool.encoding.locations import Location, parse_location
+from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.parts import missing_shards
 from onnxtool.encoding.plan import CorpusPlan
 from onnxtool.errors import InputError, OnnxtoolError
+from onnxtool.infer.loading import load
+from onnxtool.infer.long_texts import CUT
+from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.interruption import check_interrupted
 
 _POLL_S = 0.5
@@ -120,3 +129,107 @@ def _cause(error: Any) -> Exception:
     if isinstance(cause, OnnxtoolError):
         return cause
     return OnnxtoolError(f"a worker failed: {cause}", f"look at the log of the actor; this is process {os.getpid()}")
+
+
+# What a table of any pipeline has no use for, as it is of files or of how they are split.
+_OF_FILES = ("overlap", "output_format", "gzip", "contents", "weights", "calibration", "shard_size", "batch_tokens")
+
+
+class Encoder:
+    """Adds vectors to batches of a pipeline, as a class for `map_batches` of Ray Data, or in a pandas UDF of Spark.
+
+    The model is loaded once, by whoever constructs it: an actor of a pool, a Python worker of Spark. A batch of N texts
+    gets `vector` [N, H] of an embedder; `indices` (int32) and `values` (float32), arrays for each text, of a sparse
+    encoder; or `vectors` [T, W] for each text, of late interaction. All other columns stay.
+
+    There are neither records nor digests here: what is resumed, and whether rows keep their order, is the pipeline's.
+    """
+
+    def __init__(
+        self, model_path: Location | str, options: VectorOptions | None = None, *, column: str = "contents"
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model_path: the ONNX file, at a place that every machine sees.
+            options: what the vectors are; `threads` 0 is what OMP_NUM_THREADS says, which Ray and Spark set to the
+                cores of an actor or an executor, else one a core.
+            column: that texts are in.
+
+        Raises:
+            InputError: an option is for files of vectors, or `long` is `window`, which gives several rows for a text.
+            OnnxtoolError: the model cannot be loaded, or gives no vectors.
+        """
+        self._options = options = options or VectorOptions()
+        usual = VectorOptions()
+        if given := [name for name in _OF_FILES if getattr(options, name) != getattr(usual, name)]:
+            raise InputError(
+                f"{' and '.join(given)} was passed, which batches of a pipeline have no use for",
+                "leave it out, or encode with encode_plan",
+            )
+        if options.long == "window":
+            raise InputError(
+                "long is window, and a batch has one row for a text", "use encode_plan, or cut texts first"
+            )
+        self._column = column
+        threads = options.threads or int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or 0)
+        self._model = load(
+            model_on_this_machine(parse_location(model_path)),
+            model_name=options.model_name,
+            provider=options.provider,
+            threads=threads,
+            representation=options.representation,
+        )
+        self._encode(["a"])  # before the first batch comes: a model without vectors is an error of the model
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of a batch of N rows, and those of its vectors.
+
+        Raises:
+            InputError: there is no column of texts, a value of it is no text or has no token, or the batch has a column
+                that is called as those of vectors.
+            SessionError: onnxruntime fails.
+        """
+        if self._column not in batch:
+            raise InputError(
+                f"a batch has no column {self._column!r}: it has {', '.join(batch) or 'none'}",
+                "pass the column of texts as column",
+            )
+        texts = list(batch[self._column])
+        if wrong := [row for row, text in enumerate(texts) if not isinstance(text, str)]:
+            raise InputError(
+                f"row {wrong[0]} of a batch has {str(texts[wrong[0]])[:40]!r} in {self._column}, which is no text",
+                "leave such rows out before they are encoded",
+            )
+        added = self._encode(texts) if texts else {name: rows[:0] for name, rows in self._encode(["a"]).items()}
+        if taken := [name for name in added if name in batch]:
+            raise InputError(f"a batch has a column {taken[0]} already", "rename it before texts are encoded")
+        return {**batch, **added}
+
+    def _encode(self, texts: list[str]) -> dict[str, NDArray[Any]]:
+        options = self._options
+        vectors = self._model.encode(
+            texts,
+            prompt=options.prompt,
+            task=options.task,
+            long=options.long or CUT,
+            keep_special=options.keep_special,
+            vectors_as=options.vectors_as,
+            ranges=options.ranges,
+            dimensions=options.dimensions,
+        )
+        if isinstance(vectors, SparseVectors):
+            indices, values = zip(*map(vectors.row, range(len(vectors))), strict=True)
+            return {"indices": _ragged(indices), "values": _ragged(values)}
+        if isinstance(vectors, TokenVectors):
+            return {"vectors": _ragged(map(vectors.row, range(len(vectors))))}
+        return {"vector": vectors}
+
+
+def _ragged(rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    """Put arrays of different lengths into one of objects [N], which NumPy would join where all are of one length."""
+    given = list(rows)
+    result = np.empty(len(given), object)
+    for place, row in enumerate(given):
+        result[place] = row
+    return result
