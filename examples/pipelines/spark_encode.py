@@ -1,0 +1,37 @@
+"""Add vectors to a table of Spark: python spark_encode.py MODEL.onnx CORPUS.jsonl OUTPUT.parquet."""
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+import pandas as pd
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import pandas_udf
+from pyspark.sql.types import ArrayType, FloatType
+
+from onnxtool.encoding import VectorOptions
+from onnxtool.encoding.ray import Encoder
+
+
+@cache
+def encoder(model: str) -> Encoder:
+    """Load the model once in each Python worker, which Spark keeps for further tasks."""
+    return Encoder(model, VectorOptions(provider="cpu"))
+
+
+def encode(spark: SparkSession, model: str, corpus: str, output: str) -> None:
+    """Write the rows of a collection with their vectors."""
+
+    def vectors(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
+        for texts in batches:
+            yield pd.Series(list(encoder(model)({"contents": texts.to_numpy()})["vector"]))
+
+    # Spark reads the kind of the function from its annotations, which have to be types and no texts.
+    vectors.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
+    add = pandas_udf(vectors, ArrayType(FloatType()))  # type: ignore[call-overload]
+    rows = spark.read.json(corpus).where("contents is not null and trim(contents) != ''")
+    rows.withColumn("vector", add("contents")).write.parquet(output)
+
+
+if __name__ == "__main__":
+    encode(SparkSession.builder.getOrCreate(), *sys.argv[1:4])
