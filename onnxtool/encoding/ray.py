@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from onnxtool.encoding.engines import OnEvent, RunOptions, Worker, WorkerOptions, runs_of
 from onnxtool.encoding.parts import missing_shards
 from onnxtool.encoding.plan import CorpusPlan
+from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, WorkerOptions, runs_of
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.interruption import check_interrupted
 
