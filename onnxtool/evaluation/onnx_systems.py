@@ -79,7 +79,7 @@ class OnnxVectors(VectorSystem):
             self.note = f"documents are read as {report.num_passages} passages, of which the best one counts"
         elif report.num_truncated:
             num_long = report.num_truncated
-            self.note = f"{num_long} documents are longer than the model takes, and cut; --long window reads all of each"
+            self.note = f"{num_long} documents are longer than the model takes, and cut; --long window reads each whole"
         for shard in read_shards(folder, self._model.tokenizer.vocabulary):
             restored = shard._replace(vectors=self._restored(shard.vectors))
             yield by_document(restored) if options.long == "window" else restored
