@@ -172,7 +172,7 @@ class PathType(click.Path):
         """Return the path."""
         if isinstance(value, str) and is_uri(value):
             self.fail(
-                f"{value.partition('://')[0]}:// is the address of a store, and this is a file of this machine",
+                f"{value.partition('://')[0]}:// is the address of a store; this option takes a file of this machine",
                 param,
                 ctx,
             )

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from onnxtool.encoding.parts import encode_part as encode_part
     from onnxtool.encoding.parts import merge_parts as merge_parts
     from onnxtool.encoding.plan import make_plan as make_plan
+    from onnxtool.encoding.reading import Shard as Shard
+    from onnxtool.encoding.reading import by_document as by_document
+    from onnxtool.encoding.reading import read_shards as read_shards
     from onnxtool.encoding.run import encode_corpus as encode_corpus
     from onnxtool.encoding.run import plan_corpus as plan_corpus
 
@@ -22,13 +25,16 @@ _MODULES = {
     "CorpusOptions": "onnxtool.encoding.options",
     "CorpusProgress": "onnxtool.encoding.options",
     "PartOptions": "onnxtool.encoding.parts",
+    "Shard": "onnxtool.encoding.reading",
     "VectorOptions": "onnxtool.encoding.options",
+    "by_document": "onnxtool.encoding.reading",
     "corpus_status": "onnxtool.encoding.parts",
     "encode_corpus": "onnxtool.encoding.run",
     "encode_part": "onnxtool.encoding.parts",
     "make_plan": "onnxtool.encoding.plan",
     "merge_parts": "onnxtool.encoding.parts",
     "plan_corpus": "onnxtool.encoding.run",
+    "read_shards": "onnxtool.encoding.reading",
 }
 
 __all__ = [*_MODULES]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import re
-import tempfile
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
 from onnxtool.encoding import object_store
 from onnxtool.encoding.locations import Location, Uri
+from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import read_structure
@@ -32,12 +34,9 @@ def model_on_this_machine(location: Location) -> Path:
 
 @lru_cache(maxsize=1)
 def _fetch(model: Uri) -> Path:
-    # Removed when it is forgotten, and at the latest with the process.
-    folder = tempfile.TemporaryDirectory(prefix="onnxtool-model-", ignore_cleanup_errors=True)
-    _KEPT.append(folder)
     # Folders for other tools have the graph in `onnx/`, and the checkpoint's files above it.
     base = model.parent.parent if model.parent.name == "onnx" else model.parent
-    place = Path(folder.name)
+    place = _UNTIL_THE_END.enter_context(scratch_folder("model"))
     path = place / model.key.removeprefix(f"{base.key}/")
     path.parent.mkdir(exist_ok=True)
     try:
@@ -55,4 +54,5 @@ def _fetch(model: Uri) -> Path:
     return path
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+_UNTIL_THE_END = ExitStack()
+atexit.register(_UNTIL_THE_END.close)

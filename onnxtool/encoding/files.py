@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from onnxtool.encoding import object_store
 from onnxtool.encoding.locations import Location, Uri
+from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.model_file.commits import force_to_disk
 
 _READ_BYTES = 1 << 20
@@ -126,8 +126,8 @@ def on_this_machine(location: Location) -> Iterator[Path]:
     if isinstance(location, Path):
         yield location
         return
-    with tempfile.TemporaryDirectory(prefix="onnxtool-") as folder:
-        path = Path(folder) / location.name
+    with scratch_folder("copy") as folder:
+        path = folder / location.name
         object_store.download(location, path)
         yield path
 

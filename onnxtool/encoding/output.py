@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from onnxtool.encoding.files import Entry, create, entries, publish, remove, staged, upload
 from onnxtool.encoding.locations import Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Reject
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
 from onnxtool.model_file.commits import folder_lock, force_to_disk
+from onnxtool.reports import Json
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
 _DIGITS = 16  # of a digest in a name
@@ -33,12 +35,6 @@ _OWN_FILE = re.compile(
 def is_name_of(name: str, shard: int) -> bool:
     """Whether a file of a shard may be called so."""
     return re.fullmatch(rf"part-{shard:05d}(\.[0-9a-f]{{{_DIGITS}}})?\.[a-z.]+", name) is not None
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="onnxtool-shards-") as folder:
-        yield Path(folder)
 
 
 class OutputFolder:
@@ -149,7 +145,7 @@ class OutputFolder:
         """Give a folder of this machine in which shards are written until they are whole."""
         if isinstance(self.path, Path):
             return nullcontext(self.path)
-        return _temporary()
+        return scratch_folder("shards")
 
     def commit_shard(self, files: Mapping[str, Path]) -> tuple[FileRecord, ...]:
         """Give staged files their names in the folder, and return what they are."""
@@ -173,7 +169,7 @@ class OutputFolder:
     def staged_rejects(self) -> Iterator[Path]:
         """Give a file of this machine for the lines that give no text, until `publish_rejects`."""
         if isinstance(self.rejects_path, Uri):
-            with _temporary() as folder:
+            with scratch_folder("rejects") as folder:
                 yield folder / self.rejects_path.name
             return
         path = staged(self.rejects_path)
@@ -209,9 +205,18 @@ class OutputFolder:
 class StagedShard:
     """The files of a shard under hidden names, until it is whole. One without any vector has no files."""
 
-    def __init__(self, folder: OutputFolder, staging: Path, shard_format: ShardFormat, number: int) -> None:
+    def __init__(
+        self,
+        folder: OutputFolder,
+        staging: Path,
+        shard_format: ShardFormat,
+        number: int,
+        description: Mapping[str, Json] = MappingProxyType({}),
+    ) -> None:
+        """Begin shard `number`; `description` says what its vectors are."""
         self._folder = folder
         self._format = shard_format
+        self._description = description
         # Two machines may make the same shard at once: each under names of its own.
         token = secrets.token_hex(4)
         self._files = {name: staged(staging / name, token) for name in shard_format.names(number)}
@@ -223,7 +228,7 @@ class StagedShard:
         """Write the vectors of a window."""
         if encoded.vectors is not None:
             if self._writer is None:
-                self._writer = self._format.open([*self._files.values()])
+                self._writer = self._format.open([*self._files.values()], self._description)
             self._writer.append(encoded.rows, encoded.vectors)
         self._num_texts += len(encoded.window.documents)
         self._num_passages += sum(row.span is not None for row in encoded.rows)

@@ -154,6 +154,7 @@ def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolEx
     if plan.long.way == "window" and isinstance(model, LoadedModel):
         num_before = len(model.prompts.find(plan.prompt, plan.task))
         rows = tuple(chain.from_iterable(passages(document, texts, num_before) for document, texts in found))
+        read = [replace(text, offsets=None) for text in read]  # most of what a token takes in memory
     # The longest first: what is left at the end of the corpus, when workers run out of batches, is short.
     places = list(plan.rules.batches([len(text) for text in read]))[::-1]
     results = [workers.submit(_encode, model, [read[place] for place in batch], plan) for batch in places]

@@ -24,12 +24,14 @@ from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
+_COLUMNS = ("vector", "vectors", "indices", "values")
+
 
 class Shard(NamedTuple):
-    """The ids of N texts, and their vectors.
+    """The ids of N texts or passages, and their vectors.
 
     Attributes:
-        starts: of texts that were read as passages, int64 [N]: the vector with which each begins; else None.
+        starts: of texts that `by_document` put together, int64 [N]: the vector with which each begins; else None.
     """
 
     ids: list[str]
@@ -41,7 +43,7 @@ def read_shards(folder: Location | str, vocabulary: Sequence[str] = ()) -> Itera
     """Yield the shards of an encoded corpus in their order; one of them is in memory at a time.
 
     Args:
-        folder: what `encode_corpus` wrote, as npy or, of a sparse encoder, as parquet with float weights.
+        folder: what `encode_corpus` wrote, as npy or parquet.
         vocabulary: of a sparse encoder, its terms by their id.
 
     Raises:
@@ -58,8 +60,10 @@ def read_shards(folder: Location | str, vocabulary: Sequence[str] = ()) -> Itera
             try:
                 paths = [stack.enter_context(on_this_machine(output.path / file.name)) for file in shard.files]
                 read = _read(paths, vocabulary)
-                yield _of_documents(read) if shard.num_passages else read
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                if len(read.ids) != len(read.vectors):
+                    raise ValueError(f"it has {len(read.ids)} ids and {len(read.vectors)} vectors")
+                yield read
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(
                     f"{output.path / shard.files[0].name} cannot be read: {error}", "encode the corpus again"
                 ) from error
@@ -68,7 +72,7 @@ def read_shards(folder: Location | str, vocabulary: Sequence[str] = ()) -> Itera
 def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
     first, *_ = paths
     if first.suffix == ".parquet":
-        return _read_terms(first, vocabulary)
+        return _read_table(first, vocabulary)
     if first.suffix != ".npy":
         raise ValueError(f"a shard is read from npy or parquet, and this one ends in {first.suffix}")
     *arrays, names = paths
@@ -81,21 +85,37 @@ def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
     return Shard(ids, TokenVectors(indptr, rows))
 
 
-def _of_documents(shard: Shard) -> Shard:
-    """Put passages of the same document together, which follow each other."""
+def by_document(shard: Shard) -> Shard:
+    """Put passages of the same document together, which follow each other; the ids are those of the documents."""
     documents = [document_of(name) for name in shard.ids]
     starts = [place for place, name in enumerate(documents) if place == 0 or name != documents[place - 1]]
     return Shard([documents[place] for place in starts], shard.vectors, np.array(starts, np.int64))
 
 
-def _read_terms(path: Path, vocabulary: Sequence[str]) -> Shard:
+def _read_table(path: Path, vocabulary: Sequence[str]) -> Shard:
     _, parquet = require_pyarrow()
-    table = parquet.read_table(path, columns=["id", "indices", "values"]).combine_chunks()
-    indices, values = (table.column(name).combine_chunks() for name in ("indices", "values"))
-    vectors = SparseVectors(
-        np.asarray(indices.offsets, np.int64),
-        np.asarray(indices.values, np.int32),
-        np.asarray(values.values, np.float32),
-        vocabulary,
-    )
-    return Shard([str(name) for name in table.column("id").to_pylist()], vectors)
+    with parquet.ParquetFile(path) as file:
+        kinds = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        table = file.read(columns=["id", *kinds]).combine_chunks()
+    columns = {name: table.column(name).combine_chunks() for name in kinds}
+    ids = [str(name) for name in table.column("id").to_pylist()]
+    vectors: Vectors
+    if "vector" in columns:
+        vectors = _rows(columns["vector"])
+    elif "vectors" in columns:
+        lists = columns["vectors"]
+        vectors = TokenVectors(np.asarray(lists.offsets, np.int64), _rows(lists.values))
+    else:
+        indices, values = columns["indices"], columns["values"]
+        vectors = SparseVectors(
+            np.asarray(indices.offsets, np.int64),
+            np.asarray(indices.values, np.int32),
+            np.asarray(values.values, np.float32),
+            vocabulary,
+        )
+    return Shard(ids, vectors)
+
+
+def _rows(lists: Any) -> NDArray[Any]:
+    """Return lists of a fixed size as an array."""
+    return np.asarray(lists.values).reshape(len(lists), lists.type.list_size)

@@ -64,7 +64,7 @@ def encode_corpus(
     job = Job.open(model_path, corpus, options, workers=options.workers)
     folder = OutputFolder(output)
     with folder.locked():
-        run = _Run(job, folder, options, on_progress, *_begin(folder, job.identity, force=options.force))
+        run = _Run(job, model_path, folder, options, on_progress, *_begin(folder, job.identity, force=options.force))
         run.encode()
         remove_records(folder)
     return run.report()
@@ -126,6 +126,7 @@ class _Run:
     """One run, from the shards that are there to all of them."""
 
     job: Job
+    model_path: Location | str
     folder: OutputFolder
     options: CorpusOptions
     on_progress: OnProgress
@@ -190,7 +191,7 @@ class _Run:
         num_truncated = sum(shard.num_truncated for shard in shards)
         session = self.job.model.session
         return CorpusReport(
-            model=str(session.model.path),
+            model=str(self.model_path),
             provider=session.provider,
             task=self.job.model.task,
             output=str(self.folder.path),

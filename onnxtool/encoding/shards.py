@@ -9,10 +9,11 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.sources import Document
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
+from onnxtool.reports import Json
+
+PARQUET_METADATA = "onnxtool.vectors"
 
 Vectors = DenseVectors | SparseVectors | TokenVectors
 
@@ -72,13 +76,13 @@ class ShardFormat:
         if self.kind == "parquet":
             require_pyarrow()
 
-    def open(self, paths: Sequence[Path]) -> ShardWriter:
-        """Begin the files of a shard, `paths` in the order of `names`."""
+    def open(self, paths: Sequence[Path], description: Mapping[str, Json] = MappingProxyType({})) -> ShardWriter:
+        """Begin the files of a shard, `paths` in the order of `names`; `description` says what vectors are."""
         if self.kind == "npy":
             *arrays, ids = paths
             return _ArrayWriter(arrays, ids, contents=self.contents)
         (path,) = paths
-        return _ParquetWriter(path, self) if self.kind == "parquet" else _JsonWriter(path, self)
+        return _ParquetWriter(path, self, description) if self.kind == "parquet" else _JsonWriter(path, self)
 
 
 def _written_terms(vectors: SparseVectors, weights: str) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
@@ -143,13 +147,15 @@ class _ParquetWriter:
     Of passages, `begin` and `end` say which characters of the text they are.
 
     `vector` is a list of H numbers, `vectors` one such list for each token; of sparse vectors `indices` are the ids of
-    the terms, ascending, and `values` their weights.
+    the terms, ascending, and `values` their weights. The metadata `onnxtool.vectors` says in JSON what vectors are, as
+    the manifest does: of codes, the ranges of their numbers.
     """
 
-    def __init__(self, path: Path, shard_format: ShardFormat) -> None:
+    def __init__(self, path: Path, shard_format: ShardFormat, description: Mapping[str, Json]) -> None:
         self._arrow, self._parquet = require_pyarrow()
         self._path = path
         self._format = shard_format
+        self._metadata = {PARQUET_METADATA: json.dumps(dict(description))}
         self._writer: Any = None
 
     def append(self, documents: Sequence[Document], vectors: Vectors) -> None:
@@ -161,7 +167,7 @@ class _ParquetWriter:
                 name: self._arrow.array(np.array(column, np.int32))
                 for name, column in zip(("begin", "end"), zip(*spans, strict=True), strict=True)
             }
-        table = self._arrow.table(columns | self._columns(vectors))
+        table = self._arrow.table(columns | self._columns(vectors)).replace_schema_metadata(self._metadata)
         if self._writer is None:
             # Dictionaries of floats cost time and save nothing.
             self._writer = self._parquet.ParquetWriter(

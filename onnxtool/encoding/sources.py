@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -45,6 +46,11 @@ class Source:
     size_bytes: int
     names_ids: bool
     is_picture: bool = False
+
+    @cached_property
+    def suffix(self) -> str:
+        """What its lines are, by its name without `.gz`."""
+        return Path(self.name.lower().removesuffix(".gz")).suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +233,7 @@ def _text(source: Source, number: int, line: bytes | dict[str, object] | None) -
     decoded = decode_line(line)
     if not decoded.strip():
         return None
-    name = source.name.lower().removesuffix(".gz")
-    return _PARSERS[Path(name).suffix](decoded)
+    return _PARSERS[source.suffix](decoded)
 
 
 _PARSERS: dict[str, Callable[[str], TextInput]] = {".txt": TextInput, ".jsonl": parse_object, ".tsv": parse_tabbed}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxtool.torch_backend.backend import OrtBackend
-from onnxtool.torch_backend.options import OrtBackendOptions
+from onnxtool.torch_backend.options import OrtBackendOptions, refuse_unknown
 from onnxtool.torch_backend.report import Explanation
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -18,7 +18,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def make_aot_ort(
-    dynamic: bool = False, rewrite: bool = False, verbose: int = 0
+    dynamic: bool = False, rewrite: bool = False, verbose: int = 0, **others: object
 ) -> tuple[Callable[..., Any], OrtBackend]:
     """Make a new backend for one model.
 
@@ -27,10 +27,15 @@ def make_aot_ort(
             have fixed or symbolic sizes, and both are compiled.
         rewrite: whether passes of `onnxtool optimize` clean up each model before its session is made.
         verbose: 1 or more logs, at level INFO, how each graph was compiled.
+        **others: none; options of other exporters are refused by name.
 
     Returns:
         What to pass as `torch.compile(backend=...)`, and the backend itself, which counts calls and explains.
+
+    Raises:
+        CompilationError: there are `others`.
     """
+    refuse_unknown(sorted(others), ("dynamic", "rewrite", "verbose"))
     backend = OrtBackend(OrtBackendOptions(pre_ort_model_transforms=("tidy",) if rewrite else ()))
 
     def compile_captured(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:

@@ -94,8 +94,31 @@ class OrtBackendOptions:
             CompilationError: there is no option of that name.
         """
         known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(set(options) - set(known)):
-            raise CompilationError(
-                f"the backend has no option {', '.join(unknown)}", f"the options are {', '.join(known)}"
-            )
+        refuse_unknown(sorted(set(options) - set(known)), known)
         return cls(**options)
+
+
+_EXPORTERS_OPTIONS = {
+    "target_opset": "graphs have the opset of PyTorch's exporter, and run in this process only",
+    "patterns": "list passes in pre_ort_model_transforms",
+    "constant_folding": "optimize=False switches it off",
+    "remove_unused": "a graph has no unused nodes",
+    "verbose": "make_aot_ort(verbose=1) and explain() say what was compiled",
+    "export_options": "converter is a function that exports as you like",
+    "dispatcher": "converter is a function that exports as you like",
+}
+"""Options that other exporters for onnxruntime have, and what to write here."""
+
+
+def refuse_unknown(unknown: Sequence[str], known: Sequence[str]) -> None:
+    """Raise if there are names of options that are not known, and say what stands for them.
+
+    Raises:
+        CompilationError: `unknown` is not empty.
+    """
+    if unknown:
+        instead = [f"{name}: {_EXPORTERS_OPTIONS[name]}" for name in unknown if name in _EXPORTERS_OPTIONS]
+        raise CompilationError(
+            f"the backend has no option {', '.join(unknown)}",
+            "; ".join([*instead, f"the options are {', '.join(known)}"]),
+        )

@@ -20,12 +20,14 @@ from onnxtool.encoding import (
     encode_part,
     make_plan,
     merge_parts,
+    read_shards,
     windows,
 )
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.errors import InputError
 from onnxtool.infer import load
 from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import VOCABULARY, model_for, table, write_checkpoint, write_model
 
 LIMIT, OVERLAP = 8, 2
@@ -180,3 +182,31 @@ def test_progress_counts_texts(model: Path, corpus: Path) -> None:
     encode_corpus(model, corpus, corpus.parent / "vectors", options, on_progress=told.append)
     assert told[-1].num_texts == len(TEXTS)
     assert told[-1].share == pytest.approx(1)
+
+
+@pytest.mark.parametrize("task", ["document", "query"])
+def test_passages_of_late_interaction_have_the_tokens_of_their_texts(tmp_path: Path, corpus: Path, task: str) -> None:
+    """What counts of a document or a query, and the prompt of each, as of the passage alone."""
+    model = encoder(tmp_path / "late", prompts={"query": "a ", "document": "red "}, max_seq_length=LIMIT)
+    _encode(model, corpus, contents=True, task=task)
+    lines = lines_of(tmp_path / "vectors")
+    alone: Any = load(model, provider="cpu").encode([line["contents"] for line in lines], task=task)
+    (shard,) = read_shards(tmp_path / "vectors")
+    found: Any = shard.vectors
+    assert found.indptr.tolist() == alone.indptr.tolist()
+    np.testing.assert_allclose(found.vectors, alone.vectors, atol=1e-6)
+
+
+def test_a_model_that_reads_chats_is_refused_before_a_text_is_read(tmp_path: Path, corpus: Path) -> None:
+    """Its template is for whole texts; no text is rejected for it."""
+    message = {"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"}
+    model = write_model(
+        tmp_path,
+        model_for("sentence-similarity", table(V, 4), "last_hidden_state"),
+        modules={"Transformer": {}, "Pooling": {"pooling_mode": "mean"}},
+        sentence_bert={"max_seq_length": LIMIT, "modality_config": {"message": message}},
+    )
+    (tmp_path / "model" / "chat_template.jinja").write_text("{% for m in messages %}a {{ m.content }} {% endfor %}")
+    with pytest.raises(InputError, match="put into a chat template cannot be read in windows"):
+        _encode(model, corpus, overlap=None)
+    assert not (tmp_path / "vectors").exists()

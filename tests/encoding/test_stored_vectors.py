@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges
-from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges, restore_vectors
+from onnxtool.encoding import CorpusOptions, CorpusProgress, by_document, encode_corpus, read_shards, windows
 from onnxtool.encoding.report import CorpusReport
+from onnxtool.encoding.shards import quantize_weights
 from onnxtool.errors import InputError, OutputExistsError
-from onnxtool.infer import TokenVectors, encode, load
+from onnxtool.infer import SparseVectors, TokenVectors, encode, load
 from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import POOLED, model_for, rows_of, table, write_model
@@ -77,7 +78,66 @@ def test_a_corpus_and_its_queries_are_stored_alike(
 
     options = {"ranges": Path(report.manifest)} if ranges is not None else {}
     _encode(model, corpus, "t", vectors_as=vectors_as, dimensions=dimensions, output_format="parquet", **options)
-    assert pq.read_table(tmp_path / "t").column("vector").to_pylist() == found.tolist()
+    table = pq.read_table(tmp_path / "t")
+    assert table.column("vector").to_pylist() == found.tolist()
+    # The table alone says what its codes stand for.
+    described = json.loads(table.schema.metadata[b"onnxtool.vectors"])
+    assert described == stored
+    of_table = {"ranges": np.array(described["ranges"], np.float32)} if own else {}
+    restored = restore_vectors(found, described["as"], **of_table)
+    np.testing.assert_array_equal(restored, restore_vectors(found, vectors_as, **own))
+
+
+@pytest.mark.parametrize(
+    ("kind", "output_format"),
+    [
+        *itertools.product(["dense", "codes", "tokens", "passages"], ["npy", "parquet"]),
+        ("terms", "parquet"),
+        ("whole weights", "parquet"),
+    ],
+)
+def test_what_is_written_is_read_shard_by_shard(
+    tmp_path: Path, model: Path, corpus: Path, kind: str, output_format: str
+) -> None:
+    """Ids and vectors of each, whatever they are, as encoding the texts gives them."""
+    if kind in ("terms", "whole weights"):
+        model = sparse_model(tmp_path / "sparse")
+    elif kind == "tokens":
+        model = encoder(tmp_path / "late")
+    settings: dict[str, dict[str, Any]] = {
+        "codes": {"vectors_as": "binary"},
+        "whole weights": {"weights": "int"},
+        "passages": {"long": "window"},
+    }
+    more = settings.get(kind, {})
+    options = CorpusOptions(provider="cpu", shard_size=30, output_format=output_format, **more)
+    encode_corpus(model, corpus, tmp_path / "v", options)
+    loaded = load(model, provider="cpu")
+    vocabulary = loaded.tokenizer.vocabulary
+    found = list(read_shards(tmp_path / "v", vocabulary))
+    assert [len(shard.ids) for shard in found] == [30, 30, 30, 10]
+    assert [name.removesuffix("#0") for shard in found for name in shard.ids] == [f"d{place}" for place in range(100)]
+    if kind == "passages":
+        grouped = by_document(found[0])
+        assert grouped.ids == [f"d{place}" for place in range(30)]
+        assert grouped.starts is not None
+        assert grouped.starts.tolist() == list(range(30))
+    wanted: Any = loaded.encode(TEXTS, task=loaded.task_of(None), vectors_as=more.get("vectors_as"))
+    parts: list[Any] = [shard.vectors for shard in found]
+    if isinstance(wanted, SparseVectors):
+        together = SparseVectors.concatenate(parts)
+        weights: Any = quantize_weights(wanted.weights) if more else wanted.weights
+        kept = weights != 0
+        np.testing.assert_allclose(together.weights, weights[kept], atol=1e-6)
+        assert together.indices.tolist() == wanted.indices[kept].tolist()
+        assert together.indptr.tolist() == np.concatenate([[0], np.cumsum(kept)])[wanted.indptr].tolist()
+    elif isinstance(wanted, TokenVectors):
+        together_tokens = TokenVectors.concatenate(parts)
+        assert together_tokens.indptr.tolist() == wanted.indptr.tolist()
+        np.testing.assert_allclose(together_tokens.vectors, wanted.vectors, atol=1e-6)
+    else:
+        # As above, a bit of a number near 0 may be another one.
+        assert (np.abs(np.concatenate(parts).astype(float) - wanted) > 1e-6).mean() < 2e-3
 
 
 def test_a_stopped_run_over_codes_goes_on(tmp_path: Path, model: Path, corpus: Path, monkeypatch: Any) -> None:

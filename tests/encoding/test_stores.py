@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from onnxtool.encoding import (
 from onnxtool.encoding.files import create
 from onnxtool.encoding.locations import Uri, joined, parse_location, relative
 from onnxtool.encoding.reading import read_shards
+from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
 from tests.encoding.corpora import dense_model, make_texts, sparse_model, write_corpus
@@ -426,6 +428,22 @@ def test_a_listing_that_is_long_is_asked_for_once_a_thousand_names(store: Store,
     store.faults.seen.clear()
     assert corpus_status(f"{store.uri}/v.plan.json").num_shards == 2500
     assert len(store.faults.seen) < 10
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is old and has no lock; one that is in use stays, and so does that of somebody else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old, young, other = (tmp_path / name for name in ("onnxtool-model-old", "onnxtool-model-young", "notes"))
+    for folder in (old, young, other):
+        folder.mkdir()
+        (folder / "x").write_text("")
+    for folder in (old, other):
+        os.utime(folder, (0, 0))
+    with scratch_folder("model") as used:
+        os.utime(used, (0, 0))
+        with scratch_folder("model"):
+            assert (old.exists(), young.exists(), other.exists(), used.exists()) == (False, True, True, True)
+    assert not used.exists()
 
 
 def test_a_range_is_what_a_file_has(store: Store) -> None:

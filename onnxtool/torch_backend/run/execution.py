@@ -73,7 +73,7 @@ class Expected:
 
 @dataclass
 class CallCount:
-    """How often a session was called; outlives it."""
+    """How often a session was called, without the calls that failed and ran in PyTorch; outlives it."""
 
     calls: int = 0
 
@@ -131,13 +131,16 @@ class SessionCall:
         If onnxruntime fails, PyTorch runs this call and all later ones, and a warning is logged once; if PyTorch fails
         as well, its error is raised. PyTorch also runs calls with empty tensors, about which kernels disagree.
         """
+        if self.failure:
+            return list(self._eager(*arguments))
         self.count.calls += 1
-        if self.failure or (self._sized and not all(arguments[index].numel() for index in self._sized)):
+        if self._sized and not all(arguments[index].numel() for index in self._sized):
             return list(self._eager(*arguments))
         try:
             return self._in_session(arguments)
         except RUN_ERRORS as error:
             results = list(self._eager(*arguments))
+            self.count.calls -= 1
             self.failure = " ".join(str(error).split())
             _LOGGER.warning("PyTorch runs a partition of a graph, because onnxruntime fails to: %s", self.failure)
             return results

@@ -25,6 +25,12 @@ The arguments are those of `transformers.Trainer.compute_loss`, version 5.23: mo
 """
 
 
+_COMPUTE_LOSS = (
+    "pass compute_loss to ModuleWithLoss, a function of (model, inputs, targets) or CriterionLoss(...), and call the "
+    "module with (inputs, targets)"
+)
+
+
 class ModelLoss:
     """The loss that a transformers model computes from its `labels`, or the smoothed loss instead.
 
@@ -32,18 +38,29 @@ class ModelLoss:
     that are not ignored in all batches of one optimizer step, is passed to models whose forward takes `**kwargs`.
     """
 
-    def __init__(self, model: torch.nn.Module, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        label_smoothing: float = 0.0,
+        label_smoother: Callable[..., torch.Tensor] | None = None,
+    ) -> None:
         """Find out how the loss of `model` has to be called.
 
         Args:
             model: a transformers model, or one with the same conventions.
             label_smoothing: the share of the mean over all classes in the loss; 0 for the model's own loss.
+            label_smoother: smooths in place of `LabelSmoother(label_smoothing)`.
         """
         from transformers.trainer_pt_utils import LabelSmoother
 
         self._takes_num_items = takes_num_items(model)
         self._shifts = predicts_next(model)
-        self._smoother = LabelSmoother(epsilon=label_smoothing) if label_smoothing else None
+        self._smoother = label_smoother or (LabelSmoother(epsilon=label_smoothing) if label_smoothing else None)
+
+    @property
+    def passes_labels(self) -> bool:
+        """Whether the model itself gets the labels."""
+        return self._smoother is None
 
     def __call__(
         self,
@@ -54,9 +71,17 @@ class ModelLoss:
     ) -> Loss:
         """Return the loss of `model` for `inputs`, a mapping, and its outputs if asked for.
 
+        A tensor alone has no labels: the model's outputs for it are returned, whose loss the caller computes.
+
         Raises:
             InputError: the model gives no loss for these inputs.
         """
+        if isinstance(inputs, torch.Tensor):
+            return model(inputs)
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                f"the model's own loss takes its arguments by name, not a {type(inputs).__name__}", _COMPUTE_LOSS
+            )
         arguments = dict(inputs)
         labels = arguments.pop("labels", None) if self._smoother is not None else None
         if self._takes_num_items and num_items_in_batch is not None:
@@ -69,6 +94,10 @@ class ModelLoss:
                 f"the model gives no loss for {', '.join(inputs)}",
                 "add labels to the inputs, or compute the loss with compute_loss=CriterionLoss(...)",
             )
+        elif isinstance(outputs, torch.Tensor) and outputs.dim():
+            raise InputError(f"the model returns a tensor of {outputs.dim()} dimensions, and no loss", _COMPUTE_LOSS)
+        elif isinstance(outputs, torch.Tensor):
+            loss = outputs
         else:
             loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
         return (loss, outputs) if return_outputs else loss
@@ -92,14 +121,96 @@ class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no ty
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Loss:
-        """Return the criterion of the model's outputs; `num_items_in_batch` is not used."""
-        arguments, targets = inputs
+        """Return the criterion of the model's outputs; `num_items_in_batch` is not used.
+
+        Raises:
+            InputError: the batch is not a pair.
+        """
+        arguments, targets = pair(inputs)
         if isinstance(arguments, Mapping):
             outputs = model(**arguments)
         else:
             outputs = model(*arguments) if isinstance(arguments, tuple) else model(arguments)
         loss = self.criterion(outputs, targets)
         return (loss, outputs) if return_outputs else loss
+
+
+class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """`function(model, inputs, targets)` of a batch `(inputs, targets)`."""
+
+    def __init__(self, function: Callable[[torch.nn.Module, Any, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Loss:
+        """Return the function's loss; `num_items_in_batch` is not used.
+
+        Raises:
+            InputError: the batch is not a pair, or outputs are asked for, which the function does not return.
+        """
+        if return_outputs:
+            raise InputError(
+                "compute_loss(model, inputs, targets) returns no outputs",
+                "give compute_loss the arguments (model, inputs, return_outputs, num_items_in_batch)",
+            )
+        arguments, targets = pair(inputs)
+        return self.function(model, arguments, targets)
+
+
+class OutputsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """`function(model, inputs, return_outputs)`, as Trainers before transformers 4.46 had it."""
+
+    def __init__(self, function: Callable[[torch.nn.Module, Any, bool], Loss]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Loss:
+        """Return the function's loss.
+
+        Raises:
+            InputError: the loss is to be divided by `num_items_in_batch`, which the function does not take.
+        """
+        if num_items_in_batch is not None:
+            raise InputError(
+                "compute_loss(model, inputs, return_outputs) takes no num_items_in_batch",
+                "give it the argument num_items_in_batch=None, which transformers passes since 4.46",
+            )
+        return self.function(model, inputs, return_outputs)
+
+
+def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
+    """Return a function that takes all arguments of `Trainer.compute_loss`, for one with three of its own."""
+    try:
+        parameters = inspect.signature(compute_loss).parameters
+    except (TypeError, ValueError):
+        return compute_loss
+    if len(parameters) != 3 or any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters.values()):
+        return compute_loss
+    return OutputsLoss(compute_loss) if "return_outputs" in parameters else TargetsLoss(compute_loss)
+
+
+def pair(batch: Batch) -> tuple[Any, Any]:
+    """Return inputs and targets of a batch.
+
+    Raises:
+        InputError: it is not a pair.
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InputError(f"the batch is a {type(batch).__name__}, not a pair", "call the module with (inputs, targets)")
+    inputs, targets = batch
+    return inputs, targets
 
 
 def takes_num_items(model: torch.nn.Module) -> bool:
@@ -128,6 +239,49 @@ def settle_loss_function(model: torch.nn.Module) -> None:
     model = without_adapters(model)
     if hasattr(type(model), "loss_function") and getattr(model, "loss_type", None) not in LOSS_MAPPING:
         model.loss_function = model.loss_function
+
+
+def settle_problem_type(model: torch.nn.Module, compute_loss: ComputeLoss, inputs: Batch) -> None:
+    """Note down in a classifier's configuration what kind of labels it has, as its first call would.
+
+    A change during the first call would make TorchDynamo compile the second one again. Nothing is noted down for a
+    `compute_loss` that may keep the labels from the model, because the model would not do so either.
+    """
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    if not isinstance(labels, torch.Tensor) or not _passes_labels(compute_loss):
+        return
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "problem_type", "") is not None or not _notes_problem_type(module):
+            continue
+        if config.num_labels == 1:
+            config.problem_type = "regression"
+        elif config.num_labels > 1 and labels.dtype in (torch.int64, torch.int32):
+            config.problem_type = "single_label_classification"
+        else:
+            config.problem_type = "multi_label_classification"
+
+
+def _passes_labels(compute_loss: ComputeLoss) -> bool:
+    """Whether the model is known to get the labels."""
+    if isinstance(compute_loss, ModelLoss):
+        return compute_loss.passes_labels
+    from transformers import Trainer
+
+    trainer: Any = getattr(compute_loss, "__self__", None)
+    is_trainers_own = getattr(compute_loss, "__func__", None) is Trainer.compute_loss and isinstance(trainer, Trainer)
+    return is_trainers_own and trainer.label_smoother is None and trainer.compute_loss_func is None
+
+
+def _notes_problem_type(module: torch.nn.Module) -> bool:
+    """Whether a call of a transformers model with labels notes down their kind."""
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForSequenceClassificationLoss
+
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None or "labels" not in code.co_varnames:
+        return False
+    loss_type = getattr(module, "loss_type", None)
+    return "problem_type" in code.co_names or LOSS_MAPPING.get(loss_type) is ForSequenceClassificationLoss
 
 
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:

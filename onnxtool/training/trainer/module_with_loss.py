@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo import config as dynamo_config
@@ -14,7 +15,25 @@ from onnxtool.errors import InputError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
-from onnxtool.training.trainer.losses import Batch, ComputeLoss, Loss, ModelLoss, settle_loss_function
+from onnxtool.training.trainer.losses import (
+    Batch,
+    ComputeLoss,
+    Loss,
+    ModelLoss,
+    settle_loss_function,
+    settle_problem_type,
+    with_all_arguments,
+)
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+_LOGGER = logging.getLogger(__name__)
+_MOST_GRAPHS = 64
+"""Of one module: training or not, gradients or not, with outputs, with a number of items, with pruned rows, and each
+of these once with fixed sizes and once with dynamic ones."""
+_EVERY_MODULE = 1 << 30
+"""How many graphs all modules of a process may have. Some search for hyperparameters trains hundreds of models."""
 
 
 @contextlib.contextmanager
@@ -22,9 +41,15 @@ def _one_graph() -> Iterator[None]:
     """Keep model and loss one graph under DistributedDataParallel, where TorchDynamo would split them.
 
     As a result gradients are exchanged after the backward graph, not during it. The warning that is silenced is about
-    calls of `lru_cache` in transformers, which checks in this way what is installed.
+    calls of `lru_cache` in transformers, which checks in this way what is installed. TorchDynamo's limits of graphs
+    count every module of the process, because all of them have the same code; beyond a limit it would leave the module
+    to eager PyTorch.
     """
-    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=False):
+    limits = {
+        "recompile_limit": max(_MOST_GRAPHS, dynamo_config.recompile_limit),
+        "accumulated_recompile_limit": _EVERY_MODULE,
+    }
+    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=False, **limits):
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`-wrapped function")
         yield
 
@@ -57,8 +82,10 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
     def __init__(
         self,
         model: torch.nn.Module,
+        args: TrainingArguments | None = None,
+        label_smoother: Callable[..., torch.Tensor] | None = None,
         *,
-        compute_loss: ComputeLoss | None = None,
+        compute_loss: ComputeLoss | Callable[..., torch.Tensor] | None = None,
         label_smoothing: float = 0.0,
         label_sparsity: bool = True,
         options: OrtBackendOptions | OrtBackend | None = None,
@@ -68,8 +95,10 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
 
         Args:
             model: a transformers model that computes a loss from its `labels`; any module with a `compute_loss`.
-            compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, or the method of
-                a Trainer; without it, the model's own loss.
+            args: the arguments of a Trainer, which are kept and not used.
+            label_smoother: transformers' `LabelSmoother`, in place of `label_smoothing`.
+            compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, the method of
+                a Trainer, or a function of model, inputs and targets; without it, the model's own loss.
             label_smoothing: as in transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head, see
                 `LabelSparsity`. To check this, the first batch computes the loss a few times more.
@@ -77,20 +106,63 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             dynamic: as in `torch.compile`.
 
         Raises:
-            InputError: label smoothing together with a `compute_loss`, or not from 0 to 1.
+            InputError: label smoothing together with a `compute_loss`, asked for twice, not from 0 to 1, or by `args`
+                alone.
         """
         super().__init__()
         if not 0.0 <= label_smoothing <= 1.0:
             raise InputError(f"label_smoothing is {label_smoothing:g}", "it is a part of the loss, from 0 to 1")
-        if compute_loss is not None and label_smoothing:
+        if compute_loss is not None and (label_smoothing or label_smoother is not None):
             raise InputError("label_smoothing with a compute_loss", "smooth inside compute_loss, or leave one out")
+        if label_smoothing and label_smoother is not None:
+            raise InputError("label_smoothing with a label_smoother", "leave one out")
+        asked = getattr(args, "label_smoothing_factor", 0.0)
+        if asked and not label_smoothing and label_smoother is None and compute_loss is None:
+            raise InputError(
+                f"args has the label_smoothing_factor {asked:g}, and label_smoother is None",
+                f"pass trainer.label_smoother, or label_smoothing={asked:g}",
+            )
         settle_loss_function(model)
         self.module = model
-        self.compute_loss = compute_loss or ModelLoss(model, label_smoothing)
+        self.args = args
+        self.label_smoother = label_smoother
+        self.compute_loss: ComputeLoss = (
+            with_all_arguments(compute_loss) if compute_loss else ModelLoss(model, label_smoothing, label_smoother)
+        )
         self.backend = options if isinstance(options, OrtBackend) else OrtBackend(options)
         self._dynamic = dynamic
         self._sparsity = LabelSparsity(model, allowed=label_sparsity)
         self._selection = self._sparsity.selection
+
+    @property
+    def _original_model(self) -> torch.nn.Module:
+        """The original model under its name in Optimum's wrapper."""
+        return self.module
+
+    @property
+    def compute_model_plus_loss_internal(self) -> Callable[..., Loss]:
+        """What computes the loss, under its name in Optimum's wrapper.
+
+        Set it before the first call. `types.MethodType(Trainer.compute_loss, module)` stands for what that method
+        computes for the model, with this module's `label_smoother`.
+
+        Raises:
+            InputError: on setting it after the first call.
+        """
+        return self.compute_loss
+
+    @compute_model_plus_loss_internal.setter
+    def compute_model_plus_loss_internal(self, compute_loss: Callable[..., Loss]) -> None:
+        if "_compiled" in self.__dict__:
+            raise InputError(
+                "the loss is compiled already", "set it before the first call, or make a new ModuleWithLoss"
+            )
+        if getattr(compute_loss, "__self__", None) is self:
+            from transformers import Trainer
+
+            if getattr(compute_loss, "__func__", None) is Trainer.compute_loss:
+                return  # ModelLoss does the same; the method would ask this module for a Trainer's other attributes
+        self.compute_loss = with_all_arguments(compute_loss)
 
     @property
     def config(self) -> Any:
@@ -110,7 +182,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         """Return the loss of the model for `inputs`, float [], and the model's outputs if asked for.
 
         Args:
-            inputs: the model's arguments by name, with `labels`; `(inputs, targets)` for a criterion.
+            inputs: the model's arguments by name, with `labels`; `(inputs, targets)` for a criterion; a tensor alone,
+                if the model's outputs are to be returned and their loss is computed outside of this module.
             return_outputs: whether to return `(loss, outputs)`. All rows then go through the output head.
             num_items_in_batch: the number of labels that are not ignored in all batches of one optimizer step, if the
                 loss shall be a sum divided by it.
@@ -120,12 +193,31 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         if num_items_in_batch is not None:
             num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would become a constant of the graph
         if "_compiled" not in self.__dict__:
-            self.__dict__["_compiled"] = torch.compile(self._loss, backend=self.backend, dynamic=self._dynamic)
+            settle_problem_type(self.module, self.compute_loss, inputs)
+            self.__dict__["_compiled"] = torch.compile(
+                self._loss,
+                backend=self.backend,
+                dynamic=self._dynamic,
+                isolate_recompiles=True,  # graphs are counted for each module, see `_one_graph`
+            )
         inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
         # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
         labels = None if rows is None else inputs.pop("labels")
+        num_runs = self.backend.execution_count
         with _one_graph():
-            return self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
+            result: Loss = self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
+        if self.backend.execution_count == num_runs:
+            _LOGGER.warning(
+                "no session of onnxruntime ran in this step, PyTorch computed all of it: %s", self._why_eager()
+            )
+        return result
+
+    def _why_eager(self) -> str:
+        if not self.backend.graphs:
+            return "TorchDynamo captured no graph; TORCH_LOGS=graph_breaks,recompiles says why"
+        if failures := {session.failure for graph in self.backend.graphs for session in graph.sessions} - {""}:
+            return "; ".join(sorted(failures))
+        return "explain() lists the operators that stay there, and TORCH_LOGS=graph_breaks,recompiles the graphs"
 
     def _loss(
         self,
