@@ -11,11 +11,11 @@ from onnxtool.cli.commands import SUBCOMMANDS
 from onnxtool.cli.infer_corpus import corpus_progress
 from onnxtool.cli.options import LocationType, derived_options, output_options, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
-from onnxtool.encoding.engines import RunOptions
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.parts import PartOptions
 from onnxtool.encoding.report import MergeReport, PartReport, PlanReport, RunReport, StatusReport
+from onnxtool.encoding.workers import RunOptions
 
 _PURPOSES = SUBCOMMANDS["encode"]
 _plan_option = click.option(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onnxtool.encoding.engines import RunOptions as RunOptions
     from onnxtool.encoding.engines import encode_plan as encode_plan
     from onnxtool.encoding.options import CorpusOptions as CorpusOptions
     from onnxtool.encoding.options import CorpusProgress as CorpusProgress
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
     from onnxtool.encoding.reading import read_shards as read_shards
     from onnxtool.encoding.run import encode_corpus as encode_corpus
     from onnxtool.encoding.run import plan_corpus as plan_corpus
+    from onnxtool.encoding.workers import RunOptions as RunOptions
 
 _MODULES = {
     "CorpusOptions": "onnxtool.encoding.options",
     "CorpusProgress": "onnxtool.encoding.options",
     "PartOptions": "onnxtool.encoding.parts",
     "Shard": "onnxtool.encoding.reading",
-    "RunOptions": "onnxtool.encoding.engines",
+    "RunOptions": "onnxtool.encoding.workers",
     "VectorOptions": "onnxtool.encoding.options",
     "by_document": "onnxtool.encoding.reading",
     "corpus_status": "onnxtool.encoding.parts",

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.engines import OnEvent, RunOptions, Worker, WorkerOptions, runs_of
 from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.parts import missing_shards
 from onnxtool.encoding.plan import CorpusPlan
+from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, WorkerOptions, runs_of
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.infer.loading import load
 from onnxtool.infer.long_texts import CUT

@@ -21,8 +21,8 @@ from click.testing import CliRunner
 
 from onnxtool.cli.entry import main
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_plan, merge_parts
-from onnxtool.encoding.engines import Worker, runs_of
 from onnxtool.encoding.plan import read_plan
+from onnxtool.encoding.workers import Worker, runs_of
 from onnxtool.errors import InputError, ModelFileError, SessionError
 from tests.encoding.corpora import contents_of, dense_model, lines_of, make_texts, write_corpus
 from tests.encoding.test_parts import OPTIONS, collection, outcome, planned, whole
