@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from functools import cache
 
 import pandas as pd
 from pyspark.sql import SparkSession
@@ -13,18 +12,13 @@ from onnxtool.encoding import VectorOptions
 from onnxtool.encoding.ray import Encoder
 
 
-@cache
-def encoder(model: str) -> Encoder:
-    """Load the model once in each Python worker, which Spark keeps for further tasks."""
-    return Encoder(model, VectorOptions(provider="cpu"))
-
-
 def encode(spark: SparkSession, model: str, corpus: str, output: str) -> None:
     """Write the rows of a collection with their vectors."""
 
     def vectors(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
+        encoder = Encoder(model, VectorOptions(provider="cpu"))  # once for each partition
         for texts in batches:
-            yield pd.Series(list(encoder(model)({"contents": texts.to_numpy()})["vector"]))
+            yield pd.Series(list(encoder({"contents": texts.to_numpy()})["vector"]))
 
     # Spark reads the kind of the function from its annotations, which have to be types and no texts.
     vectors.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}

@@ -97,11 +97,14 @@ def test_a_model_without_vectors_is_refused_before_a_batch(tmp_path: Path) -> No
 
 def test_cores_of_an_actor_are_those_that_its_pipeline_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else actors of one machine would each take all of it."""
-    seen = []
-    load = onnxtool.encoding.ray.load  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        "onnxtool.encoding.ray.load", lambda *args, **given: seen.append(given["threads"]) or load(*args, **given)
-    )
+    seen: list[int] = []
+    load = onnxtool.load
+
+    def watched(*args: Any, **given: Any) -> Any:
+        seen.append(given["threads"])
+        return load(*args, **given)
+
+    monkeypatch.setattr("onnxtool.encoding.ray.load", watched)
     model = dense_model(tmp_path)
     for variable in ("3", "2,1"):
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
@@ -150,7 +153,7 @@ def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, data: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
 def test_a_pandas_udf_of_spark_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the script of the recipe: an iterator of batches, and a model for each Python worker."""
+    """By the script of the recipe: an iterator of batches, and a model for each partition."""
     sql = pytest.importorskip("pyspark.sql", reason="needs pyspark")
     pytest.importorskip("pandas", reason="needs pandas")
     if shutil.which("java") is None:
