@@ -22,6 +22,7 @@ from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
 from onnxtool.encoding.options import CorpusProgress, OnProgress, Workers
 from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.pipeline import OnBatch
 from onnxtool.encoding.plan import CorpusPlan, PlannedShard, read_plan
 from onnxtool.encoding.records import PartRecord, Records, remove_records
 from onnxtool.encoding.report import MergeReport, PartReport, StatusReport
@@ -97,17 +98,14 @@ def encode_part(
     start = time.perf_counter()
     plan = read_plan(plan_path)
     wanted = _wanted(plan, options)
-    folder, records = plan.folder, Records(plan.folder, plan.sha256)
+    folder = plan.folder
     with folder.writing():
-        files = folder.require_names()
-        if _is_merged(plan):
-            missing: list[int] = []
-        else:
-            found = _read_records(plan, records, wanted, files)
-            missing = [number for number in wanted if isinstance(found[number], str)]
+        missing = missing_shards(plan, wanted)
         num_texts = sum(plan.shards[number].texts for number in missing)
         if missing:
-            _encode(plan, options, missing, records, num_texts, on_progress)
+            encoder = ShardEncoder(plan, options)
+            for _ in encoder.encode(missing, _teller(num_texts, on_progress)):
+                pass
     seconds = time.perf_counter() - start
     return PartReport(
         plan=str(plan.path),
@@ -120,6 +118,33 @@ def encode_part(
         seconds=seconds,
         texts_per_s=num_texts / seconds,
     )
+
+
+def _teller(num_texts: int, on_progress: OnProgress) -> OnBatch:
+    start, done = time.perf_counter(), 0
+
+    def tell(_window: Window, num_encoded: int, _share: float) -> None:
+        nonlocal done
+        check_interrupted()
+        done += num_encoded
+        seconds = time.perf_counter() - start
+        left = seconds * (num_texts - done) / done if done else None
+        on_progress(CorpusProgress(done, done / num_texts, done / seconds, left))
+
+    return tell
+
+
+def missing_shards(plan: CorpusPlan, wanted: Sequence[int]) -> list[int]:
+    """Return which of the shards are not done; none where all are merged.
+
+    Raises:
+        OutputExistsError: the folder has files of others, or belongs to something else.
+    """
+    files = plan.folder.require_names()
+    if _is_merged(plan):
+        return []
+    found = _read_records(plan, Records(plan.folder, plan.sha256), wanted, files)
+    return [number for number in wanted if isinstance(found[number], str)]
 
 
 def _read_records(
@@ -140,47 +165,73 @@ def _read_records(
         return dict(zip(numbers, workers.map(read, numbers), strict=True))
 
 
-def _open_job(plan: CorpusPlan, options: PartOptions) -> Job:
-    with ExitStack() as stack:
-        vectors = plan.options
-        if vectors.ranges is not None:
-            vectors = replace(vectors, ranges=stack.enter_context(on_this_machine(plan.path)))
-        return Job.open(
-            options.model_path or plan.model_path,
-            options.input_path or plan.corpus,
-            vectors,
-            workers=options.workers,
+class ShardEncoder:
+    """A plan and the model that encodes its shards, which is loaded once.
+
+    Raises:
+        InputError: model, corpus or versions are not those of the plan.
+        OnnxtoolError: as `encode_corpus`.
+    """
+
+    def __init__(self, plan: CorpusPlan, options: PartOptions) -> None:
+        self.plan = plan
+        self.records = Records(plan.folder, plan.sha256)
+        with ExitStack() as stack:
+            vectors = plan.options
+            if vectors.ranges is not None:
+                vectors = replace(vectors, ranges=stack.enter_context(on_this_machine(plan.path)))
+            self.job = Job.open(
+                options.model_path or plan.model_path,
+                options.input_path or plan.corpus,
+                vectors,
+                workers=options.workers,
+            )
+        if plan.identity != self.job.identity:
+            other = difference(plan.identity, self.job.identity) or "another identity"
+            raise InputError(
+                f"{plan.path} is a plan for something else: {other}",
+                "use the model, collection and versions that it was made with, or plan again with --force",
+            )
+
+    def encode(
+        self, numbers: Sequence[int], on_batch: OnBatch, left_out: Mapping[int, Mapping[int, str]] | None = None
+    ) -> Iterator[tuple[int, PartRecord]]:
+        """Write shards and their records, and yield each that is done.
+
+        Args:
+            numbers: of the shards, ascending.
+            on_batch: as of `encode_windows`.
+            left_out: of a shard, the places of texts that are rejected, and why.
+        """
+        rejects: dict[int, list[Reject]] = {}
+        windows = _windows(self.plan, self.job, numbers, rejects)
+        if left_out:
+            windows = _without(windows, left_out)
+        for number, shard in self.job.encode(windows, self.plan.folder, on_batch):
+            record = PartRecord(shard, tuple(rejects.pop(number)))
+            self.records.write(number, record)
+            yield number, record
+
+    def documents(self, number: int) -> list[Document]:
+        """Read the texts of a shard."""
+        return [document for window in _windows(self.plan, self.job, [number], {}) for document in window.documents]
+
+
+def _without(windows: Iterator[Window], left_out: Mapping[int, Mapping[int, str]]) -> Iterator[Window]:
+    """Reject texts of windows by their places in their shard."""
+    shard = place = -1
+    for window in windows:
+        place = place if window.shard == shard else 0
+        shard, reasons = window.shard, left_out.get(window.shard, {})
+        placed = list(enumerate(window.documents, start=place))
+        place += len(placed)
+        refused = tuple(
+            Reject(document.file, document.line, reasons[number], document.id)
+            for number, document in placed
+            if number in reasons
         )
-
-
-def _encode(
-    plan: CorpusPlan,
-    options: PartOptions,
-    numbers: Sequence[int],
-    records: Records,
-    num_texts: int,
-    on_progress: OnProgress,
-) -> None:
-    job = _open_job(plan, options)
-    if plan.identity != job.identity:
-        other = difference(plan.identity, job.identity) or "another identity"
-        raise InputError(
-            f"{plan.path} is a plan for something else: {other}",
-            "use the model, collection and versions that it was made with, or plan again with --force",
-        )
-    rejects: dict[int, list[Reject]] = {}
-    start, done = time.perf_counter(), 0
-
-    def tell(_window: Window, num_encoded: int, _share: float) -> None:
-        nonlocal done
-        check_interrupted()
-        done += num_encoded
-        seconds = time.perf_counter() - start
-        left = seconds * (num_texts - done) / done if done else None
-        on_progress(CorpusProgress(done, done / num_texts, done / seconds, left))
-
-    for number, record in job.encode(_windows(plan, job, numbers, rejects), plan.folder, tell):
-        records.write(number, PartRecord(record, tuple(rejects.pop(number))))
+        kept = tuple(document for number, document in placed if number not in reasons)
+        yield replace(window, documents=kept, refused=refused)
 
 
 def _windows(plan: CorpusPlan, job: Job, numbers: Sequence[int], rejects: dict[int, list[Reject]]) -> Iterator[Window]:

@@ -1,0 +1,96 @@
+"""Runtimes of JavaScript for the tests: node, and a page in a browser without a window."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import onnxtool
+
+HERE = Path(__file__).resolve().parent
+SHIPPED = Path(onnxtool.__file__).resolve().parent / "training" / "web"
+NODE = shutil.which("node")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BUNDLE = "ort.wasm.min.mjs"
+_SECONDS = 60
+
+
+def has_package(name: str, packages: Path = HERE) -> bool:
+    """Say whether npm has installed a package; `npm ci` in this folder does."""
+    return (packages / "node_modules" / name / "package.json").is_file()
+
+
+def workplace(folder: Path, packages: Path = HERE) -> Path:
+    """Make a folder from which node and pages find the module, the tests' own files and the packages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (*SHIPPED.iterdir(), *HERE.glob("*.mjs"), *HERE.glob("*.html")):
+        shutil.copy(file, folder)
+    (folder / "node_modules").symlink_to(packages / "node_modules", target_is_directory=True)
+    return folder
+
+
+def run_node(place: Path, script: str, *arguments: object) -> str:
+    """Run a script of a workplace, and return what it prints."""
+    done = subprocess.run(
+        [str(NODE), script, *map(str, arguments)],
+        capture_output=True, text=True, timeout=_SECONDS, cwd=place, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def train_in_node(place: Path, runtime: str, folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Train in each of the folders, and return what training.mjs gives."""
+    return [json.loads(line) for line in run_node(place, "node.mjs", runtime, *folders).splitlines()]
+
+
+def train_in_browser(place: Path, folders: Sequence[Path], bundle: str = BUNDLE) -> list[dict[str, Any]]:
+    """Train in each of the folders in a page, and return what training.mjs gives."""
+    query = urlencode([("bundle", bundle), *(("folder", folder.name) for folder in folders)])
+    (place / "artifacts").symlink_to(folders[0].parent, target_is_directory=True)
+    return open_page(place, f"browser.html?{query}", len(folders))
+
+
+def open_page(place: Path, page: str, num_results: int, *options: str) -> list[Any]:
+    """Serve a folder, open a page of it, and return what it posts to /result."""
+    results: queue.Queue[Any] = queue.Queue()
+
+    class Handler(SimpleHTTPRequestHandler):
+        extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}  # noqa: RUF012
+
+        def do_POST(self) -> None:
+            results.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(place))) as server,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/{page}"
+        command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *options]
+        browser = subprocess.Popen([*command, address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            found: list[Any] = []
+            while len(found) < num_results:
+                found.append(results.get(timeout=_SECONDS))
+                assert "error" not in found[-1], found[-1]["error"]
+            return found
+        finally:
+            browser.terminate()
+            browser.wait(30)
+            server.shutdown()
