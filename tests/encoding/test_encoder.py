@@ -121,7 +121,7 @@ def data() -> Iterator[Any]:
     pytest.importorskip("pandas", reason="Ray Data needs pandas")
     ray = pytest.importorskip("ray", reason="needs ray")
     data = pytest.importorskip("ray.data", reason="needs ray[data]")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield data
     ray.shutdown()
 
