@@ -147,7 +147,8 @@ def encode_windows(
 
 
 def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    found, rejects = _tokenize(model, window.documents, plan)
+    found, rejects = _tokenize(model, window.documents, plan) if window.documents else ([], ())
+    rejects = (*window.refused, *rejects)
     window = replace(window, documents=tuple(document for document, _ in found))
     read = [text for _, texts in found for text in texts]
     rows = window.documents
