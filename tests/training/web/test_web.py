@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from tests.training.small_models import load
 from tests.training.web.cases import CASES, Case, make_case
 from tests.training.web.javascript import (
     BROWSER,
+    HERE,
     NODE,
     SHIPPED,
     has_package,
     run_node,
+    show,
     train_in_browser,
     train_in_node,
     workplace,
@@ -59,6 +63,21 @@ def test_a_hundred_steps_have_the_losses_of_python(cases: list[Case], tmp_path: 
         compare(case, result)
     provider = "wasm" if runtime == "chromium" else "cpu"
     assert {result["executionProvider"] for result in found} == {provider}
+
+
+@needs(BROWSER, "onnxruntime-web")
+def test_the_page_trains_as_it_was_written(cases: list[Case], tmp_path: Path) -> None:
+    """A hundred steps on the example's batch; only the runtime is from this machine and not from the network."""
+    folder = tmp_path / "page"
+    shutil.copytree(cases[0].folder, folder)
+    page = show(folder, HERE, "--dump-dom")
+    status = re.search(r'<p id="status">(.*?)</p>', page)
+    assert status is not None
+    done = re.fullmatch(r"Step 100 of 100 on wasm: loss ([\d.]+), ([\d.]+) at first\.", status[1])
+    assert done is not None, status[1]
+    assert float(done[1]) < float(done[2])
+    assert page.count(",") > page.count('points="0,0') == 1
+    assert 'href="blob:http' in page
 
 
 @NEEDS_NODE
