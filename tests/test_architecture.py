@@ -62,6 +62,7 @@ ONLY_IN = {
     "scipy": {"evaluation"},
     "pyarrow": {"encoding"},
     "obstore": {"encoding/object_store.py"},
+    "ray": {"encoding/ray.py"},
     "cyclonedx": {"release"},
     "model_signing": {"release"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},

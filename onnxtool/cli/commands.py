@@ -19,6 +19,7 @@ COMMANDS = {
 SUBCOMMANDS = {
     "encode": {
         "plan": "Split a collection into shards, and write the plan.",
+        "run": "Encode all shards of a plan by several processes.",
         "part": "Encode a part of the shards of a plan.",
         "merge": "Check all shards of a plan, and publish them as one.",
         "status": "Show how far a plan is encoded.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -13,7 +14,8 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.parts import PartOptions
-from onnxtool.encoding.report import MergeReport, PartReport, PlanReport, StatusReport
+from onnxtool.encoding.report import MergeReport, PartReport, PlanReport, RunReport, StatusReport
+from onnxtool.encoding.workers import RunOptions
 
 _PURPOSES = SUBCOMMANDS["encode"]
 _plan_option = click.option(
@@ -103,6 +105,30 @@ def part(
     emit(report, _part_blocks(report), format_name, output=output, force=force)
 
 
+@command.command(
+    short_help=_PURPOSES["run"], epilog="Example: onnxtool encode run --plan vectors.plan.json --workers 2"
+)
+@_plan_option
+@derived_options(options=RunOptions)
+@_report_output
+@report_options
+def run(options: RunOptions, *, plan: Location, output: Path | None, force: bool, format_name: str, quiet: bool) -> int:
+    """Encode all shards of a plan that are not done by several processes, and publish them as merge does.
+
+    A process that dies is started again. A text that ends a process by itself, or needs more than --memory_limit, is
+    rejected with its id, and the others go on. With --engine ray, the processes run on the nodes of the cluster that
+    RAY_ADDRESS names.
+    """
+    from onnxtool.encoding import encode_plan
+
+    with corpus_progress(quiet=quiet) as show:
+        report = encode_plan(plan, options, on_progress=show)
+    emit(report, _run_blocks(report), format_name, output=output, force=force)
+    if report.to_do:
+        click.echo(f"shards to do: {report.to_do}", err=True)
+    return 1 if report.to_do else 0
+
+
 @command.command(short_help=_PURPOSES["merge"], epilog="Example: onnxtool encode merge --plan vectors.plan.json")
 @_plan_option
 @click.option("--read_back", is_flag=True, help="Read every file again, also of a store, which checked what it got.")
@@ -179,8 +205,7 @@ def _encoded(report: PartReport) -> str:
 
 def _merge_blocks(report: MergeReport) -> list[Block]:
     if report.to_do:
-        rows = [(reason, shards) for reason, shards in report.problems.items()]
-        return [Heading("Shards that cannot be merged"), Table(("problem", "shards"), rows)]
+        return _problem_blocks(report.problems)
     facts = [
         ("Output", f"{report.output}: {report.num_files} files, {format_bytes(report.size_bytes)}"),
         ("Manifest", report.manifest),
@@ -192,6 +217,31 @@ def _merge_blocks(report: MergeReport) -> list[Block]:
     if report.num_rejects:
         facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
     return [Facts(facts), *(Note(note) for note in report.notes)]
+
+
+def _run_blocks(report: RunReport) -> list[Block]:
+    if report.to_do:
+        return _problem_blocks(report.problems)
+    workers = f"{report.workers}, engine {report.engine}"
+    facts = [
+        ("Output", f"{report.output}: {format_bytes(report.size_bytes)}"),
+        ("Manifest", report.manifest),
+        ("Shards", f"{report.num_shards}, {report.num_encoded_shards} of them by this run"),
+        ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
+        ("Tokens", str(report.num_tokens)),
+        ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
+        ("Workers", f"{workers}; {report.num_deaths} died and were started again" if report.num_deaths else workers),
+    ]
+    if report.num_left_out:
+        facts.append(("Texts that no worker can run", str(report.num_left_out)))
+    if report.num_rejects:
+        facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
+    return [Facts(facts), *(Note(note) for note in report.notes)]
+
+
+def _problem_blocks(problems: Mapping[str, str]) -> list[Block]:
+    rows = [(reason, shards) for reason, shards in problems.items()]
+    return [Heading("Shards that cannot be merged"), Table(("problem", "shards"), rows)]
 
 
 def _status_blocks(report: StatusReport) -> list[Block]:

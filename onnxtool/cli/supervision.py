@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-_LOADING = frozenset(("artifacts", "evaluate", "export", "infer", "optimize", "release"))
+_LOADING = frozenset(("artifacts", "encode", "evaluate", "export", "infer", "optimize", "release"))
 
 _LONGEST_WAIT = 3600.0  # there is no call that waits for ever, or for some time
 _GRACE_SECONDS = 10.0  # to unwind, as containers get

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from onnxtool.encoding.engines import encode_plan as encode_plan
     from onnxtool.encoding.options import CorpusOptions as CorpusOptions
     from onnxtool.encoding.options import CorpusProgress as CorpusProgress
     from onnxtool.encoding.options import VectorOptions as VectorOptions
@@ -20,17 +21,20 @@ if TYPE_CHECKING:
     from onnxtool.encoding.reading import read_shards as read_shards
     from onnxtool.encoding.run import encode_corpus as encode_corpus
     from onnxtool.encoding.run import plan_corpus as plan_corpus
+    from onnxtool.encoding.workers import RunOptions as RunOptions
 
 _MODULES = {
     "CorpusOptions": "onnxtool.encoding.options",
     "CorpusProgress": "onnxtool.encoding.options",
     "PartOptions": "onnxtool.encoding.parts",
     "Shard": "onnxtool.encoding.reading",
+    "RunOptions": "onnxtool.encoding.workers",
     "VectorOptions": "onnxtool.encoding.options",
     "by_document": "onnxtool.encoding.reading",
     "corpus_status": "onnxtool.encoding.parts",
     "encode_corpus": "onnxtool.encoding.run",
     "encode_part": "onnxtool.encoding.parts",
+    "encode_plan": "onnxtool.encoding.engines",
     "make_plan": "onnxtool.encoding.plan",
     "merge_parts": "onnxtool.encoding.parts",
     "plan_corpus": "onnxtool.encoding.run",

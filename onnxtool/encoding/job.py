@@ -165,6 +165,7 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
         "--task": options.task,
         "--representation": options.representation,
         "--long": options.long,
+        "--overlap": options.overlap is not None,
         "--keep_special": options.keep_special,
         "--weights": options.weights,
     }
@@ -267,7 +268,8 @@ def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: S
         yield model.head.note
     limit = model.limit_of(task)
     if num_truncated and limit is not None:
-        yield f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
+        cut = f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
+        yield cut if model.chats is not None else f"{cut}; --long window makes passages of them"
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
     if model.is_sparse and "logits" in outputs and len(outputs["logits"]) == 3:
         yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"

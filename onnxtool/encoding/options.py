@@ -148,12 +148,16 @@ class CorpusProgress:
         share: of the input's bytes that are done, from 0 to 1.
         texts_per_s: of this run.
         seconds_left: as far as the share tells; None before anything is encoded.
+        tokens_per_s: of this run, of whole shards; None where nobody counts them.
+        num_rejects: of this run, of whole shards.
     """
 
     num_texts: int
     share: float
     texts_per_s: float
     seconds_left: float | None
+    tokens_per_s: float | None = None
+    num_rejects: int = 0
 
 
 OnProgress = Callable[[CorpusProgress], None]

@@ -112,9 +112,9 @@ class OutputFolder:
             OutputExistsError: some are not called as shards are, or nothing tells of them.
         """
         found = entries(self.path)
-        foreign = [name for name in found if not _OWN_FILE.fullmatch(name)]
-        if isinstance(self.path, Path):  # a folder in it, …
-            foreign += [path.name for path in self.path.iterdir() if path.name not in found]
+        # On a disk also folders in it. Others may write shards meanwhile: each listing is judged by itself.
+        names = [path.name for path in self.path.iterdir()] if isinstance(self.path, Path) else found
+        foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
         if foreign or (found and not is_known):
             raise OutputExistsError(
                 f"{self.path} has files that no run into it wrote, such as {min(foreign or found)}",

@@ -22,6 +22,7 @@ from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
 from onnxtool.encoding.options import CorpusProgress, OnProgress, Workers
 from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.pipeline import OnBatch
 from onnxtool.encoding.plan import CorpusPlan, PlannedShard, read_plan
 from onnxtool.encoding.records import PartRecord, Records, remove_records
 from onnxtool.encoding.report import MergeReport, PartReport, StatusReport
@@ -31,7 +32,7 @@ from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
 
-_AT_ONCE = 32
+RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
 _NOT_READ_BACK = (
     "sizes and names were compared, which have the digests of the contents; --read_back reads every shard again"
 )
@@ -97,17 +98,14 @@ def encode_part(
     start = time.perf_counter()
     plan = read_plan(plan_path)
     wanted = _wanted(plan, options)
-    folder, records = plan.folder, Records(plan.folder, plan.sha256)
+    folder = plan.folder
     with folder.writing():
-        files = folder.require_names()
-        if _is_merged(plan):
-            missing: list[int] = []
-        else:
-            found = _read_records(plan, records, wanted, files)
-            missing = [number for number in wanted if isinstance(found[number], str)]
+        missing = missing_shards(plan, wanted)
         num_texts = sum(plan.shards[number].texts for number in missing)
         if missing:
-            _encode(plan, options, missing, records, num_texts, on_progress)
+            encoder = ShardEncoder(plan, options)
+            for _ in encoder.encode(missing, _teller(num_texts, on_progress)):
+                pass
     seconds = time.perf_counter() - start
     return PartReport(
         plan=str(plan.path),
@@ -122,53 +120,7 @@ def encode_part(
     )
 
 
-def _read_records(
-    plan: CorpusPlan, records: Records, numbers: Sequence[int], files: Mapping[str, Entry], *, verify: bool = False
-) -> dict[int, PartRecord | str]:
-    """Return the record of each shard, or why it is not done; with `verify`, their files are read as well."""
-    done = records.done(len(plan.shards))
-
-    def read(number: int) -> PartRecord | str:
-        check_interrupted()
-        if number not in done:
-            return "is missing"
-        record = _checked(records.read(number, files), plan.shards[number])
-        return record if isinstance(record, str) or not verify else records.altered(record) or record
-
-    # Of a store most of the time is waited for.
-    with ThreadPoolExecutor(_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
-        return dict(zip(numbers, workers.map(read, numbers), strict=True))
-
-
-def _open_job(plan: CorpusPlan, options: PartOptions) -> Job:
-    with ExitStack() as stack:
-        vectors = plan.options
-        if vectors.ranges is not None:
-            vectors = replace(vectors, ranges=stack.enter_context(on_this_machine(plan.path)))
-        return Job.open(
-            options.model_path or plan.model_path,
-            options.input_path or plan.corpus,
-            vectors,
-            workers=options.workers,
-        )
-
-
-def _encode(
-    plan: CorpusPlan,
-    options: PartOptions,
-    numbers: Sequence[int],
-    records: Records,
-    num_texts: int,
-    on_progress: OnProgress,
-) -> None:
-    job = _open_job(plan, options)
-    if plan.identity != job.identity:
-        other = difference(plan.identity, job.identity) or "another identity"
-        raise InputError(
-            f"{plan.path} is a plan for something else: {other}",
-            "use the model, collection and versions that it was made with, or plan again with --force",
-        )
-    rejects: dict[int, list[Reject]] = {}
+def _teller(num_texts: int, on_progress: OnProgress) -> OnBatch:
     start, done = time.perf_counter(), 0
 
     def tell(_window: Window, num_encoded: int, _share: float) -> None:
@@ -179,8 +131,116 @@ def _encode(
         left = seconds * (num_texts - done) / done if done else None
         on_progress(CorpusProgress(done, done / num_texts, done / seconds, left))
 
-    for number, record in job.encode(_windows(plan, job, numbers, rejects), plan.folder, tell):
-        records.write(number, PartRecord(record, tuple(rejects.pop(number))))
+    return tell
+
+
+def missing_shards(plan: CorpusPlan, wanted: Sequence[int]) -> list[int]:
+    """Return which of the shards are not done; none where all are merged.
+
+    Raises:
+        OutputExistsError: the folder has files of others, or belongs to something else.
+    """
+    files = plan.folder.require_names()
+    if _is_merged(plan):
+        return []
+    found = _read_records(plan, Records(plan.folder, plan.sha256), wanted, files)
+    return [number for number in wanted if isinstance(found[number], str)]
+
+
+def _read_records(
+    plan: CorpusPlan,
+    records: Records,
+    numbers: Sequence[int],
+    files: Mapping[str, Entry],
+    *,
+    verify: bool = False,
+    known: Mapping[int, PartRecord] | None = None,
+) -> dict[int, PartRecord | str]:
+    """Return the record of each shard, or why it is not done; with `verify`, their files are read as well."""
+    done = records.done(len(plan.shards))
+
+    def read(number: int) -> PartRecord | str:
+        check_interrupted()
+        if number not in done:
+            return "is missing"
+        record = (known or {}).get(number) or records.read(number)
+        if not isinstance(record, str):
+            record = records.checked(number, record, files)
+        record = _checked(record, plan.shards[number])
+        return record if isinstance(record, str) or not verify else records.altered(record) or record
+
+    # Of a store most of the time is waited for.
+    with ThreadPoolExecutor(RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
+        return dict(zip(numbers, workers.map(read, numbers), strict=True))
+
+
+class ShardEncoder:
+    """A plan and the model that encodes its shards, which is loaded once.
+
+    Raises:
+        InputError: model, corpus or versions are not those of the plan.
+        OnnxtoolError: as `encode_corpus`.
+    """
+
+    def __init__(self, plan: CorpusPlan, options: PartOptions) -> None:
+        self.plan = plan
+        self.records = Records(plan.folder, plan.sha256)
+        with ExitStack() as stack:
+            vectors = plan.options
+            if vectors.ranges is not None:
+                vectors = replace(vectors, ranges=stack.enter_context(on_this_machine(plan.path)))
+            self.job = Job.open(
+                options.model_path or plan.model_path,
+                options.input_path or plan.corpus,
+                vectors,
+                workers=options.workers,
+            )
+        if plan.identity != self.job.identity:
+            other = difference(plan.identity, self.job.identity) or "another identity"
+            raise InputError(
+                f"{plan.path} is a plan for something else: {other}",
+                "use the model, collection and versions that it was made with, or plan again with --force",
+            )
+
+    def encode(
+        self, numbers: Sequence[int], on_batch: OnBatch, left_out: Mapping[int, Mapping[int, str]] | None = None
+    ) -> Iterator[tuple[int, PartRecord]]:
+        """Write shards and their records, and yield each that is done.
+
+        Args:
+            numbers: of the shards, ascending.
+            on_batch: as of `encode_windows`.
+            left_out: of a shard, the places of texts that are rejected, and why.
+        """
+        rejects: dict[int, list[Reject]] = {}
+        windows = _windows(self.plan, self.job, numbers, rejects)
+        if left_out:
+            windows = _without(windows, left_out)
+        for number, shard in self.job.encode(windows, self.plan.folder, on_batch):
+            record = PartRecord(shard, tuple(rejects.pop(number)))
+            self.records.write(number, record)
+            yield number, record
+
+    def documents(self, number: int) -> list[Document]:
+        """Read the texts of a shard."""
+        return [document for window in _windows(self.plan, self.job, [number], {}) for document in window.documents]
+
+
+def _without(windows: Iterator[Window], left_out: Mapping[int, Mapping[int, str]]) -> Iterator[Window]:
+    """Reject texts of windows by their places in their shard."""
+    shard = place = -1
+    for window in windows:
+        place = place if window.shard == shard else 0
+        shard, reasons = window.shard, left_out.get(window.shard, {})
+        placed = list(enumerate(window.documents, start=place))
+        place += len(placed)
+        refused = tuple(
+            Reject(document.file, document.line, reasons[number], document.id)
+            for number, document in placed
+            if number in reasons
+        )
+        kept = tuple(document for number, document in placed if number not in reasons)
+        yield replace(window, documents=kept, refused=refused)
 
 
 def _windows(plan: CorpusPlan, job: Job, numbers: Sequence[int], rejects: dict[int, list[Reject]]) -> Iterator[Window]:
@@ -237,11 +297,18 @@ def _documents(
         num_read += 1
 
 
-def merge_parts(plan_path: Location | str, *, read_back: bool = False) -> MergeReport:
+def merge_parts(
+    plan_path: Location | str, *, read_back: bool = False, known: Mapping[int, PartRecord] | None = None
+) -> MergeReport:
     """Check all shards of a plan, and write the manifest and the rejected lines, as `encode_corpus` leaves them.
 
     Where a shard is missing or wrong, nothing is written, and the report says which; those that are wrong are
     forgotten, so that the next part makes them again.
+
+    Args:
+        plan_path: the plan.
+        read_back: whether all files are read again, also of a store.
+        known: records that were read before, by the numbers of their shards.
 
     Raises:
         InputError: there is no such plan, or no text of the corpus has a token.
@@ -257,7 +324,7 @@ def merge_parts(plan_path: Location | str, *, read_back: bool = False) -> MergeR
             assert manifest is not None  # noqa: S101  it is merged
             return _merged(plan, manifest)
         verify = read_back or not isinstance(folder.path, Uri)
-        found = _read_records(plan, records, range(len(plan.shards)), files, verify=verify)
+        found = _read_records(plan, records, range(len(plan.shards)), files, verify=verify, known=known)
         problems = {number: record for number, record in found.items() if isinstance(record, str)}
         if problems:
             remove(records.file(number) for number, problem in problems.items() if problem != "is missing")

@@ -22,19 +22,21 @@ def passages(document: Document, windows: Sequence[EncodedText], num_before: int
         windows: what is run of it, with offsets.
         num_before: characters of the prompt before the text, which offsets count.
     """
-    found = []
+    text, found = document.contents, []
     begin = end = 0
     for number, window in enumerate(windows):
-        offsets = window.offsets
-        if offsets is not None:
-            spans = zip(offsets.parts, offsets.spans, strict=True)
+        if window.offsets is not None:
+            spans = zip(window.offsets.parts, window.offsets.spans, strict=True)
             places = [span for part, span in spans if part == 0 and span[1] > num_before]
-            begin = places[0][0] - num_before if number and places else begin
-            end = places[-1][1] - num_before if places else end
-        if number == len(windows) - 1:
-            end = len(document.contents)
-        name, span = f"{document.id}{_MARK}{number}", (max(begin, 0), end)
-        found.append(replace(document, id=name, contents=document.contents[slice(*span)], span=span))
+            if places:
+                begin, end = max(0, places[0][0] - num_before), places[-1][1] - num_before
+        if number:  # some tokenizers have the space before a word in its token
+            begin += end - begin - len(text[begin:end].lstrip())
+        else:
+            begin = 0
+        end = len(text) if number == len(windows) - 1 else end
+        name = f"{document.id}{_MARK}{number}"
+        found.append(replace(document, id=name, contents=text[begin:end], span=(begin, end)))
     return found
 
 

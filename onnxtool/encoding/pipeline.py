@@ -147,13 +147,15 @@ def encode_windows(
 
 
 def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    found, rejects = _tokenize(model, window.documents, plan)
+    found, rejects = _tokenize(model, window.documents, plan) if window.documents else ([], ())
+    rejects = (*window.refused, *rejects)
     window = replace(window, documents=tuple(document for document, _ in found))
     read = [text for _, texts in found for text in texts]
     rows = window.documents
     if plan.long.way == "window" and isinstance(model, LoadedModel):
         num_before = len(model.prompts.find(plan.prompt, plan.task))
         rows = tuple(chain.from_iterable(passages(document, texts, num_before) for document, texts in found))
+        read = [replace(text, offsets=None) for text in read]  # most of what a token takes in memory
     # The longest first: what is left at the end of the corpus, when workers run out of batches, is short.
     places = list(plan.rules.batches([len(text) for text in read]))[::-1]
     results = [workers.submit(_encode, model, [read[place] for place in batch], plan) for batch in places]

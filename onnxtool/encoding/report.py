@@ -141,6 +141,41 @@ class MergeReport:
 
 
 @dataclass(frozen=True)
+class RunReport:
+    """All shards of a plan, encoded by workers and published.
+
+    Attributes:
+        engine: where the workers ran.
+        workers: how many there were; 0 where nothing was left to do.
+        num_encoded: texts that this run read, of `num_texts`.
+        num_deaths: how often a worker died and was started again.
+        num_left_out: texts that no worker could run by themselves, and that are among the rejected lines.
+        to_do: shards that are wrong in spite of their records, as of MergeReport, with their `problems`.
+    """
+
+    plan: str
+    output: str
+    manifest: str
+    engine: str
+    workers: int
+    num_shards: int
+    num_encoded_shards: int
+    num_texts: int
+    num_encoded: int
+    num_tokens: int
+    num_rejects: int
+    rejects_path: str
+    num_deaths: int
+    num_left_out: int
+    size_bytes: int
+    seconds: float
+    texts_per_s: float
+    to_do: str = ""
+    problems: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StatusReport:
     """How far a plan is encoded.
 

@@ -35,12 +35,14 @@ class Window:
         shard: the number of the shard that it is a part of, from 0.
         digest: of ids and texts of the whole shard, where this is its last window; else empty.
         position_bytes: how far into the input it ends.
+        refused: texts of it that are not encoded, and why.
     """
 
     documents: tuple[Document, ...]
     shard: int
     digest: str
     position_bytes: int
+    refused: tuple[Reject, ...] = ()
 
 
 def accepted(reader: SourceReader, on_reject: Callable[[Reject], None]) -> Iterator[Placed]:

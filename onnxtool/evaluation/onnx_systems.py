@@ -75,6 +75,11 @@ class OnnxVectors(VectorSystem):
             again = replace(corpus_options, force=True)
             report = encode_corpus(self._path, collection.corpus, folder, again, on_progress=told)
         rejects.update(report.rejects)
+        if report.num_passages:
+            self.note = f"documents are read as {report.num_passages} passages, of which the best one counts"
+        elif report.num_truncated:
+            num_long = report.num_truncated
+            self.note = f"{num_long} documents are longer than the model takes, and cut; --long window reads each whole"
         for shard in read_shards(folder, self._model.tokenizer.vocabulary):
             restored = shard._replace(vectors=self._restored(shard.vectors))
             yield by_document(restored) if options.long == "window" else restored
@@ -119,6 +124,7 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
     Raises:
         OnnxtoolError: it cannot be loaded, or gives neither vectors nor scores of pairs.
     """
+    LongTexts(options.long, options.overlap)  # refuses an overlap of no windows before anything is encoded
     tell(f"loading {path}")
     model = load(
         path,

@@ -262,6 +262,8 @@ def _notes(collection: Collection, found: Found, model: System, options: Evaluat
     notes += [f"{count} lines of the corpus are left out: each {reason}" for reason, count in found.rejects.items()]
     if empty := sum(not found.run.get(query) for query in collection.queries):
         notes.append(f"for {empty} queries nothing was found; they count as 0")
+    if model.note:
+        notes.append(model.note)
     if model.kind == RERANKER:
         source = "BM25" if options.candidates is None else str(options.candidates)
         notes.append(f"the model orders {options.num_candidates} documents of a query at most, which {source} found")

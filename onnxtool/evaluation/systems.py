@@ -57,12 +57,14 @@ class System(ABC):
         kind: `dense`, `sparse`, `late interaction`, `reranker` or `bm25`.
         similarity: how a query and a document are compared; empty where that is the model's own matter.
         size_bytes: of its file; None where there is none.
+        note: what a user should know of how it has read the documents; empty for nothing.
     """
 
     name: str
     kind: str
     similarity: str = ""
     size_bytes: int | None = None
+    note: str = ""
 
     @abstractmethod
     def retrieve(self, collection: Collection) -> Found:

@@ -33,7 +33,7 @@ class LongTexts:
             raise InputError(
                 f"windows cannot share {self.overlap} tokens"
                 + ("" if self.way == "window" else f" where long texts are treated by {self.way}"),
-                "pass 0 or more, with windows",
+                "pass 0 or more, with --long window",
             )
 
     @classmethod

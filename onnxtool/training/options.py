@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +27,19 @@ class OptimType(Enum):
     SGD = 2
 
 
+class TrainingTarget(StrEnum):
+    """Where artifacts are trained, apart from Python."""
+
+    web = "web"
+    node = "node"
+    react_native = "react-native"
+    android = "android"
+    ios = "ios"
+
+
 NONE = "none"
 LOSS_NAMES = (*(kind.name for kind in LossType), NONE)
+TARGET_NAMES = tuple(target.value for target in TrainingTarget)
 OPTIMIZER_NAMES = (*(kind.name for kind in OptimType), NONE)
 
 
@@ -64,6 +75,7 @@ class PreparationOptions:
         shift_labels: None to shift the labels of causal language models.
         optimizer: one of OPTIMIZER_NAMES.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them.
+        target: one of TARGET_NAMES.
     """
 
     model_path: Annotated[Path | None, Option("A forward model, an ONNX file.")] = None
@@ -130,5 +142,12 @@ class PreparationOptions:
     prefix: Annotated[str, Option("Put before the name of each file.")] = ""
     nominal_checkpoint: Annotated[bool, Option("Write a checkpoint without values as well.")] = False
     ort_format: Annotated[bool, Option("Write .ort files as well.")] = False
+    target: Annotated[
+        str | None,
+        Option(
+            "Where it is trained: training.json, and for the first three a JavaScript module; .ort files for phones.",
+            choices=TARGET_NAMES,
+        ),
+    ] = None
     recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
     force: Force = False

@@ -89,6 +89,17 @@ def test_a_prompt_stands_in_every_window() -> None:
     assert body == list(tokenizer.encode([" ".join(WORDS)])[0].ids[1:-1])
 
 
+def test_a_prompt_before_a_pair_leaves_the_windows_of_its_text_alone() -> None:
+    """It is part of the first text, which is whole in each window."""
+    tokenizer = TextTokenizer(MINILM)
+    pair = ("find it: one two", " ".join(WORDS))
+    options = ReadOptions(with_offsets=True, num_leading=9)
+    (windows,) = tokenizer.encode_windows([pair], Limit(14, "a test"), 1, options)
+    (alone,) = tokenizer.encode_windows([pair], Limit(14, "a test"), 1, ReadOptions(with_offsets=True))
+    assert len(windows) == 2
+    assert windows == alone
+
+
 @pytest.mark.parametrize(("room", "overlap"), [(1, 0), (4, 0), (4, 3), (5, 2), (40, 7)])
 def test_windows_cover_a_text_and_the_last_one_is_needed(room: int, overlap: int) -> None:
     """Whatever the sizes: no gap, the overlap asked for, and no window within the one before."""

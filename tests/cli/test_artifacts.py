@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.entry_point import run_onnxtool
 from tests.training.graphs.test_recomputation import deep_model
-from tests.training.small_models import batch, load, perceptron
+from tests.training.small_models import batch, load, parameters_of, perceptron
 from tests.workshop import Workshop
 
 
@@ -137,3 +137,24 @@ def test_bad_input_gives_one_clear_error(tmp_path: Path, arguments: tuple[str, .
     assert way_out.startswith("hint: ")
     assert hint in way_out
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_files_for_a_browser_are_part_of_the_set(tmp_path: Path, model: Path) -> None:
+    """They are planned, refused where they are, and taken away by artifacts for no browser; phones get .ort files."""
+    arguments = ("artifacts", "--model_path", model, "--output", tmp_path / "out", "--quiet")
+    shipped = {"training.json", "onnxtool-training.mjs", "onnxtool-training.d.mts", "index.html"}
+    planned = run_onnxtool(tmp_path, *arguments, "--target", "web", "--dry_run", "--format", "json")
+    assert shipped <= {Path(file["path"]).name for file in json.loads(planned.stdout)["files"]}
+    assert run_onnxtool(tmp_path, *arguments, "--target", "web").returncode == 0
+    description = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
+    assert description["inputs"][0] == {"name": "x", "dtype": "float32", "shape": ["N", 5]}
+    assert [one["name"] for one in description["parameters"]["trained"]] == list(parameters_of(perceptron()))
+    assert run_onnxtool(tmp_path, *arguments, "--force").returncode == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} & shipped == {"index.html"}  # may be the user's own now
+    refused = run_onnxtool(tmp_path, *arguments, "--target", "web")
+    assert refused.returncode == 1
+    assert run_onnxtool(tmp_path, *arguments, "--target", "android", "--force").returncode == 0
+    assert {"training.json", "training_model.ort"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    named = run_onnxtool(tmp_path, *arguments, "--target", "web", "--prefix", "mine_")
+    assert named.returncode == 1
+    assert "web finds the files by their names, and the prefix is 'mine_'" in named.stderr

@@ -292,7 +292,8 @@ def test_truncated_texts_are_counted(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["a cat sat", "a b c d e f g h i j k"])
     report = _encode(model, corpus)
     assert report.num_truncated == 1
-    assert report.notes == ("1 texts were cut to 8 tokens (the rows of position_embeddings.weight)",)
+    cut = "1 texts were cut to 8 tokens (the rows of position_embeddings.weight)"
+    assert report.notes == (f"{cut}; --long window makes passages of them",)
 
 
 def test_models_and_formats_without_vectors_are_refused(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.truncation import ReadOptions
 from onnxtool.encoding import (
     CorpusOptions,
     CorpusProgress,
@@ -20,12 +25,16 @@ from onnxtool.encoding import (
     encode_part,
     make_plan,
     merge_parts,
+    read_shards,
     windows,
 )
+from onnxtool.encoding.passages import passages
 from onnxtool.encoding.report import CorpusReport
+from onnxtool.encoding.sources import Document
 from onnxtool.errors import InputError
 from onnxtool.infer import load
 from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import VOCABULARY, model_for, table, write_checkpoint, write_model
 
 LIMIT, OVERLAP = 8, 2
@@ -180,3 +189,92 @@ def test_progress_counts_texts(model: Path, corpus: Path) -> None:
     encode_corpus(model, corpus, corpus.parent / "vectors", options, on_progress=told.append)
     assert told[-1].num_texts == len(TEXTS)
     assert told[-1].share == pytest.approx(1)
+
+
+@pytest.mark.parametrize("task", ["document", "query"])
+def test_passages_of_late_interaction_have_the_tokens_of_their_texts(tmp_path: Path, corpus: Path, task: str) -> None:
+    """What counts of a document or a query, and the prompt of each, as of the passage alone."""
+    model = encoder(tmp_path / "late", prompts={"query": "a ", "document": "red "}, max_seq_length=LIMIT)
+    _encode(model, corpus, contents=True, task=task)
+    lines = lines_of(tmp_path / "vectors")
+    alone: Any = load(model, provider="cpu").encode([line["contents"] for line in lines], task=task)
+    (shard,) = read_shards(tmp_path / "vectors")
+    found: Any = shard.vectors
+    assert found.indptr.tolist() == alone.indptr.tolist()
+    np.testing.assert_allclose(found.vectors, alone.vectors, atol=1e-6)
+
+
+def test_a_model_that_reads_chats_is_refused_before_a_text_is_read(tmp_path: Path, corpus: Path) -> None:
+    """Its template is for whole texts; no text is rejected for it."""
+    message = {"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"}
+    model = write_model(
+        tmp_path,
+        model_for("sentence-similarity", table(V, 4), "last_hidden_state"),
+        modules={"Transformer": {}, "Pooling": {"pooling_mode": "mean"}},
+        sentence_bert={"max_seq_length": LIMIT, "modality_config": {"message": message}},
+    )
+    (tmp_path / "model" / "chat_template.jinja").write_text("{% for m in messages %}a {{ m.content }} {% endfor %}")
+    with pytest.raises(InputError, match="put into a chat template cannot be read in windows"):
+        _encode(model, corpus, overlap=None)
+    assert not (tmp_path / "vectors").exists()
+
+
+def test_a_stopped_run_over_passages_goes_on(
+    tmp_path: Path, model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same bytes, and the passages of both runs in its report."""
+    monkeypatch.setattr(windows, "WINDOW_TEXTS", 5)
+    options = CorpusOptions(provider="cpu", shard_size=7, **WINDOWS)
+
+    def stop(progress: CorpusProgress) -> None:
+        if progress.num_texts > 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(model, corpus, tmp_path / "vectors", options, on_progress=stop)
+    report = encode_corpus(model, corpus, tmp_path / "vectors", options)
+    whole = encode_corpus(model, corpus, tmp_path / "whole", options)
+    assert report.resumed
+    assert 0 < report.num_encoded < len(TEXTS)
+    assert report.num_passages == whole.num_passages
+    assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "whole")
+
+
+def test_ids_that_do_not_fit_the_vectors_are_an_error(tmp_path: Path, model: Path, corpus: Path) -> None:
+    """A line that is lost would give every later vector another text."""
+    _encode(model, corpus)
+    names = tmp_path / "vectors" / "part-00000.ids.jsonl"
+    names.write_text("".join(names.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(InputError, match=r"part-00000.npy cannot be read: it has \d+ ids and \d+ vectors"):
+        list(read_shards(tmp_path / "vectors"))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Metaspace(), pre_tokenizers.WhitespaceSplit()],
+    ids=["byte-level", "metaspace", "words"],
+)
+def test_a_space_in_front_of_a_token_is_no_part_of_a_passage(tmp_path: Path, parts: Any) -> None:
+    """Behind its prompt, the text of a passage is read as the tokens of its window, also where spaces are in tokens."""
+    words = ["the", "quick", "brown", "fox", "jumps", "über", "日本語", "café", "🐈", "query"]
+    chance = random.Random(0)  # noqa: S311  no secret
+    text, prompt = " ".join(chance.choices(words, k=60)), "passage: "
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = parts
+    learned.train_from_iterator(
+        [prompt + text, *words, *[f"a {word}" for word in words]] * 20,
+        trainers.BpeTrainer(vocab_size=2000, show_progress=False),
+    )
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}")
+    learned.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TextTokenizer(CheckpointFolder(tmp_path))
+    options = ReadOptions(with_offsets=True, num_leading=len(prompt))
+    (read,) = tokenizer.encode_windows([prompt + text], Limit(16, "the test"), 3, options)
+    found = passages(Document("d", text, "c.jsonl", 1), read, len(prompt))
+    assert len(found) > 3
+    for window, passage in zip(read, found, strict=True):
+        assert passage.contents == passage.contents.strip()
+        assert passage.span is not None
+        assert passage.contents == text[slice(*passage.span)]
+        assert tokenizer.encode([prompt + passage.contents])[0].ids == window.ids

@@ -115,6 +115,9 @@ def test_the_best_passage_of_a_long_document_counts(tmp_path: Path, data: Path) 
         options = EvaluateOptions(cache=tmp_path / "cache", provider="cpu", long=long, overlap=overlap)
         report = evaluate_model(path, data, options, run_path=run_path)
         assert report.num_documents == 50
+        num_long = sum(len(text.split()) > 3 for text in TEXTS.documents.values())
+        note = f"{num_long} documents are longer" if long == "truncate" else "passages, of which the best one counts"
+        assert any(note in line for line in report.notes)
         runs[long] = read_run(run_path)
     assert runs["truncate"] != runs["window"]
     for query, text in TEXTS.queries.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.report import ArtifactFile, describe
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
+from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, target_files, write_target_files
 from onnxtool.training.artifacts.validation import check_model
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Checkpoint
@@ -35,7 +36,7 @@ from onnxtool.training.checkpoints.checkpoint import write_checkpoint
 from onnxtool.training.graphs.parameters import select_parameters
 from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.checkpoints import checkpoint_of
-from onnxtool.training.options import LossType, OptimType
+from onnxtool.training.options import LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20
 
@@ -58,6 +59,7 @@ _NAMES = (
     *(f"{model}{suffix}" for model in _MODELS for suffix in (".onnx", ".ort", ".required_operators.config")),
     "checkpoint",
     "nominal_checkpoint",
+    *OBSOLETE,
 )
 
 
@@ -80,6 +82,7 @@ class ArtifactOptions:
         aliases: further names of tied parameters, which may also be used to select them; stored in the checkpoint.
         parameters: the names that patterns match; None for all float initializers of more than one element.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them, to save memory.
+        target: where they are trained, apart from Python; what a program there needs is written as well.
         force: replace existing files.
         verify: compares the files in a folder with PyTorch before they are moved into place.
     """
@@ -98,6 +101,7 @@ class ArtifactOptions:
     aliases: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] | None = None
     recompute: bool = False
+    target: TrainingTarget | None = None
     force: bool = False
     verify: Callable[[Path], ArtifactVerification | None] | None = None
 
@@ -198,19 +202,21 @@ def make_artifacts(
         if options.nominal_checkpoint:
             written.append(staging.folder / f"{prefix}nominal_checkpoint")
             write_checkpoint(Checkpoint(checkpoint.trainable, checkpoint.frozen, is_nominal=True), written[-1])
-        if options.ort_format:
+        if _writes_ort(options):
             written += [file for model_path in written[: len(models)] for file in _to_ort_format(model_path)]
+        report = describe(
+            block,
+            str(directory),
+            loss=_name_of(options.loss) or "the first output",
+            optimizer=_name_of(options.optimizer),
+            verification=verification,
+        )
+        if options.target is not None:
+            written += write_target_files(options.target, report, checkpoint, staging.folder)
         staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # those that are not written now
-        files = [ArtifactFile(str(directory / file.name), _size_of(file)) for file in written]
+        files = tuple(ArtifactFile(str(directory / file.name), _size_of(file)) for file in written)
     stopwatch.lap("write")
-    return describe(
-        block,
-        files,
-        loss=_name_of(options.loss) or "the first output",
-        optimizer=_name_of(options.optimizer),
-        duration_ms=stopwatch.laps_ms,
-        verification=verification,
-    )
+    return replace(report, files=files, duration_ms=stopwatch.laps_ms)
 
 
 class _Training(onnxblock.TrainingBlock):
@@ -288,8 +294,9 @@ def plan_artifacts(options: ArtifactOptions) -> WritePlan:
     files = [f"{options.prefix}{name}.onnx" for name in names] + [f"{options.prefix}checkpoint"]
     if options.nominal_checkpoint:
         files.append(f"{options.prefix}nominal_checkpoint")
-    if options.ort_format:
+    if _writes_ort(options):
         files += [f"{options.prefix}{name}.ort" for name in names]
+    files += target_files(options.target)
     return WritePlan("artifacts", planned_files(options.artifact_directory / name for name in files))
 
 
@@ -309,12 +316,21 @@ def _check_output(options: ArtifactOptions) -> None:
     """Refuse a prefix that cannot begin the name of a file, and existing files without `force`."""
     prefix = options.prefix
     check_prefix(prefix)
+    if prefix and options.target is not None:
+        raise ArtifactError(
+            f"{options.target} finds the files by their names, and the prefix is {prefix!r}",
+            "leave --prefix out, and give each model an --output of its own",
+        )
     check_writable(options.artifact_directory / f"{prefix}{_MODELS[0]}.onnx", force=True)
     models = _MODELS[: 2 if options.optimizer is None else None]
-    names = [f"{prefix}{name}.onnx" for name in models] + [f"{prefix}checkpoint"]
+    names = [f"{prefix}{name}.onnx" for name in models] + [f"{prefix}checkpoint", *target_files(options.target)]
     existing = [path for name in names if (path := options.artifact_directory / name).exists()]
     if existing and not options.force:
         raise OutputExistsError(f"{existing[0]} already exists", "pass --force to replace it, or another --output")
+
+
+def _writes_ort(options: ArtifactOptions) -> bool:
+    return options.ort_format or options.target in PHONES
 
 
 def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, folder: Path | None) -> Path:

@@ -25,7 +25,7 @@ from onnxtool.training.artifacts.generation import (
 from onnxtool.training.artifacts.reference import LossSetting
 from onnxtool.training.artifacts.verification import ArtifactVerification, verify_artifacts
 from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
-from onnxtool.training.options import NONE, LossType, PreparationOptions
+from onnxtool.training.options import NONE, LossType, PreparationOptions, TrainingTarget
 
 
 def prepare_training(
@@ -130,6 +130,7 @@ def _artifact_options(
         additional_output_names=options.additional_outputs,
         nominal_checkpoint=options.nominal_checkpoint,
         recompute=options.recompute,
+        target=None if options.target is None else TrainingTarget(options.target),
         force=options.force,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from onnx import helper
@@ -62,14 +61,13 @@ class ArtifactReport:
 
 def describe(
     block: TrainingBlock,
-    files: Sequence[ArtifactFile],
+    directory: str,
     *,
     loss: str,
     optimizer: str,
-    duration_ms: dict[str, float],
     verification: ArtifactVerification | None,
 ) -> ArtifactReport:
-    """Return the report of a training block and the files that were written for it."""
+    """Return the report of a training block, without files and times."""
     training = block.to_model_proto()[0]
     trained, frozen = block.parameters()
     parameters = {tensor.name for tensor in (*trained, *frozen)}
@@ -78,8 +76,8 @@ def describe(
     has_gradient = {tensor.name for tensor in trained}
     unused = [name for name in block.selection.trained if name not in has_gradient]
     return ArtifactReport(
-        directory=str(Path(files[0].path).parent),
-        files=tuple(files),
+        directory=directory,
+        files=(),
         loss=loss,
         optimizer=optimizer,
         trained=tuple(tensor.name for tensor in trained),
@@ -90,7 +88,7 @@ def describe(
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
         opset=next(opset.version for opset in training.opset_import if not opset.domain),
         notes=(_without_gradient(unused),) if unused else (),
-        duration_ms=duration_ms,
+        duration_ms={},
         proof=verification,
     )
 

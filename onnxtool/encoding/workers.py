@@ -1,0 +1,272 @@
+"""Worker processes that encode shards of a plan, and what they are told.
+
+A worker that dies is started again; shards that end it twice are tried one by one, and in one that still does the text
+is found that ends a process by itself. That one is rejected, with its id, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from onnxtool import errors
+from onnxtool.encoding.locations import Location
+from onnxtool.encoding.options import require_count
+from onnxtool.encoding.plan import CorpusPlan
+from onnxtool.errors import InputError, OnnxtoolError, SessionError
+from onnxtool.interruption import check_interrupted
+from onnxtool.options import Option
+
+ENGINES = ("local", "ray")
+_MOST_OF_A_RUN = 64
+_DEATHS = 2  # the first may be somebody else's fault
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the shards of a plan are encoded.
+
+    Attributes:
+        engine: one of ENGINES.
+        workers: processes; 0 for one for each eight cores of this machine, or for each node of the cluster.
+        threads: batches that run at once in each of them; 0 for its share of the cores.
+        memory_limit: megabytes that a worker may allocate, from which on a text is rejected; 0 for no limit.
+        model_path: the model, where it is not at the place that the plan says.
+        input_path: likewise the corpus.
+    """
+
+    engine: Annotated[
+        str, Option("Where workers run: on this machine, or on the nodes of a Ray cluster.", choices=ENGINES)
+    ] = "local"
+    workers: Annotated[
+        int,
+        Option("Processes that encode.", minimum=0, default="one for each eight cores, of Ray one for each node"),
+    ] = 0
+    threads: Annotated[
+        int, Option("Batches that run at once in each process.", minimum=0, default="its share of the cores")
+    ] = 0
+    memory_limit: Annotated[
+        int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: all.", minimum=0)
+    ] = 0
+    model_path: Annotated[
+        Location | None, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
+    ] = None
+    input_path: Annotated[
+        Location | None,
+        Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise InputError(f"unknown engine {self.engine!r}", f"use one of {', '.join(ENGINES)}")
+        for name in ("workers", "threads", "memory_limit"):
+            require_count(name, getattr(self, name))
+
+    def worker(self, plan: CorpusPlan, threads: int) -> WorkerOptions:
+        """Return what a worker has to know, as JSON has it."""
+        return WorkerOptions(
+            plan=_absolute(plan.path),
+            model_path=None if self.model_path is None else _absolute(self.model_path),
+            input_path=None if self.input_path is None else _absolute(self.input_path),
+            threads=self.threads or threads,
+            memory_bytes=self.memory_limit * 1_000_000,
+        )
+
+
+def _absolute(location: Location) -> str:
+    """Write a location for a process with another working directory."""
+    return str(location.resolve() if isinstance(location, Path) else location)
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker has to know; see RunOptions."""
+
+    plan: str
+    model_path: str | None
+    input_path: str | None
+    threads: int
+    memory_bytes: int
+
+
+class _Died(Exception):  # noqa: N818  it is caught by who started the process
+    """A worker process ended without saying why."""
+
+
+class Worker:
+    """A process that encodes shards, started again where it dies; see `onnxtool.encoding.worker`.
+
+    Attributes:
+        deaths: how often it died.
+    """
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+        self._is_closed = False
+        self.deaths = 0
+
+    def encode(self, numbers: Sequence[int], on_event: OnEvent) -> None:
+        """Encode shards, and call `on_event` for each answer, also for texts that had to be left out.
+
+        Raises:
+            OnnxtoolError: what a worker has met, unless it is of a text.
+        """
+        left = list(numbers)
+        for _ in range(_DEATHS):
+            try:
+                self._encode(left, {}, on_event)
+                return
+            except (_Died, SessionError):
+                check_interrupted()
+        if len(numbers) > 1:
+            for number in left:
+                self.encode([number], on_event)
+            return
+        (number,) = left
+        found = self._find(number)
+        if not found:
+            raise SessionError(
+                f"shard {number} ends the process that encodes it, and none of its texts does alone",
+                "plan again with smaller batches: --batch_tokens, or run with fewer --threads",
+            )
+        for place, reason in found.items():
+            on_event({"left_out": number, "place": place, "reason": reason})
+        self._encode(left, {number: found}, on_event)
+
+    def _encode(self, left: list[int], left_out: dict[int, dict[int, str]], on_event: OnEvent) -> None:
+        texts = 0
+        try:
+            for answer in self._ask({"shards": left, "left_out": left_out}):
+                if "shard" in answer:
+                    left.remove(answer["shard"])
+                    texts = 0
+                texts += answer.get("batch", 0)
+                on_event(answer)
+        except (_Died, SessionError):
+            on_event({"batch": -texts})  # of shards that are not done
+            raise
+
+    def _find(self, number: int) -> dict[int, str]:
+        """Return the places of texts of a shard that cannot be run, and why: each in a process of its own, twice."""
+        found: dict[int, str] = {}
+        begin, suspected = 0, -1
+        while True:
+            last = -1
+            try:
+                for answer in self._ask({"alone": number, "begin": begin}):
+                    last = answer.get("text", last)
+                    if "failed" in answer:
+                        found[answer["failed"]] = f"cannot be encoded: {answer['reason']}"
+                return found
+            except _Died as died:
+                check_interrupted()
+                if last < 0:
+                    raise SessionError(
+                        f"the process that encodes shard {number} ends before it runs a text: {died}",
+                        "run onnxtool infer with the model and a text",
+                    ) from None
+                if last == suspected:
+                    found[last] = f"cannot be encoded: it ends the process ({died})"
+                    last += 1
+                begin, suspected = last, last
+
+    def _ask(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the answers to an order.
+
+        Raises:
+            OnnxtoolError: what the process says that it has met.
+        """
+        if self._process is None:
+            yield from self._answers(vars(self._options), start=True)
+        yield from self._answers(order)
+
+    def _answers(self, order: dict[str, Any], *, start: bool = False) -> Iterator[dict[str, Any]]:
+        if start:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "onnxtool.encoding.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,  # a terminal's Ctrl-C is for who waits for it
+            )
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "done" in answer:
+                return
+            if "error" in answer:
+                self._end()
+                raise _error(answer)
+            yield answer
+        code = self._end()
+        check_interrupted()
+        if self._is_closed:
+            raise SessionError("the worker was stopped")
+        self.deaths += 1
+        raise _Died(_name_of(code))
+
+    def _end(self) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        return process.wait()
+
+    def stop(self) -> None:
+        """Kill the process; a thread that waits for its answers gets an error."""
+        self._is_closed = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """Kill the process, for whose answers no thread waits."""
+        self.stop()
+        self._end()
+
+
+def _error(answer: dict[str, Any]) -> OnnxtoolError:
+    kind = getattr(errors, str(answer["kind"]), OnnxtoolError)
+    is_ours = isinstance(kind, type) and issubclass(kind, OnnxtoolError) and kind is not errors.VerificationError
+    return (kind if is_ours else OnnxtoolError)(str(answer["error"]), str(answer["hint"]))
+
+
+def _name_of(code: int) -> str:
+    """Name how a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def runs_of(missing: Sequence[int], workers: int) -> list[list[int]]:
+    """Split shards into runs of some that follow each other: the first are long, and the last of one shard each.
+
+    A packed file is unpacked from its beginning for each run, and workers should end at about the same time.
+    """
+    runs: list[list[int]] = []
+    most = 0
+    for place, number in enumerate(missing):
+        if not runs or runs[-1][-1] != number - 1 or len(runs[-1]) == most:
+            runs.append([])
+            most = max(1, min(_MOST_OF_A_RUN, (len(missing) - place) // (2 * workers)))
+        runs[-1].append(number)
+    return runs

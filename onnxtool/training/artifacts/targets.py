@@ -1,0 +1,98 @@
+"""The files beside artifacts for where they are trained: a browser, Node, React Native, a phone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+
+from onnxtool.errors import ArtifactError
+from onnxtool.reports import TensorInfo
+from onnxtool.training.api.memory import BLOCK_SIZE
+from onnxtool.training.artifacts.report import ArtifactReport
+from onnxtool.training.checkpoints import Array, Checkpoint
+from onnxtool.training.options import TrainingTarget
+from onnxtool.version import __version__
+
+DESCRIPTION = "training.json"
+VERSION = 1
+_MODULE = ("onnxtool-training.mjs", "onnxtool-training.d.mts")
+# By target, the files of onnxtool/training/web that go beside its artifacts.
+SHIPPED = {
+    TrainingTarget.web: (*_MODULE, "index.html"),
+    TrainingTarget.node: (*_MODULE, "train.mjs"),
+    TrainingTarget.react_native: _MODULE,
+    TrainingTarget.android: (),
+    TrainingTarget.ios: (),
+}
+PHONES = (TrainingTarget.android, TrainingTarget.ios)
+# What no user edits: artifacts for another target, or for none, take them away.
+OBSOLETE = (DESCRIPTION, *_MODULE)
+# The tensors of onnxruntime in JavaScript; numpy calls a string `object`.
+_DTYPES = frozenset(
+    ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
+
+
+def target_files(target: TrainingTarget | None) -> tuple[str, ...]:
+    """Return the names of the files for a target, none for None."""
+    return () if target is None else (DESCRIPTION, *SHIPPED[target])
+
+
+def write_target_files(
+    target: TrainingTarget, report: ArtifactReport, checkpoint: Checkpoint, folder: Path
+) -> list[Path]:
+    """Write the files for a target beside the artifacts in `folder`, and return their paths.
+
+    Raises:
+        ArtifactError: a program there cannot read the artifacts.
+    """
+    data = sorted(folder.glob("*.data"))
+    if data:
+        raise ArtifactError(
+            f"{data[0].name.removesuffix('.data')} has constants of more than 1.9 GB, which no {target} can hold",
+            "train or freeze them with --train and --freeze, so that the checkpoint has them",
+        )
+    document = _describe(report, checkpoint)
+    (folder / DESCRIPTION).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    source = resources.files("onnxtool.training") / "web"
+    for name in SHIPPED[target]:
+        with (source / name).open("rb") as shipped, (folder / name).open("wb") as file:
+            shutil.copyfileobj(shipped, file)
+    return [folder / name for name in target_files(target)]
+
+
+def _describe(report: ArtifactReport, checkpoint: Checkpoint) -> dict[str, object]:
+    """Return what a program reads in training.json."""
+    return {
+        "version": VERSION,
+        "loss": report.outputs[0].name,
+        "loss_function": report.loss,
+        "optimizer": report.optimizer or None,
+        "block_size": BLOCK_SIZE,
+        "schedule": {"name": "constant"},
+        "inputs": _values(report.inputs),
+        "outputs": _values(report.outputs),
+        "parameters": {"trained": _arrays(checkpoint.trainable), "frozen": _arrays(checkpoint.frozen)},
+        "made_with": {"onnxtool": __version__, "opset": report.opset, "onnxruntime": ">=1.17"},
+    }
+
+
+def _values(tensors: Iterable[TensorInfo]) -> list[dict[str, object]]:
+    return [{"name": tensor.name, "dtype": _dtype(tensor), "shape": list(tensor.shape)} for tensor in tensors]
+
+
+def _arrays(arrays: Mapping[str, Array]) -> list[dict[str, object]]:
+    return _values(TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items())
+
+
+def _dtype(tensor: TensorInfo) -> str:
+    if tensor.dtype in _DTYPES:
+        return tensor.dtype
+    if tensor.dtype == "object":
+        return "string"
+    raise ArtifactError(
+        f"{tensor.name} is {tensor.dtype}, which onnxruntime has no tensors of in JavaScript", "convert it to float32"
+    )
