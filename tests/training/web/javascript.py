@@ -62,32 +62,42 @@ def train_in_browser(place: Path, folders: Sequence[Path], bundle: str = BUNDLE)
     (place / "artifacts").symlink_to(folders[0].parent, target_is_directory=True)
     results: queue.Queue[Any] = queue.Queue()
     found: list[Any] = []
-    with _served(place, results) as address, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [*_browser(profile), f"{address}/browser.html?{query}"]
-        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            while len(found) < len(folders):
-                found.append(results.get(timeout=_SECONDS))
-                assert "error" not in found[-1], found[-1]["error"]
-        finally:
-            browser.terminate()
-            browser.wait(30)
+    with _served(place, results) as address, opened(f"{address}/browser.html?{query}"):
+        while len(found) < len(folders):
+            found.append(results.get(timeout=_SECONDS))
+            assert "error" not in found[-1], found[-1]["error"]
     return found
 
 
 def show(folder: Path, packages: Path, *options: str) -> str:
     """Open index.html of artifacts with the runtime of this machine, and return what the page is in the end."""
-    page = folder / "index.html"
-    text = page.read_text(encoding="utf-8")
-    (folder / "node_modules").symlink_to(packages / "node_modules", target_is_directory=True)
-    local = re.sub(r"https://cdn\.jsdelivr\.net/npm/onnxruntime-web@[\d.]+", "./node_modules/onnxruntime-web", text)
-    page.write_text(local, encoding="utf-8")
+    use_local_runtime(folder / "index.html", packages)
     with _served(folder) as address, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
             [*_browser(profile), "--virtual-time-budget=30000", *options, f"{address}/index.html"],
             capture_output=True, encoding="utf-8", timeout=_SECONDS, check=True,
         )  # fmt: skip
     return done.stdout
+
+
+def use_local_runtime(page: Path, packages: Path = HERE) -> None:
+    """Let a page take onnxruntime-web from `node_modules` beside it, and put that there."""
+    text = page.read_text(encoding="utf-8")
+    (page.parent / "node_modules").symlink_to(packages / "node_modules", target_is_directory=True)
+    local = re.sub(r"https://cdn\.jsdelivr\.net/npm/onnxruntime-web@[\d.]+", "./node_modules/onnxruntime-web", text)
+    page.write_text(local, encoding="utf-8")
+
+
+@contextmanager
+def opened(address: str) -> Iterator[None]:
+    """Have an address open in a browser."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = subprocess.Popen([*_browser(profile), address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            browser.terminate()
+            browser.wait(30)
 
 
 def _browser(profile: str) -> list[str]:
