@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml examples/review/review.yml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test_lowest fuzz lint docs dist bench review coverage retrieval consumers audit clean
+.PHONY: help setup demo test web test_lowest fuzz lint docs dist bench review coverage retrieval consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +26,9 @@ demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trai
 
 test: $(READY) ## Run the test suite.
 	$(BIN)/python -m pytest
+
+web: ## Install with npm the runtimes of JavaScript that the tests train in; without them these tests are skipped.
+	ONNXRUNTIME_NODE_INSTALL=skip npm ci --prefix tests/training/web --no-audit --no-fund
 
 test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml admits.
 	$(PYTHON) -m venv .venv-lowest

@@ -88,8 +88,8 @@ def cosines(one: Any, other: Any) -> Any:
     return (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
-def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
-    """Print texts a second of all contenders, and how far their vectors are from sentence-transformers'."""
+def make_minilm(folder: Path) -> tuple[Path, Path, Path]:
+    """Export MiniLM with its trained weights into `folder`, once; return the plain, the fused and the int8 file."""
     checkpoint = folder / "all-MiniLM-L6-v2"
     shutil.copytree(trained_model(), checkpoint, dirs_exist_ok=True)
     plain, fp32, int8 = (folder / f"minilm{suffix}.onnx" for suffix in ("", "-optimized", "-int8"))
@@ -97,6 +97,12 @@ def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
         export_model(ExportOptions(str(checkpoint), output=plain, force=True))
         optimize_model(OptimizeOptions(plain, output=fp32, force=True))
         optimize_model(OptimizeOptions(plain, output=int8, precision="int8", force=True))
+    return plain, fp32, int8
+
+
+def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
+    """Print texts a second of all contenders, and how far their vectors are from sentence-transformers'."""
+    checkpoint, (plain, fp32, int8) = folder / "all-MiniLM-L6-v2", make_minilm(folder)
     texts = documentation_texts(arguments.texts)
     corpus = write_corpus(folder / "throughput.jsonl", texts)
     options = CorpusOptions(

@@ -14,6 +14,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.parts import PartOptions
+from onnxtool.encoding.progress_files import ProgressOptions
 from onnxtool.encoding.report import MergeReport, PartReport, PlanReport, RunReport, StatusReport
 from onnxtool.encoding.workers import RunOptions
 
@@ -87,11 +88,18 @@ def plan(
     short_help=_PURPOSES["part"], epilog="Example: onnxtool encode part --plan vectors.plan.json --part 2/7"
 )
 @_plan_option
-@derived_options(options=PartOptions)
+@derived_options(options=PartOptions, files=ProgressOptions)
 @_report_output
 @report_options
 def part(
-    options: PartOptions, *, plan: Location, output: Path | None, force: bool, format_name: str, quiet: bool
+    options: PartOptions,
+    files: ProgressOptions,
+    *,
+    plan: Location,
+    output: Path | None,
+    force: bool,
+    format_name: str,
+    quiet: bool,
 ) -> None:
     """Encode a part of the shards of a plan, on any machine that sees the folder.
 
@@ -100,7 +108,7 @@ def part(
     """
     from onnxtool.encoding import encode_part
 
-    with corpus_progress(quiet=quiet) as show:
+    with corpus_progress(quiet=quiet, files=files) as show:
         report = encode_part(plan, options, on_progress=show)
     emit(report, _part_blocks(report), format_name, output=output, force=force)
 
@@ -109,10 +117,19 @@ def part(
     short_help=_PURPOSES["run"], epilog="Example: onnxtool encode run --plan vectors.plan.json --workers 2"
 )
 @_plan_option
-@derived_options(options=RunOptions)
+@derived_options(options=RunOptions, files=ProgressOptions)
 @_report_output
 @report_options
-def run(options: RunOptions, *, plan: Location, output: Path | None, force: bool, format_name: str, quiet: bool) -> int:
+def run(
+    options: RunOptions,
+    files: ProgressOptions,
+    *,
+    plan: Location,
+    output: Path | None,
+    force: bool,
+    format_name: str,
+    quiet: bool,
+) -> int:
     """Encode all shards of a plan that are not done by several processes, and publish them as merge does.
 
     A process that dies is started again. A text that ends a process by itself, or needs more than --memory_limit, is
@@ -121,7 +138,7 @@ def run(options: RunOptions, *, plan: Location, output: Path | None, force: bool
     """
     from onnxtool.encoding import encode_plan
 
-    with corpus_progress(quiet=quiet) as show:
+    with corpus_progress(quiet=quiet, files=files) as show:
         report = encode_plan(plan, options, on_progress=show)
     emit(report, _run_blocks(report), format_name, output=output, force=force)
     if report.to_do:

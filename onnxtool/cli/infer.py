@@ -26,6 +26,7 @@ from onnxtool.cli.progress import progress
 from onnxtool.cli.render import emit, write_out
 from onnxtool.encoding.locations import Uri, is_uri
 from onnxtool.encoding.options import CorpusOptions
+from onnxtool.encoding.progress_files import ProgressOptions
 from onnxtool.errors import GateError
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
@@ -40,7 +41,7 @@ _STDOUT = Path("-")
 _ALWAYS = frozenset({"model_path", "provider", "threads"})
 _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
 _FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | {"plot"}
-_FOR_CORPORA = option_names(CorpusOptions) - option_names(InferOptions) - {"force"}
+_FOR_CORPORA = (option_names(CorpusOptions) | option_names(ProgressOptions)) - option_names(InferOptions) - {"force"}
 
 
 class _OutputType(LocationType):
@@ -54,7 +55,13 @@ class _OutputType(LocationType):
 
 
 @click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
-@derived_options(options=InferOptions, generation=GenerateOptions, corpus=CorpusOptions, timing=BenchmarkOptions)
+@derived_options(
+    options=InferOptions,
+    generation=GenerateOptions,
+    corpus=CorpusOptions,
+    timing=BenchmarkOptions,
+    files=ProgressOptions,
+)
 @click.option("--stream", is_flag=True, help="Print what a model writes while it does, and nothing else to stdout.")
 @click.option("--vectors", is_flag=True, help="Print the embeddings themselves as well; JSON always has them.")
 @click.option(
@@ -80,6 +87,7 @@ def command(
     generation: GenerateOptions,
     corpus: CorpusOptions,
     timing: BenchmarkOptions,
+    files: ProgressOptions,
     *,
     stream: bool,
     vectors: bool,
@@ -111,7 +119,16 @@ def command(
             _FOR_BENCHMARKS | _FOR_TEXTS - option_names(CorpusOptions) - {"input"} | {"benchmark"},
             "--output is a folder, for the vectors of --input;",
         )
-        encode_folder(options.model_path, options.input_path, output, corpus, format_name, quiet=quiet, dry_run=dry_run)
+        encode_folder(
+            options.model_path,
+            options.input_path,
+            output,
+            corpus,
+            format_name,
+            files=files,
+            quiet=quiet,
+            dry_run=dry_run,
+        )
         return 0
     _refuse_addresses()
     _refuse(_FOR_CORPORA, "no folder to encode into: pass --output NAME/, or")

@@ -13,6 +13,7 @@ from onnxtool.cli.dry_run import emit_plan
 from onnxtool.cli.progress import LINE_EVERY_S, bar, clock, is_interactive
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.encoding.locations import Location
+from onnxtool.encoding.progress_files import ProgressFiles, ProgressOptions
 from onnxtool.encoding.report import CorpusReport
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def encode_folder(
     options: CorpusOptions,
     format_name: str,
     *,
+    files: ProgressOptions,
     quiet: bool,
     dry_run: bool,
 ) -> None:
@@ -37,7 +39,7 @@ def encode_folder(
     if dry_run:
         emit_plan(plan_corpus(model_path, corpus, output, options), format_name)
         return
-    with corpus_progress(quiet=quiet) as show:
+    with corpus_progress(quiet=quiet, files=files) as show:
         report = encode_corpus(model_path, corpus, output, options, on_progress=show)
     emit(report, corpus_blocks(report), format_name)
 
@@ -72,8 +74,29 @@ def corpus_blocks(report: CorpusReport) -> list[Block]:
 
 
 @contextmanager
-def corpus_progress(*, quiet: bool) -> Iterator[Callable[[CorpusProgress], None]]:
-    """Give a function that shows on stderr how far a run is: a bar on a terminal, else a line now and then."""
+def corpus_progress(
+    *,
+    quiet: bool,
+    files: ProgressOptions = ProgressOptions(),  # noqa: B008  a constant
+) -> Iterator[Callable[[CorpusProgress], None]]:
+    """Give a function that shows on stderr how far a run is, and writes it into files that were asked for."""
+    with _shown(quiet=quiet) as show:
+        written, state = ProgressFiles(files), "failed"
+
+        def note(progress: CorpusProgress) -> None:
+            show(progress)
+            written.add(progress)
+
+        try:
+            yield note
+            state = "done"
+        finally:
+            written.end(state)
+
+
+@contextmanager
+def _shown(*, quiet: bool) -> Iterator[Callable[[CorpusProgress], None]]:
+    """Show a bar on a terminal, else a line now and then."""
     if quiet:
         yield lambda _progress: None
     elif is_interactive():
@@ -106,5 +129,11 @@ class _Lines:
 
 
 def _state(progress: CorpusProgress) -> str:
-    left = "" if progress.seconds_left is None else f", {clock(progress.seconds_left)} left"
-    return f"{progress.num_texts} texts, {progress.texts_per_s:.1f} texts/s{left}"
+    parts = [f"{progress.num_texts} texts", f"{progress.texts_per_s:.1f} texts/s"]
+    if progress.tokens_per_s:
+        parts.append(f"{progress.tokens_per_s:.0f} tokens/s")
+    if progress.num_rejects:
+        parts.append(f"{progress.num_rejects} rejected")
+    if progress.seconds_left is not None:
+        parts.append(f"{clock(progress.seconds_left)} left")
+    return ", ".join(parts)

@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxtool.encoding.locations import Location
+from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.options import CorpusProgress, OnProgress
 from onnxtool.encoding.parts import merge_parts, missing_shards
 from onnxtool.encoding.plan import CorpusPlan, read_plan
+from onnxtool.encoding.ray import run_on_ray
+from onnxtool.encoding.records import PartRecord, Records
 from onnxtool.encoding.report import RunReport
 from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, runs_of
+from onnxtool.errors import StoreError
 from onnxtool.interruption import check_interrupted
 from onnxtool.runtime.session import available_cores
 
@@ -47,14 +50,14 @@ def encode_plan(
         missing = missing_shards(plan, range(len(plan.shards)))
         before = len(plan.shards) - len(missing)
         tally = _Tally(plan, missing, on_progress)
-        num_workers = 0
-        if missing:
-            if options.engine == "ray":
-                from onnxtool.encoding.ray import run_on_ray as run
-            else:
-                run = run_here
-            num_workers = run(plan, options, missing, tally.add)
-    merged = merge_parts(plan.path)
+        with _EarlyRecords(plan) as early:
+
+            def add(event: dict[str, Any]) -> None:
+                early.add(event)
+                tally.add(event)
+
+            num_workers = _run(plan, options, missing, add) if missing else 0
+    merged = merge_parts(plan.path, known=early.found)
     seconds = time.perf_counter() - start
     return RunReport(
         plan=str(plan.path),
@@ -78,6 +81,42 @@ def encode_plan(
         problems=merged.problems,
         notes=merged.notes,
     )
+
+
+def _run(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_event: OnEvent) -> int:
+    if options.engine == "ray":
+        return run_on_ray(plan, options, missing, on_event)
+    return run_here(plan, options, missing, on_event)
+
+
+class _EarlyRecords:
+    """Reads the records of shards as they are done: of a store, all of them in the end would take as long as a shard.
+
+    Attributes:
+        found: the records, by the numbers of their shards; those that are missing here are read when they are needed.
+    """
+
+    def __init__(self, plan: CorpusPlan) -> None:
+        self.found: dict[int, PartRecord] = {}
+        self._records = Records(plan.folder, plan.sha256) if isinstance(plan.folder.path, Uri) else None
+        self._readers = ThreadPoolExecutor(8, thread_name_prefix="records")
+
+    def __enter__(self) -> _EarlyRecords:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.shutdown(cancel_futures=True)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Read the record of a shard that a worker has done."""
+        if "shard" in event and self._records is not None:
+            self._readers.submit(self._read, self._records, event["shard"])
+
+    def _read(self, records: Records, number: int) -> None:
+        with suppress(StoreError):  # it is read later, and then the failure is said
+            record = records.read(number)
+            if not isinstance(record, str):
+                self.found[number] = record
 
 
 @dataclass

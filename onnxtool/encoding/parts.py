@@ -32,7 +32,7 @@ from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
 
-_AT_ONCE = 32
+RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
 _NOT_READ_BACK = (
     "sizes and names were compared, which have the digests of the contents; --read_back reads every shard again"
 )
@@ -148,7 +148,13 @@ def missing_shards(plan: CorpusPlan, wanted: Sequence[int]) -> list[int]:
 
 
 def _read_records(
-    plan: CorpusPlan, records: Records, numbers: Sequence[int], files: Mapping[str, Entry], *, verify: bool = False
+    plan: CorpusPlan,
+    records: Records,
+    numbers: Sequence[int],
+    files: Mapping[str, Entry],
+    *,
+    verify: bool = False,
+    known: Mapping[int, PartRecord] | None = None,
 ) -> dict[int, PartRecord | str]:
     """Return the record of each shard, or why it is not done; with `verify`, their files are read as well."""
     done = records.done(len(plan.shards))
@@ -157,11 +163,14 @@ def _read_records(
         check_interrupted()
         if number not in done:
             return "is missing"
-        record = _checked(records.read(number, files), plan.shards[number])
+        record = (known or {}).get(number) or records.read(number)
+        if not isinstance(record, str):
+            record = records.checked(number, record, files)
+        record = _checked(record, plan.shards[number])
         return record if isinstance(record, str) or not verify else records.altered(record) or record
 
     # Of a store most of the time is waited for.
-    with ThreadPoolExecutor(_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
+    with ThreadPoolExecutor(RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
         return dict(zip(numbers, workers.map(read, numbers), strict=True))
 
 
@@ -288,11 +297,18 @@ def _documents(
         num_read += 1
 
 
-def merge_parts(plan_path: Location | str, *, read_back: bool = False) -> MergeReport:
+def merge_parts(
+    plan_path: Location | str, *, read_back: bool = False, known: Mapping[int, PartRecord] | None = None
+) -> MergeReport:
     """Check all shards of a plan, and write the manifest and the rejected lines, as `encode_corpus` leaves them.
 
     Where a shard is missing or wrong, nothing is written, and the report says which; those that are wrong are
     forgotten, so that the next part makes them again.
+
+    Args:
+        plan_path: the plan.
+        read_back: whether all files are read again, also of a store.
+        known: records that were read before, by the numbers of their shards.
 
     Raises:
         InputError: there is no such plan, or no text of the corpus has a token.
@@ -308,7 +324,7 @@ def merge_parts(plan_path: Location | str, *, read_back: bool = False) -> MergeR
             assert manifest is not None  # noqa: S101  it is merged
             return _merged(plan, manifest)
         verify = read_back or not isinstance(folder.path, Uri)
-        found = _read_records(plan, records, range(len(plan.shards)), files, verify=verify)
+        found = _read_records(plan, records, range(len(plan.shards)), files, verify=verify, known=known)
         problems = {number: record for number, record in found.items() if isinstance(record, str)}
         if problems:
             remove(records.file(number) for number, problem in problems.items() if problem != "is missing")

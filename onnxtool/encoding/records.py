@@ -71,8 +71,8 @@ class Records:
         # Machines that make the same shard write the same record, each under a name of its own.
         write(self.file(number), f"{json.dumps(content)}\n".encode(), secrets.token_hex(4))
 
-    def read(self, number: int, files: Mapping[str, Entry]) -> PartRecord | str:
-        """Return the record of a shard that is done, else why it is not; `files` are those of the folder."""
+    def read(self, number: int) -> PartRecord | str:
+        """Return the record of a shard, else why there is none; of its files nothing is known yet."""
         try:
             content = json.loads(read_bytes(self.file(number)))
             if content["format"] != _FORMAT or content["run"] != self._run:
@@ -82,6 +82,10 @@ class Records:
             return "is missing"
         except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
             return f"has a record that cannot be read: {error}"
+        return record
+
+    def checked(self, number: int, record: PartRecord, files: Mapping[str, Entry]) -> PartRecord | str:
+        """Return a record whose files are among those of the folder, else what is wrong with them."""
         for file in record.shard.files:
             # A name of the record is compared before anything is read: it may lead elsewhere.
             if not is_name_of(file.name, number):
@@ -144,8 +148,8 @@ def _first_ones(records: Records, found: Iterable[str], files: Mapping[str, Entr
     names = set(found)
     shards: list[ShardRecord] = []
     while records.file(len(shards)).name in names:
-        record = records.read(len(shards), files)
-        if isinstance(record, str):
+        record = records.read(len(shards))
+        if isinstance(record, str) or isinstance(records.checked(len(shards), record, files), str):
             break
         shards.append(record.shard)
     return tuple(shards)

@@ -25,7 +25,6 @@ from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
 
 ENGINES = ("local", "ray")
-_RUNS_OF_A_WORKER = 8  # so that the last ones end at about the same time
 _MOST_OF_A_RUN = 64
 _DEATHS = 2  # the first may be somebody else's fault
 
@@ -259,12 +258,15 @@ def _name_of(code: int) -> str:
 
 
 def runs_of(missing: Sequence[int], workers: int) -> list[list[int]]:
-    """Split shards into runs of some that follow each other, several for each worker."""
-    most = max(1, min(_MOST_OF_A_RUN, len(missing) // (workers * _RUNS_OF_A_WORKER)))
+    """Split shards into runs of some that follow each other: the first are long, and the last of one shard each.
+
+    A packed file is unpacked from its beginning for each run, and workers should end at about the same time.
+    """
     runs: list[list[int]] = []
-    for number in missing:
-        if runs and runs[-1][-1] == number - 1 and len(runs[-1]) < most:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    most = 0
+    for place, number in enumerate(missing):
+        if not runs or runs[-1][-1] != number - 1 or len(runs[-1]) == most:
+            runs.append([])
+            most = max(1, min(_MOST_OF_A_RUN, (len(missing) - place) // (2 * workers)))
+        runs[-1].append(number)
     return runs

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
@@ -89,13 +90,17 @@ class BoundSession:
             self.bind_value(name, tensor)
             return
         declared = self._inputs[name]
-        if (kind := tensor_type(tensor.dtype.name)) != declared.type:
+        has_strings = tensor.dtype.kind in "UOT"
+        if (kind := "tensor(string)" if has_strings else tensor_type(tensor.dtype.name)) != declared.type:
             raise InputError(f"the input {name} of {self.path} is {declared.type}, not {kind}", "convert it")
         if len(tensor.shape) != len(declared.shape) and declared.shape:
             raise InputError(
                 f"the input {name} of {self.path} has the shape {declared.shape}, not {list(tensor.shape)}",
                 "reshape it",
             )
+        if has_strings:
+            self.bind_value(name, _value_of_strings(name, tensor))
+            return
         array = np.ascontiguousarray(tensor).reshape(tensor.shape)
         self._fed[name] = array  # onnxruntime does not keep a reference
         self._binding.bind_cpu_input(name, array)
@@ -123,3 +128,24 @@ class BoundSession:
             return []
         values = dict(zip(self._bound, self._binding.get_outputs(), strict=True))
         return [values[name] for name in fetch]
+
+
+def _value_of_strings(name: str, strings: NDArray[Any]) -> Any:
+    """Return an OrtValue of strings, which onnxruntime makes from no array: the result of a constant.
+
+    Raises:
+        InputError: an element is not a string.
+    """
+    elements = strings.ravel().tolist()
+    others = [element for element in elements if not isinstance(element, str)]
+    if others:
+        raise InputError(f"the input {name} takes strings, not {others[0]!r}", "convert it")
+    value = helper.make_tensor(name, TensorProto.STRING, strings.shape, [element.encode() for element in elements])
+    output = helper.make_tensor_value_info(name, TensorProto.STRING, strings.shape)
+    graph = helper.make_graph([helper.make_node("Constant", [], [name], value=value)], "strings", [], [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0]

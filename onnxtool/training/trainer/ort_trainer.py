@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
+from onnxtool.training.trainer.changing_numbers import ChangingNumbers
 from onnxtool.training.trainer.limits import check_distribution, check_request
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
@@ -28,7 +29,9 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
     What is compiled is `compute_loss`, the Trainer's own or that of a subclass, on the original model. `self.model`
     stays that model, so that evaluation, prediction, saving, resuming, callbacks and the hub are the Trainer's.
     With DistributedDataParallel (torchrun) each process compiles one graph, whose gradients are averaged as usual.
-    To compile another Trainer, put this class first: `class Mine(OrtTrainer, Seq2SeqTrainer)`.
+    To compile another Trainer, put this class first: `class Mine(OrtTrainer, Seq2SeqTrainer)`; also those of
+    sentence-transformers and TRL. Numbers that a schedule changes in the `loss` of such a Trainer are inputs of the
+    graph.
 
     Attributes:
         ort_backend: compiles the training steps.
@@ -65,6 +68,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self._label_sparsity = label_sparsity
         self._dynamic = dynamic
         self._was_explained = False
+        self._numbers: ChangingNumbers | None = None
         # Hides the method, also that of a subclass, which is the one that gets compiled.
         self._compute_loss_eagerly = self.compute_loss
         self.compute_loss = self._compute_loss
@@ -109,7 +113,10 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         """Compute the loss in onnxruntime for the module of the training steps, otherwise as the Trainer does."""
         inside = model.module if isinstance(model, DistributedDataParallel) else model
         if isinstance(inside, ModuleWithLoss):
-            return model(dict(inputs), return_outputs, num_items_in_batch)
+            if self._numbers is None:
+                self._numbers = ChangingNumbers(getattr(self, "loss", None), inside.module)
+            with self._numbers.as_tensors():
+                return model(dict(inputs), return_outputs, num_items_in_batch)
         return self._compute_loss_eagerly(model, inputs, return_outputs, num_items_in_batch)
 
     def _wrap_model(self, model: torch.nn.Module, training: bool = True, dataloader: Any = None) -> torch.nn.Module:
@@ -122,6 +129,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         if model is not self.model:
             return model  # a second call of train()
         self.model_with_loss = self.create_model_with_loss()
+        self._numbers = None
         return self._distributed(self.model_with_loss) if self.args.world_size > 1 else self.model_with_loss
 
     def _distributed(self, module: ModuleWithLoss) -> DistributedDataParallel:
@@ -152,7 +160,15 @@ def create_model_with_loss(
     return ModuleWithLoss(
         trainer.model,
         compute_loss=types.MethodType(type(trainer).compute_loss, trainer),
-        label_sparsity=label_sparsity,
+        label_sparsity=label_sparsity and not _counts_calls(trainer),
         options=options,
         dynamic=dynamic,
     )
+
+
+def _counts_calls(trainer: Trainer) -> bool:
+    """Whether the Trainer's `compute_loss` keeps figures of its calls: those of a check would be among them.
+
+    TRL's do, and the models that they train select the labeled rows themselves.
+    """
+    return any(base.__module__.startswith("trl.") for base in type(trainer).__mro__)

@@ -30,6 +30,9 @@ const ARRAYS = { ...Object.fromEntries(Object.values(DTYPES)), string: Array };
 const KEY = "onnxtool_checkpoint";
 const VERSION = 1;
 const MOMENTS = { first_order_moments: "momentum0", second_order_moments: "momentum1" };
+const MODELS = ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"];
+// Those for WebGPU and JSPI alone, as of 1.30, have no kernels in double precision, which the optimizer needs.
+const BUNDLES = "of the bundles of onnxruntime-web take ort.min.mjs, or ort.wasm.min.mjs for no WebGPU";
 const MAX_HEADER_BYTES = 100_000_000;
 
 const count = (dims) => dims.reduce((product, size) => product * size, 1);
@@ -188,16 +191,16 @@ export class Trainer {
     if (description?.version !== VERSION) {
       fail(`training.json is of version ${description?.version}, and this module reads ${VERSION}; take both of one run`);
     }
-    const names = ["training_model.onnx", "eval_model.onnx", "checkpoint"];
-    if (description.optimizer) names.push("optimizer_model.onnx");
-    const [training, evaluation, checkpoint, optimizer] = await Promise.all(names.map(read));
-    const open = async (model, providers) => {
-      const options = providers ? { ...sessionOptions, executionProviders: providers } : { ...sessionOptions };
-      return model && ort.InferenceSession.create(model, options);
-    };
+    const models = MODELS.slice(0, description.optimizer ? 3 : 2);
+    const [checkpoint, training, evaluation, optimizer] = await Promise.all(["checkpoint", ...models].map(read));
     const openAll = async (providers) => {
       const sessions = [];
-      for (const model of [training, evaluation, optimizer]) sessions.push(await open(model, providers));
+      for (const [place, model] of [training, evaluation, optimizer].entries()) {
+        const options = providers ? { ...sessionOptions, executionProviders: providers } : { ...sessionOptions };
+        const open = () => ort.InferenceSession.create(model, options);
+        const explain = ({ message }) => fail(`onnxruntime cannot open ${MODELS[place]}: ${message}; ${BUNDLES}`);
+        sessions.push(model && (await open().catch(explain)));
+      }
       return sessions;
     };
     const trainer = new Trainer();

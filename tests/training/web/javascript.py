@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,39 +60,70 @@ def train_in_browser(place: Path, folders: Sequence[Path], bundle: str = BUNDLE)
     """Train in each of the folders in a page, and return what training.mjs gives."""
     query = urlencode([("bundle", bundle), *(("folder", folder.name) for folder in folders)])
     (place / "artifacts").symlink_to(folders[0].parent, target_is_directory=True)
-    return open_page(place, f"browser.html?{query}", len(folders))
-
-
-def open_page(place: Path, page: str, num_results: int, *options: str) -> list[Any]:
-    """Serve a folder, open a page of it, and return what it posts to /result."""
     results: queue.Queue[Any] = queue.Queue()
+    found: list[Any] = []
+    with _served(place, results) as address, opened(f"{address}/browser.html?{query}"):
+        while len(found) < len(folders):
+            found.append(results.get(timeout=_SECONDS))
+            assert "error" not in found[-1], found[-1]["error"]
+    return found
+
+
+def show(folder: Path, packages: Path, *options: str) -> str:
+    """Open index.html of artifacts with the runtime of this machine, and return what the page is in the end."""
+    use_local_runtime(folder / "index.html", packages)
+    with _served(folder) as address, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        done = subprocess.run(
+            [*_browser(profile), "--virtual-time-budget=30000", *options, f"{address}/index.html"],
+            capture_output=True, encoding="utf-8", timeout=_SECONDS, check=True,
+        )  # fmt: skip
+    return done.stdout
+
+
+def use_local_runtime(page: Path, packages: Path = HERE) -> None:
+    """Let a page take onnxruntime-web from `node_modules` beside it, and put that there."""
+    text = page.read_text(encoding="utf-8")
+    (page.parent / "node_modules").symlink_to(packages / "node_modules", target_is_directory=True)
+    local = re.sub(r"https://cdn\.jsdelivr\.net/npm/onnxruntime-web@[\d.]+", "./node_modules/onnxruntime-web", text)
+    page.write_text(local, encoding="utf-8")
+
+
+@contextmanager
+def opened(address: str) -> Iterator[None]:
+    """Have an address open in a browser."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = subprocess.Popen([*_browser(profile), address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            browser.terminate()
+            browser.wait(30)
+
+
+def _browser(profile: str) -> list[str]:
+    return [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+
+
+@contextmanager
+def _served(place: Path, results: queue.Queue[Any] | None = None) -> Iterator[str]:
+    """Serve a folder at the address; what a page posts goes to the queue."""
 
     class Handler(SimpleHTTPRequestHandler):
         extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}  # noqa: RUF012
 
         def do_POST(self) -> None:
-            results.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            posted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if results is not None:
+                results.put(posted)
             self.send_response(204)
             self.end_headers()
 
         def log_message(self, *_arguments: Any) -> None:
             pass
 
-    with (
-        ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(place))) as server,
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
-    ):
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(place))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/{page}"
-        command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *options]
-        browser = subprocess.Popen([*command, address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            found: list[Any] = []
-            while len(found) < num_results:
-                found.append(results.get(timeout=_SECONDS))
-                assert "error" not in found[-1], found[-1]["error"]
-            return found
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
-            browser.terminate()
-            browser.wait(30)
             server.shutdown()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from tests.training.small_models import load
 from tests.training.web.cases import CASES, Case, make_case
 from tests.training.web.javascript import (
     BROWSER,
+    HERE,
     NODE,
     SHIPPED,
     has_package,
     run_node,
+    show,
     train_in_browser,
     train_in_node,
     workplace,
@@ -61,6 +65,21 @@ def test_a_hundred_steps_have_the_losses_of_python(cases: list[Case], tmp_path: 
     assert {result["executionProvider"] for result in found} == {provider}
 
 
+@needs(BROWSER, "onnxruntime-web")
+def test_the_page_trains_as_it_was_written(cases: list[Case], tmp_path: Path) -> None:
+    """A hundred steps on the example's batch; only the runtime is from this machine and not from the network."""
+    folder = tmp_path / "page"
+    shutil.copytree(cases[0].folder, folder)
+    page = show(folder, HERE, "--dump-dom")
+    status = re.search(r'<p id="status">(.*?)</p>', page)
+    assert status is not None
+    done = re.fullmatch(r"Step 100 of 100 on wasm: loss ([\d.]+), ([\d.]+) at first\.", status[1])
+    assert done is not None, status[1]
+    assert float(done[1]) < float(done[2])
+    assert page.count(",") > page.count('points="0,0') == 1
+    assert 'href="blob:http' in page
+
+
 @NEEDS_NODE
 def test_what_does_not_fit_is_refused_by_name(cases: list[Case], tmp_path: Path) -> None:
     """A batch, a checkpoint of another model, a schedule, a second step at once; the state stays as it was."""
@@ -86,6 +105,24 @@ def test_what_does_not_fit_is_refused_by_name(cases: list[Case], tmp_path: Path)
         "no ort": "Trainer.create needs ort, the module of onnxruntime-web, -node or -react-native",
         "after all of them": [True, 1],
     }
+
+
+@NEEDS_NODE
+def test_a_checkpoint_of_any_numbers_stays_the_same_file(cases: list[Case], tmp_path: Path) -> None:
+    """Python and JavaScript write numbers differently, and properties may look like the rest of the document."""
+    rates = (0.0, 1.0, 0.1 + 0.2, 1e-4, 1e-5, 2.5e-7, 123456.75, 1e16, 1e22, 5e-324)
+    state = CheckpointState.load_checkpoint(cases[0].folder / "halfway")
+    state.properties["epochs"] = 1.0
+    state.properties["seed"] = 2**60 + 1
+    state.properties["text"] = '"moments": {}, "step": 7, "learning_rate": 1.0, "properties": ä😀\x7f\n'
+    files = []
+    for place, rate in enumerate(rates):
+        state.checkpoint.learning_rate, state.checkpoint.step = rate, place
+        files.append(tmp_path / str(place))
+        CheckpointState.save_checkpoint(state, files[-1], include_optimizer_state=True)
+    run_node(workplace(tmp_path / "place"), "again.mjs", cases[0].folder, *files)
+    for file in files:
+        assert file.with_name(f"{file.name}.again").read_bytes() == file.read_bytes()
 
 
 @NEEDS_NODE

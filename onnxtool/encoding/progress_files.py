@@ -1,0 +1,101 @@
+"""How far an encoding is, for programs: lines of JSON, and a file that Prometheus's node exporter reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.encoding.files import staged
+from onnxtool.encoding.options import CorpusProgress
+from onnxtool.errors import OutputWriteError
+from onnxtool.options import Option
+
+EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class ProgressOptions:
+    """Where a run says how far it is, besides the terminal.
+
+    Attributes:
+        progress_log: a file to which lines of JSON are appended.
+        metrics: a file for Prometheus, which is replaced each time.
+    """
+
+    progress_log: Annotated[
+        Path | None,
+        Option(f"Append how far the encoding is to this file every {EVERY_S:.0f} s, a line of JSON.", metavar="FILE"),
+    ] = None
+    metrics: Annotated[
+        Path | None, Option("Keep this file up to date with the same, as Prometheus reads it.", metavar="NAME.prom")
+    ] = None
+
+
+_METRICS = {
+    "num_texts": ("texts", "Texts that are encoded."),
+    "share": ("share_ratio", "Share of the work that is done, from 0 to 1."),
+    "texts_per_s": ("texts_per_second", "Texts encoded per second by this run."),
+    "tokens_per_s": ("tokens_per_second", "Tokens read per second by this run."),
+    "seconds_left": ("left_seconds", "Seconds until all is done, at this rate."),
+    "num_rejects": ("rejects", "Lines that gave no vector."),
+}
+
+
+class ProgressFiles:
+    """Writes how far a run is into files, now and then and at its end.
+
+    Raises:
+        OutputWriteError: one of them cannot be written.
+    """
+
+    def __init__(self, options: ProgressOptions) -> None:
+        self._log, self._metrics = options.progress_log, options.metrics
+        self._next = 0.0
+        self._last = CorpusProgress(0, 0.0, 0.0, None)
+        self._write("started")
+
+    def add(self, progress: CorpusProgress) -> None:
+        """Take note of how far the run is."""
+        self._last = progress
+        if time.monotonic() >= self._next:
+            self._write("running")
+
+    def end(self, state: str) -> None:
+        """Write the last state: `done` or `failed`."""
+        self._write(state)
+
+    def _write(self, state: str) -> None:
+        self._next = time.monotonic() + EVERY_S
+        try:
+            if self._log is not None:
+                line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "state": state, **asdict(self._last)}
+                with self._log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+            if self._metrics is not None:
+                # Whoever reads it finds all of it; nothing is lost with a power failure that matters then.
+                staged(self._metrics).write_text(_metrics(self._last, state), encoding="utf-8")
+                staged(self._metrics).replace(self._metrics)
+        except OSError as error:
+            raise OutputWriteError(
+                f"cannot write {error.filename or self._log}: {error.strerror}", "pass another file, or make room"
+            ) from error
+
+
+def _metrics(progress: CorpusProgress, state: str) -> str:
+    lines = []
+    for name, value in asdict(progress).items():
+        metric, meaning = _METRICS[name]
+        if value is not None:
+            lines += _gauge(metric, meaning, value)
+    lines += _gauge("done", "1 when the run has ended as it should, else 0.", int(state == "done"))
+    lines += _gauge("updated_timestamp_seconds", "When this was written, in seconds since 1970.", round(time.time(), 3))
+    return "\n".join(lines) + "\n"
+
+
+def _gauge(metric: str, meaning: str, value: float) -> list[str]:
+    name = f"onnxtool_encode_{metric}"
+    return [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", f"{name} {value}"]

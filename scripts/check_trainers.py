@@ -1,0 +1,252 @@
+"""Train with the trainers of sentence-transformers and TRL, and with the same ones in onnxruntime; compare the losses.
+
+For each case two runs of 50 steps with the same seed: the library's trainer, and `class Ort(OrtTrainer, Trainer)`. The
+table has the largest relative difference of a loss, and the time of the steps after both have compiled as a ratio to
+the library's.
+
+    pip install sentence-transformers trl datasets
+    python scripts/check_trainers.py [--steps 50] [case ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from onnxtool.training import OrtTrainer
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = tuple(f"w{number}" for number in range(995))
+TOLERANCE = 1e-5
+"""Relative, of the losses of 50 steps."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the models: hidden units, layers, and the probability of dropout."""
+
+    hidden: int
+    layers: int
+    dropout: float
+
+
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A word is a token."""
+    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
+    words = Tokenizer(WordLevel(vocabulary, unk_token=SPECIAL[1]))
+    words.pre_tokenizer = Whitespace()
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, model_max_length=64, eos_token=SPECIAL[3], **dict(zip(names, SPECIAL, strict=True))
+    )
+
+
+def texts(seed: int, number: int = 256) -> list[str]:
+    """Return texts of 20 to 40 words."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    return [" ".join(draw.choices(WORDS, k=draw.randint(20, 40))) for _ in range(number)]
+
+
+def bert(head: type[Any], sizes: Sizes, folder: Path) -> str:
+    """Save a BERT with this head and its tokenizer, and return the folder."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=1000,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=4,
+        intermediate_size=4 * sizes.hidden,
+        max_position_embeddings=64,
+        hidden_dropout_prob=sizes.dropout,
+        attention_probs_dropout_prob=sizes.dropout,
+    )
+    head(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def arguments(steps: int, folder: Path) -> dict[str, Any]:
+    """Return what is the same for the arguments of every trainer."""
+    return {
+        "output_dir": str(folder),
+        "max_steps": steps,
+        "per_device_train_batch_size": 8,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "learning_rate": 1e-4,
+    }
+
+
+class StepTimes(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is not followed here
+    """The seconds of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._start = 0.0
+
+    def on_step_begin(self, *_args: Any, **_named: Any) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *_args: Any, **_named: Any) -> None:
+        """Stop the clock."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+Make = Callable[[type[Any] | None, Sizes, int, Path], Any]
+
+
+def dense(matryoshka: bool) -> Make:
+    """Return what makes a trainer of vectors from in-batch negatives."""
+
+    def make(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+        from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+        from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+        from sentence_transformers.sentence_transformer import losses
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+        encoder = Transformer(bert(transformers.BertModel, sizes, folder))
+        model = SentenceTransformer(modules=[encoder, Pooling(sizes.hidden)], device="cpu")
+        loss = losses.MultipleNegativesRankingLoss(model)
+        if matryoshka:
+            loss = losses.MatryoshkaLoss(model, loss, [sizes.hidden, sizes.hidden // 2, sizes.hidden // 4])
+        return trainer_of(
+            mixin,
+            SentenceTransformerTrainer,
+            model=model,
+            args=Arguments(**arguments(steps, folder)),
+            train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
+            loss=loss,
+        )
+
+    return make
+
+
+def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+    """Make a trainer of SPLADE, whose regularizers grow from 0."""
+    from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
+    from sentence_transformers.sentence_transformer.modules import Transformer
+    from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    encoder = Transformer(bert(transformers.BertForMaskedLM, sizes, folder), transformer_task="fill-mask")
+    model = SparseEncoder(modules=[encoder, SpladePooling("max")], device="cpu")
+    loss = SpladeLoss(
+        model,
+        SparseMultipleNegativesRankingLoss(model),
+        document_regularizer_weight=3e-3,
+        query_regularizer_weight=5e-3,
+    )
+    return trainer_of(
+        mixin,
+        SparseEncoderTrainer,
+        model=model,
+        args=SparseEncoderTrainingArguments(**arguments(steps, folder)),
+        train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
+        loss=loss,
+    )
+
+
+def supervised(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+    """Make a trainer of a Llama on texts."""
+    from trl import SFTConfig, SFTTrainer
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=1000,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=4,
+        intermediate_size=4 * sizes.hidden,
+        attention_dropout=sizes.dropout,
+    )
+    return trainer_of(
+        mixin,
+        SFTTrainer,
+        model=transformers.LlamaForCausalLM(config),
+        args=SFTConfig(**arguments(steps, folder), bf16=False, activation_checkpointing=False),
+        train_dataset=Dataset.from_dict({"text": texts(3)}),
+        processing_class=tokenizer(),
+    )
+
+
+def trainer_of(mixin: type[Any] | None, library: type[Any], **named: Any) -> Any:
+    """Make the library's trainer, or the one with the mixin before it."""
+    if mixin is None:
+        return library(**named)
+    return type("Ort", (mixin, library), {})(**named, dynamic=True)
+
+
+CASES: dict[str, Make] = {
+    "MultipleNegativesRankingLoss": dense(matryoshka=False),
+    "MatryoshkaLoss": dense(matryoshka=True),
+    "SpladeLoss": sparse,
+    "SFTTrainer": supervised,
+}
+
+
+def run(make: Make, mixin: type[Any] | None, sizes: Sizes, steps: int) -> tuple[Any, list[float]]:
+    """Return the trainer after its steps, and the seconds of each."""
+    torch._dynamo.reset()  # noqa: SLF001 - public by its documentation
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make(mixin, sizes, steps, Path(folder))
+        trainer.remove_callback(transformers.PrinterCallback)
+        times = StepTimes()
+        trainer.add_callback(times)
+        trainer.train()
+        return trainer, times.seconds
+
+
+def main() -> None:
+    """Print the table, and fail where losses differ or nothing ran in onnxruntime."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"unknown cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    warnings.simplefilter("ignore")
+    print("| loss | dropout | last loss | largest relative difference | graphs | step, ratio to PyTorch |")
+    print("|---|---:|---:|---:|---:|---:|", flush=True)
+    failed = False
+    for name in options.cases or CASES:
+        for dropout in (0.0, 0.1):
+            sizes = Sizes(options.hidden, options.layers, dropout)
+            eager, eager_seconds = run(CASES[name], None, sizes, options.steps)
+            ours, seconds = run(CASES[name], OrtTrainer, sizes, options.steps)
+            theirs = [entry["loss"] for entry in eager.state.log_history if "loss" in entry]
+            losses = [entry["loss"] for entry in ours.state.log_history if "loss" in entry]
+            difference = max(abs(a - b) / abs(b) for a, b in zip(losses, theirs, strict=True))
+            half = options.steps // 2
+            ratio = statistics.median(seconds[half:]) / statistics.median(eager_seconds[half:])
+            graphs = len(ours.explain().graphs)
+            print(
+                f"| {name} | {dropout:g} | {losses[-1]:.6g} | {difference:.2g} | {graphs} | {ratio:.2f} |", flush=True
+            )
+            failed |= difference > TOLERANCE or not ours.ort_backend.execution_count
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()

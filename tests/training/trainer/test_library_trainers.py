@@ -1,0 +1,158 @@
+"""Trainers of other libraries train in onnxruntime with OrtTrainer before them, with the losses of PyTorch."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from onnxtool.training import OrtTrainer
+from onnxtool.training.trainer.changing_numbers import ChangingNumbers
+from onnxtool.training.trainer.losses import CriterionLoss
+from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
+
+TOLERANCE = 1e-5
+"""Relative; float32 sums in another order."""
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = tuple(f"w{number}" for number in range(95))
+
+
+class Weighted(torch.nn.Module):
+    """A loss with a weight that a schedule changes, and a margin that it decides by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 0.0
+        self.margin = 0.5
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(outputs, targets) + self.weight * outputs.abs().mean()
+        return loss + 1.0 if self.margin > 0.25 else loss
+
+
+def test_a_number_that_a_schedule_changes_is_compiled_once() -> None:
+    """And a number that stays is a number; between steps all of them are."""
+    torch.manual_seed(0)
+    linear, loss = torch.nn.Linear(4, 3), Weighted()
+    model = ModuleWithLoss(linear, compute_loss=CriterionLoss(loss))
+    numbers = ChangingNumbers(loss, linear)
+    inputs, targets = torch.randn(5, 4), torch.arange(5) % 3
+    for step in range(6):
+        loss.weight = 0.1 * step
+        with numbers.as_tensors():
+            assert isinstance(loss.weight, torch.Tensor) == (step > 0)
+            actual = model((inputs, targets))
+        assert (loss.weight, loss.margin) == (0.1 * step, 0.5)
+        torch.testing.assert_close(actual, loss(linear(inputs), targets), rtol=TOLERANCE, atol=0)
+    assert [graph.kind for graph in model.explain().graphs] == ["forward", "forward"]
+
+
+def test_numbers_of_the_model_and_of_no_loss_stay() -> None:
+    """A layer may need its number as a number, for instance dropout."""
+    loss, dropout = Weighted(), torch.nn.Dropout(0.1)
+    loss.layer = dropout
+    numbers = ChangingNumbers({"first": loss}, dropout)
+    for probability in (0.2, 0.3):
+        dropout.p = loss.weight = probability
+        with numbers.as_tensors():
+            assert dropout.p == probability
+    assert isinstance(loss.weight, float)
+    with ChangingNumbers(None, dropout).as_tensors():
+        pass
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = Tokenizer(WordLevel({word: index for index, word in enumerate(SPECIAL + WORDS)}, unk_token=SPECIAL[1]))
+    words.pre_tokenizer = Whitespace()
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    special = dict(zip(names, SPECIAL, strict=True))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, model_max_length=16, eos_token=SPECIAL[3], **special
+    )
+
+
+def texts(seed: int) -> list[str]:
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    return [" ".join(draw.choices(WORDS, k=(8, 4)[number % 2])) for number in range(16)]
+
+
+def arguments(folder: Path) -> dict[str, Any]:
+    quiet = {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    return {**quiet, "max_steps": 3, "per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-3}
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+
+
+def figures_of(trainer: Any, *names: str) -> list[list[float]]:
+    """Train, and return the loss and these figures of every step."""
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return [[entry[name] for name in ("loss", *names)] for entry in trainer.state.log_history[:-1]]
+
+
+def require_same(figures: list[list[list[float]]], num_runs: int) -> None:
+    """Insist on the same figures at every step of two trainings, and on runs of sessions, forward and backward."""
+    theirs, ours = figures
+    assert len(theirs) == 3
+    torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=1e-6)
+    assert num_runs >= 2 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_sentence_transformers_trains_vectors_of_several_sizes(tmp_path: Path) -> None:
+    """In-batch negatives inside of MatryoshkaLoss."""
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    from sentence_transformers.sentence_transformer import losses
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    torch.manual_seed(0)
+    transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=16)).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    figures = []
+    for bases in ((), (OrtTrainer,)):
+        model = library.SentenceTransformer(modules=[Transformer(str(tmp_path)), Pooling(8)], device="cpu")
+        trainer = type("Mine", (*bases, library.SentenceTransformerTrainer), {})(
+            model=model,
+            args=library.SentenceTransformerTrainingArguments(**arguments(tmp_path)),
+            train_dataset=datasets.Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
+            loss=losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model), [8, 4]),
+        )
+        figures.append(figures_of(trainer))
+    require_same(figures, trainer.ort_backend.execution_count)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_trl_trains_and_counts_its_tokens_once(tmp_path: Path) -> None:
+    """A check of label pruning would call its loss more often than there are steps."""
+    library = pytest.importorskip("trl", reason="trl is not installed")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    figures = []
+    for bases in ((), (OrtTrainer,)):
+        torch.manual_seed(0)
+        trainer = type("Mine", (*bases, library.SFTTrainer), {})(
+            model=transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)),
+            args=library.SFTConfig(**arguments(tmp_path), bf16=False, activation_checkpointing=False),
+            train_dataset=datasets.Dataset.from_dict({"text": texts(3)}),
+            processing_class=tokenizer(),
+        )
+        figures.append(figures_of(trainer, "num_tokens", "entropy", "mean_token_accuracy"))
+    require_same(figures, trainer.ort_backend.execution_count)
