@@ -108,6 +108,24 @@ def test_what_does_not_fit_is_refused_by_name(cases: list[Case], tmp_path: Path)
 
 
 @NEEDS_NODE
+def test_a_checkpoint_of_any_numbers_stays_the_same_file(cases: list[Case], tmp_path: Path) -> None:
+    """Python and JavaScript write numbers differently, and properties may look like the rest of the document."""
+    rates = (0.0, 1.0, 0.1 + 0.2, 1e-4, 1e-5, 2.5e-7, 123456.75, 1e16, 1e22, 5e-324)
+    state = CheckpointState.load_checkpoint(cases[0].folder / "halfway")
+    state.properties["epochs"] = 1.0
+    state.properties["seed"] = 2**60 + 1
+    state.properties["text"] = '"moments": {}, "step": 7, "learning_rate": 1.0, "properties": ä😀\x7f\n'
+    files = []
+    for place, rate in enumerate(rates):
+        state.checkpoint.learning_rate, state.checkpoint.step = rate, place
+        files.append(tmp_path / str(place))
+        CheckpointState.save_checkpoint(state, files[-1], include_optimizer_state=True)
+    run_node(workplace(tmp_path / "place"), "again.mjs", cases[0].folder, *files)
+    for file in files:
+        assert file.with_name(f"{file.name}.again").read_bytes() == file.read_bytes()
+
+
+@NEEDS_NODE
 def test_the_schedule_and_accumulation_are_those_of_python(cases: list[Case], tmp_path: Path) -> None:
     """Warm-up and decay set each rate, and two batches make one step with their sum."""
     found = json.loads(run_node(workplace(tmp_path / "place"), "schedule.mjs", cases[0].folder))

@@ -1,0 +1,327 @@
+"""Check that a collection is encoded into the same bytes, by whatever machines and however often they are killed.
+
+MiniLM in int8 on documentation strings, as jsonl, gz, Parquet and plain text. One run of `onnxtool infer` is what all
+others are compared with, file by file, the manifest and the rejected lines included: parts, arrays of jobs as Slurm and
+Kubernetes number them, worker processes, and Ray where it is installed. Then runs are killed at random moments, and
+run again until they end: workers and drivers by SIGKILL, on a disk and in an object store whose server fails (`moto`
+has to be installed), and of Ray the driver, and whole nodes. `--overhead` measures Ray beside local workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench_infer import make_minilm
+from documentation_texts import documentation_texts
+from harness.machine import describe_machine
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("jsonl", "jsonl.gz", "parquet", "txt")
+SHARD = 50
+COMMAND = (sys.executable, "-m", "onnxtool")
+Files = dict[str, bytes]
+# A server that refuses and loses requests, in a process of its own; it prints its address.
+SERVER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from tests.encoding.store_server import BUCKET, client, store_server
+with store_server() as (address, faults):
+    client(address).create_bucket(Bucket=BUCKET)
+    faults.error, faults.after, faults.dropped = 0.03, 0.02, 0.02
+    print(address, flush=True)
+    time.sleep(1e6)
+"""
+
+
+def write(folder: Path, kind: str, texts: list[str]) -> Path:
+    """Write a collection, with a line that has no text and one that repeats an id."""
+    path = folder / f"corpus.{kind}"
+    rows = [{"id": f"d{place}", "contents": text} for place, text in enumerate(texts)]
+    rows.insert(len(rows) // 2, {"id": "d3", "contents": "again"})
+    if kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=70)
+    elif kind == "txt":
+        path.write_text("\n".join(" ".join(text.split()) for text in texts), encoding="utf-8")
+    else:
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode() + b"{\n"
+        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+    return path
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None) -> None:
+    """Run a command to its end."""
+    command = [*COMMAND, *arguments, "--quiet"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
+
+
+def files_of(folder: Path) -> Files:
+    """Return the vectors, the manifest and the rejected lines."""
+    beside = [folder.with_name(f"{folder.name}.{end}") for end in ("manifest.json", "rejects.jsonl")]
+    found = {path.name.removeprefix(folder.name): path.read_bytes() for path in beside if path.exists()}
+    return found | {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def plan(model: Path, corpus: Path, output: Path) -> str:
+    """Plan anew."""
+    options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
+    run("encode", "plan", "--model_path", str(model), "--input", str(corpus), "--output", f"{output}/", *options)
+    return f"{output}.plan.json"
+
+
+def by_parts(count: int, scheduler: str) -> Callable[[str], None]:
+    """Return what encodes a plan by so many parts, in a mixed order."""
+
+    def encode(path: str) -> None:
+        order = list(range(count))
+        random.Random(count).shuffle(order)  # noqa: S311  no secret
+        for part in order:
+            array = {
+                "slurm": {
+                    "SLURM_ARRAY_TASK_ID": str(part + 1),
+                    "SLURM_ARRAY_TASK_MIN": "1",
+                    "SLURM_ARRAY_TASK_COUNT": str(count),
+                },
+                "kubernetes": {"JOB_COMPLETION_INDEX": str(part), "JOB_COMPLETIONS": str(count)},
+            }.get(scheduler, {})
+            run("encode", "part", "--plan", path, "--part", scheduler or f"{part + 1}/{count}", environment=array)
+        run("encode", "merge", "--plan", path)
+
+    return encode
+
+
+def by_workers(engine: str, count: int) -> Callable[[str], None]:
+    """Return what encodes a plan by so many worker processes."""
+    return lambda path: run("encode", "run", "--plan", path, "--engine", engine, "--workers", str(count))
+
+
+def check_ways(folder: Path, model: Path, texts: list[str], *, has_ray: bool) -> int:
+    """Print a table of all ways to encode, and return how many differ from one run."""
+    ways = {f"{count} parts": by_parts(count, "") for count in (1, 2, 3, 7)}
+    ways |= {"array of Slurm, 3": by_parts(3, "slurm"), "job of Kubernetes, 3": by_parts(3, "kubernetes")}
+    ways |= {f"{count} workers": by_workers("local", count) for count in (1, 2, 3)}
+    if has_ray:
+        ways |= {f"{count} workers of Ray": by_workers("ray", count) for count in (1, 2, 3, 4)}
+    print(f"| as one run | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}", flush=True)
+    expected = {}
+    for kind in KINDS:
+        corpus, output = write(folder, kind, texts), folder / "whole" / "vectors"
+        output.parent.mkdir(exist_ok=True)
+        options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
+        run("infer", "--model_path", str(model), "--input", str(corpus), "--output", f"{output}/", *options)
+        expected[kind] = files_of(output)
+    wrong = 0
+    for name, encode in ways.items():
+        cells = []
+        for kind in KINDS:
+            output = folder / "vectors"
+            encode(plan(model, folder / f"corpus.{kind}", output))
+            same = files_of(output) == expected[kind]
+            wrong += not same
+            cells.append(f"{len(expected[kind])} files" if same else "DIFFERENT")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    return wrong
+
+
+@contextmanager
+def failing_store() -> Iterator[dict[str, str]]:
+    """Run the server, and give the variables by which it is found."""
+    sys.path.insert(0, str(ROOT))
+    from tests.encoding.store_server import environment
+
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(ROOT)], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None  # noqa: S101  it is a pipe
+    try:
+        yield environment(server.stdout.readline().strip())
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def processes(word: str, session: int) -> list[int]:
+    """Return the processes with a word in their command that descend from a session, or run in it."""
+    found, parents = [], {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            command = (place / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        parents[int(place.name)] = int(fields[1])
+        if word in command:
+            found.append(int(place.name))
+
+    def descends(number: int) -> bool:
+        while number > 1:
+            if number == session:
+                return True
+            number = parents.get(number, 0)
+        return False
+
+    return [number for number in found if descends(number)]
+
+
+def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine: str) -> dict[str, int]:
+    """Run until the plan is encoded, killing something at a random moment; return how often each was killed."""
+    chance = random.Random(kills)  # noqa: S311  no secret
+    corpus = write(folder, "jsonl", texts)
+    counts = {"workers": 0, "drivers": 0, "nodes": 0, "wrong": 0, "half": 0, "jobs": 0}
+    whole = folder / "whole" / "vectors"
+    options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
+    run("infer", "--model_path", str(model), "--input", str(corpus), "--output", f"{whole}/", *options)
+    expected = files_of(whole)
+    output = folder / "vectors"
+    targets = ("workers", "drivers", *(("nodes",) if engine == "ray" else ()))
+    while sum(counts[name] for name in targets) < kills:
+        counts["jobs"] += 1
+        path = plan(model, corpus, output)
+        for _ in range(100):
+            command = [*COMMAND, "encode", "run", "--plan", path, "--engine", engine, "--workers", "2", "--quiet"]
+            driver = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+            target = chance.choice(targets) if sum(counts[name] for name in targets) < kills else ""
+            if target:
+                time.sleep(chance.uniform(0.5, 4.0 if engine == "local" else 9.0))
+                word = {"workers": "onnxtool.encoding.worker", "drivers": "encode", "nodes": "raylet/raylet"}[target]
+                found = [driver.pid] if target == "drivers" else processes(word, driver.pid)
+                for number in found[:1]:
+                    if driver.poll() is None:
+                        os.kill(number, signal.SIGKILL)
+                        counts[target] += 1
+            if driver.wait() == 0:
+                break
+        counts["half"] += any(".partial" in name for name in files_of(output))
+        counts["wrong"] += files_of(output) != expected
+    return counts
+
+
+def check_kills(folder: Path, model: Path, texts: list[str], kills: int, *, has_ray: bool) -> int:
+    """Print a table of killed runs, and return how many ended in other bytes."""
+    print("\n| killed | workers | drivers | nodes | jobs | other bytes | half files |")
+    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    wrong = 0
+    for engine in ("local", *(("ray",) if has_ray else ())):
+        found = kill_runs(folder, model, texts, kills, engine=engine)
+        print(f"| engine {engine}, on a disk | {' | '.join(str(found[name]) for name in _COLUMNS)} |", flush=True)
+        wrong += found["wrong"] + found["half"]
+    found = kill_in_store(folder, model, texts, kills)
+    print(f"| parts, in a store that fails | {' | '.join(str(found[name]) for name in _COLUMNS)} |", flush=True)
+    return wrong + found["wrong"] + found["half"]
+
+
+_COLUMNS = ("workers", "drivers", "nodes", "jobs", "wrong", "half")
+
+
+def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> dict[str, int]:
+    """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
+    chance = random.Random(kills + 1)  # noqa: S311  no secret
+    counts = dict.fromkeys(_COLUMNS, 0)
+    with failing_store() as variables:
+        from tests.encoding.store_server import BUCKET, objects
+
+        address = variables["AWS_ENDPOINT_URL"]
+        os.environ.update(variables)
+        corpus = write(folder, "jsonl", texts)
+        options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
+        common = ("--model_path", str(model), "--input", str(corpus))
+        run("infer", *common, "--output", f"s3://{BUCKET}/whole/", *options)
+        expected = _without_names(objects(address, "whole"), "whole")
+        while counts["workers"] < kills:
+            counts["jobs"] += 1
+            run("encode", "plan", *common, "--output", f"s3://{BUCKET}/vectors/", *options)
+            path = f"s3://{BUCKET}/vectors.plan.json"
+            for _ in range(3):
+                both = [
+                    subprocess.Popen([*COMMAND, "encode", "part", "--plan", path, "--quiet"], stdout=subprocess.DEVNULL)
+                    for _ in range(2)
+                ]
+                time.sleep(chance.uniform(0.5, 3.0))
+                for process in both:
+                    counts["workers"] += process.poll() is None
+                    process.kill()
+                    process.wait()
+            run("encode", "part", "--plan", path)
+            run("encode", "merge", "--plan", path, "--read_back")
+            counts["wrong"] += _without_names(objects(address, "vectors"), "vectors") != expected
+    return counts
+
+
+def _without_names(found: Files, name: str) -> Files:
+    return {key.removeprefix(name): content for key, content in found.items() if not key.endswith("plan.json")}
+
+
+def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int) -> None:
+    """Print how long Ray and local workers take for the same plan, in turns; starting Ray is not counted."""
+    import ray
+
+    from onnxtool.encoding import RunOptions, encode_plan
+
+    corpus = write(folder, "jsonl", documentation_texts(num_texts))
+    ray.init(include_dashboard=False, log_to_driver=False)
+    print("\n| workers | local texts/s | Ray texts/s | Ray / local, of the same round |\n|---:|---:|---:|---|")
+    for workers in (1, 2):
+        rates: dict[str, list[float]] = {"local": [], "ray": []}
+        for _ in range(rounds):
+            for engine, found in rates.items():
+                path = plan(model, corpus, folder / "vectors")
+                report = encode_plan(path, RunOptions(engine=engine, workers=workers, threads=2 // workers))
+                found.append(report.texts_per_s)
+        ratios = sorted(one / other for one, other in zip(rates["ray"], rates["local"], strict=True))
+        local, cluster = (statistics.median(rates[engine]) for engine in ("local", "ray"))
+        shown = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(f"| {workers} | {local:.0f} | {cluster:.0f} | {shown} |", flush=True)
+    ray.shutdown()
+
+
+def main() -> int:
+    """Print the tables; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=int, default=600)
+    parser.add_argument("--kills", type=int, default=100, help="for each row of the second table")
+    parser.add_argument("--overhead", type=int, default=0, metavar="TEXTS", help="measure Ray with so many texts")
+    parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
+    parser.add_argument("--only", choices=("ways", "kills", "overhead"))
+    arguments = parser.parse_args()
+    try:
+        import ray  # noqa: F401  whether it is there
+
+        has_ray = True
+    except ImportError:
+        has_ray = False
+        print("Ray is not installed: its rows are left out", file=sys.stderr)
+    print(f"On {describe_machine()}, {arguments.texts} texts in shards of {SHARD}:\n")
+    wrong = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _, _, int8 = make_minilm(folder)
+        texts = documentation_texts(arguments.texts)
+        if arguments.only in (None, "ways"):
+            wrong += check_ways(folder, int8, texts, has_ray=has_ray)
+        if arguments.only in (None, "kills"):
+            wrong += check_kills(folder, int8, texts, arguments.kills, has_ray=has_ray)
+        if arguments.overhead and has_ray:
+            measure_overhead(folder, int8, arguments.overhead, arguments.rounds)
+        shutil.rmtree(folder / "vectors", ignore_errors=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
