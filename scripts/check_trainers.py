@@ -57,10 +57,10 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     )
 
 
-def texts(seed: int, number: int = 256) -> list[str]:
-    """Return texts of 20 to 40 words."""
+def texts(seed: int, shortest: int = 20, longest: int = 40) -> list[str]:
+    """Return 256 texts of so many words."""
     draw = random.Random(seed)  # noqa: S311 - no secret
-    return [" ".join(draw.choices(WORDS, k=draw.randint(20, 40))) for _ in range(number)]
+    return [" ".join(draw.choices(WORDS, k=draw.randint(shortest, longest))) for _ in range(256)]
 
 
 def bert(head: type[Any], sizes: Sizes, folder: Path) -> str:
@@ -142,7 +142,7 @@ def dense(matryoshka: bool) -> Make:
 
 
 def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-    """Make a trainer of SPLADE, whose regularizers grow from 0."""
+    """Make a trainer of SPLADE, whose regularizers grow from 0; it is compiled for each pair of lengths."""
     from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
     from sentence_transformers.sentence_transformer.modules import Transformer
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
@@ -161,7 +161,7 @@ def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> A
         SparseEncoderTrainer,
         model=model,
         args=SparseEncoderTrainingArguments(**arguments(steps, folder)),
-        train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
+        train_dataset=Dataset.from_dict({"anchor": texts(1, 24, 24), "positive": texts(2, 30, 30)}),
         loss=loss,
     )
 
