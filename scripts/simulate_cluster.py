@@ -2,9 +2,8 @@
 
 What is measured: how long a worker of this machine takes from its start to its first batch, and for a shard of MiniLM
 in int8 (documentation strings, all cores). What is simulated: workers that take runs of shards as `runs_of` forms them,
-differ in speed, are lost at random and come back after a while; every request to the store takes as long as it is said
-to, and nothing of it is hidden behind the work; one machine merges. Linear scaling is what the workers would take
-together if none were lost and none asked for anything.
+differ in speed, are lost at random and come back after a while, and wait for the store at the end of each run; one
+machine merges. Linear scaling is what the workers would take together if none were lost and none waited for anything.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import random
+import statistics
 import tempfile
 import time
 from collections import deque
@@ -42,12 +42,14 @@ class Costs:
 
     Attributes:
         start: from the process to its first batch, without the model's way from the store.
-        shard: for a shard of SHARD texts.
+        shard: for a shard of SHARD texts, among others.
+        gap: more for a run of one shard, whose first texts are read and tokenized while nothing else is done.
         plan: to read SHARD texts for the plan.
     """
 
     start: float
     shard: float
+    gap: float
     plan: float
 
 
@@ -89,8 +91,14 @@ def measure(folder: Path, num_shards: int) -> Costs:
             first.append(now)
 
     worker.encode(range(num_shards), note)
+    alone = []
+    for number in range(num_shards):
+        before = time.perf_counter()
+        worker.encode([number], lambda _: None)
+        alone.append(time.perf_counter() - before)
     worker.close()
-    return Costs(first[0], (times[-1] - first[0]) / num_shards, report.seconds / num_shards)
+    shard = (times[-1] - first[0]) / num_shards
+    return Costs(first[0], shard, max(0.0, statistics.median(alone) - shard), report.seconds / num_shards)
 
 
 def simulate(costs: Costs, cluster: Cluster, num_texts: int, seed: int) -> dict[str, float]:
@@ -108,9 +116,11 @@ def simulate(costs: Costs, cluster: Cluster, num_texts: int, seed: int) -> dict[
         now, worker = heapq.heappop(free)
         run = runs.popleft()
         loss = now + chance.expovariate(rate)
+        # The files of a shard are sent while the next ones are computed; of the last one nothing is left to compute.
+        now += costs.gap + _REQUESTS_OF_A_SHARD * cluster.latency_s
         for place in range(len(run)):
             took = costs.shard * speeds[worker] * max(0.5, chance.gauss(1, cluster.spread))
-            now += took + _REQUESTS_OF_A_SHARD * cluster.latency_s
+            now += took
             if now > loss:
                 runs.appendleft(run[place:])
                 lost += 1
@@ -119,8 +129,9 @@ def simulate(costs: Costs, cluster: Cluster, num_texts: int, seed: int) -> dict[
         else:
             end = max(end, now)
         heapq.heappush(free, (now, worker))
-    # Four listings, and the removal of the records; these are read as shards are done, but for the last of each worker.
-    requests = 5 * count / _NAMES_OF_A_LISTING + cluster.workers / RECORDS_AT_ONCE
+    # Listings of records and of files, two to a shard, and the removal of the records, which are read as shards are
+    # done, but for the last of each worker.
+    requests = 4 * count / _NAMES_OF_A_LISTING + cluster.workers / RECORDS_AT_ONCE
     merge = requests * cluster.latency_s + cluster.workers * _READ_A_RECORD_S + count * _CHECK_A_RECORD_S
     linear = count * costs.shard / sum(1 / speed for speed in speeds)
     return {"encode": end, "merge": merge, "linear": linear, "share": linear / (end + merge), "lost": lost}
@@ -138,7 +149,10 @@ def main() -> None:
     print(
         f"Measured on {describe_machine(available_cores())}: a worker starts in {costs.start:.1f} s and encodes a shard"
     )
-    print(f"of {SHARD} texts in {costs.shard:.2f} s; the plan reads it in {costs.plan * 1e3:.0f} ms.\n")
+    print(
+        f"of {SHARD} texts in {costs.shard:.2f} s, and one by itself in {costs.gap:.2f} s more; the plan reads it in "
+        f"{costs.plan * 1e3:.0f} ms.\n"
+    )
     print(f"{arguments.texts:,} texts, requests of 50 ms:\n")
     print("| workers | lost per hour | lost | linear s | encode s | merge s | share of linear scaling |")
     print("|---:|---:|---:|---:|---:|---:|---:|")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -136,10 +136,10 @@ class OutputFolder:
                     "put it back, or pass --force to start again",
                 )
 
-    def remove_others(self, manifest: Manifest) -> None:
-        """Remove what a killed run left half or unnamed."""
+    def remove_others(self, manifest: Manifest, found: Iterable[str] | None = None) -> None:
+        """Remove what a killed run left half or unnamed, of all files, or of those that were `found`."""
         kept = {file.name for shard in manifest.shards for file in shard.files}
-        remove(self.path / name for name in entries(self.path) if name not in kept)
+        remove(self.path / name for name in (entries(self.path) if found is None else found) if name not in kept)
 
     def staging(self) -> AbstractContextManager[Path]:
         """Give a folder of this machine in which shards are written until they are whole."""
@@ -185,8 +185,12 @@ class OutputFolder:
         else:
             publish(self.rejects_path)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest, found: Iterable[str] | None = None) -> None:
         """Write the manifest of a corpus that is whole; others learn by it that it is.
+
+        Args:
+            manifest: what is written.
+            found: files of the folder, where they were listed before; in a store that takes a while.
 
         Raises:
             OutputExistsError: another run has published another one meanwhile.
@@ -199,7 +203,7 @@ class OutputFolder:
                 f"another run has published {self.manifest_path} meanwhile", "pass another --output, or --force"
             )
         if not is_alone:  # another run of the same command may need what it has just written until now
-            self.remove_others(manifest)
+            self.remove_others(manifest, found)
 
 
 class StagedShard:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from onnxtool.encoding.files import Entry, on_this_machine, remove, write
+from onnxtool.encoding.files import Entry, entries, on_this_machine, remove, write
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
@@ -155,9 +155,10 @@ def _read_records(
     *,
     verify: bool = False,
     known: Mapping[int, PartRecord] | None = None,
+    listed: Mapping[str, Entry] | None = None,
 ) -> dict[int, PartRecord | str]:
     """Return the record of each shard, or why it is not done; with `verify`, their files are read as well."""
-    done = records.done(len(plan.shards))
+    done = records.done(len(plan.shards), listed)
 
     def read(number: int) -> PartRecord | str:
         check_interrupted()
@@ -324,13 +325,15 @@ def merge_parts(
             assert manifest is not None  # noqa: S101  it is merged
             return _merged(plan, manifest)
         verify = read_back or not isinstance(folder.path, Uri)
-        found = _read_records(plan, records, range(len(plan.shards)), files, verify=verify, known=known)
+        listed = entries(records.path)
+        numbers = range(len(plan.shards))
+        found = _read_records(plan, records, numbers, files, verify=verify, known=known, listed=listed)
         problems = {number: record for number, record in found.items() if isinstance(record, str)}
         if problems:
             remove(records.file(number) for number, problem in problems.items() if problem != "is missing")
             return _unmerged(plan, problems)
-        manifest = _publish(plan, folder, [record for record in found.values() if not isinstance(record, str)])
-        remove_records(folder)
+        manifest = _publish(plan, folder, [record for record in found.values() if not isinstance(record, str)], files)
+        remove_records(folder, listed if isinstance(records.path, Uri) else None)
     return _merged(plan, manifest, () if verify else (_NOT_READ_BACK,))
 
 
@@ -351,7 +354,9 @@ def _is_merged(plan: CorpusPlan) -> bool:
     return True
 
 
-def _publish(plan: CorpusPlan, folder: OutputFolder, records: Sequence[PartRecord]) -> Manifest:
+def _publish(
+    plan: CorpusPlan, folder: OutputFolder, records: Sequence[PartRecord], files: Mapping[str, Entry]
+) -> Manifest:
     """Write the lines that gave no text, and then the manifest."""
     shards = tuple(record.shard for record in records)
     rejects = [
@@ -366,7 +371,7 @@ def _publish(plan: CorpusPlan, folder: OutputFolder, records: Sequence[PartRecor
     if not manifest.num_texts:
         reasons = Counter(reject.kind for reject in rejects)
         raise no_texts(find_sources(plan.corpus)[0], reasons, f"{folder.rejects_path} says why for each line")
-    folder.publish(manifest)
+    folder.publish(manifest, files)
     return manifest
 
 

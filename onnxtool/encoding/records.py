@@ -52,9 +52,9 @@ class Records:
         """Return where the record of a shard lies."""
         return self.path / f"part-{number:05d}.{self._run[:_DIGITS]}.json"
 
-    def done(self, count: int) -> dict[int, Entry]:
-        """Return which of `count` shards have a record, and when it was written; by one listing."""
-        found = entries(self.path)
+    def done(self, count: int, found: Mapping[str, Entry] | None = None) -> dict[int, Entry]:
+        """Return which of `count` shards have a record, and when it was written; by one listing, else by `found`."""
+        found = entries(self.path) if found is None else found
         names = {number: self.file(number).name for number in range(count)}
         return {number: found[name] for number, name in names.items() if name in found}
 
@@ -104,11 +104,11 @@ class Records:
         return ""
 
 
-def remove_records(folder: OutputFolder) -> None:
-    """Remove all records, of whichever run."""
+def remove_records(folder: OutputFolder, found: Iterable[str] | None = None) -> None:
+    """Remove all records, of whichever run, or those that were `found`."""
     path = folder.records_path
     # Sorted, what tells whose they are goes last.
-    remove(path / name for name in sorted(entries(path)) if _OWN.fullmatch(name))
+    remove(path / name for name in sorted(entries(path) if found is None else found) if _OWN.fullmatch(name))
     if isinstance(path, Path):
         with suppress(OSError):  # it is not there, or somebody put a file into it
             path.rmdir()

@@ -96,8 +96,6 @@ def _encode(encoder: ShardEncoder, order: dict[str, Any], tell: Tell) -> None:
         int(number): {int(place): reason for place, reason in texts.items()}
         for number, texts in order["left_out"].items()
     }
-    plan = encoder.plan
-    plan.folder.require_names()
     for number, (shard, rejects) in encoder.encode(
         order["shards"], lambda _window, count, _share: tell({"batch": count}), left_out
     ):
