@@ -113,10 +113,24 @@ def client(address: str) -> Any:
 
 
 def objects(address: str, prefix: str = "") -> dict[str, bytes]:
-    """Return all objects of the bucket whose keys begin so."""
+    """Return all objects of the bucket whose keys begin so, also while the server fails."""
     s3 = client(address)
-    found = {}
-    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
-        for item in page.get("Contents", ()):
-            found[item["Key"]] = s3.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read()
-    return found
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+    keys = _again(lambda: [item["Key"] for page in pages for item in page.get("Contents", ())])
+
+    def read(key: str) -> Any:
+        return _again(lambda: s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+
+    return {key: read(key) for key in keys}
+
+
+def _again(call: Callable[[], Any]) -> Any:
+    """Call until it does not fail."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    for _ in range(50):
+        try:
+            return call()
+        except (BotoCoreError, ClientError):
+            continue
+    raise AssertionError("the server fails each time")
