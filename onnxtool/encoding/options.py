@@ -14,6 +14,7 @@ from onnxtool.checkpoint.vector_types import (
     VectorsAs,
     check_ranges_options,
 )
+from onnxtool.encoding.locations import Location
 from onnxtool.errors import InputError
 from onnxtool.infer.options import Long, ModelName, Overlap, Prompt, Provider, Representation, TextTask, Threads
 from onnxtool.options import Force, Option
@@ -22,6 +23,14 @@ from onnxtool.options import Force, Option
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
 WEIGHTS = ("int", "float")
 
+# Of a plan that another machine has made.
+ModelElsewhere = Annotated[
+    Location | None, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
+]
+InputElsewhere = Annotated[
+    Location | None,
+    Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
+]
 Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
 
 

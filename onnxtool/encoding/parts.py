@@ -20,7 +20,7 @@ from onnxtool.encoding.files import Entry, entries, on_this_machine, remove, wri
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
-from onnxtool.encoding.options import CorpusProgress, OnProgress, Workers
+from onnxtool.encoding.options import CorpusProgress, InputElsewhere, ModelElsewhere, OnProgress, Workers
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.pipeline import OnBatch
 from onnxtool.encoding.plan import CorpusPlan, PlannedShard, read_plan
@@ -65,13 +65,8 @@ class PartOptions:
     shards: Annotated[
         str | None, Option("Encode these shards: numbers and ranges from 0, as merge lists them.", metavar="3,7-12")
     ] = None
-    model_path: Annotated[
-        Location | None, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
-    ] = None
-    input_path: Annotated[
-        Location | None,
-        Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
-    ] = None
+    model_path: ModelElsewhere = None
+    input_path: InputElsewhere = None
     workers: Workers = 0
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from onnxtool import errors
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.options import require_count
+from onnxtool.encoding.options import InputElsewhere, ModelElsewhere, require_count
 from onnxtool.encoding.plan import CorpusPlan
 from onnxtool.errors import InputError, OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted
@@ -57,13 +57,8 @@ class RunOptions:
     memory_limit: Annotated[
         int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: all.", minimum=0)
     ] = 0
-    model_path: Annotated[
-        Location | None, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
-    ] = None
-    input_path: Annotated[
-        Location | None,
-        Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
-    ] = None
+    model_path: ModelElsewhere = None
+    input_path: InputElsewhere = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -178,7 +178,8 @@ def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store,
         places = [place for place, name in enumerate(written) if name.startswith(f"part-{number:05d}.")]
         assert [written[place].rpartition(".")[2] for place in places] == ["npy", "jsonl", "json"]
     assert written[-1] == "vectors.manifest.json"
-    assert "POST" not in {method for method, path in store.faults.seen if "delete" not in path} - {"POST"}
+    # Removing many is asked of the bucket; an upload of several requests would begin with one of an object.
+    assert {path for method, path in store.faults.seen if method == "POST"} == {f"/{BUCKET}"}
     assert not store.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
 
 
@@ -419,12 +420,11 @@ def test_a_plan_on_a_disk_may_name_a_collection_of_a_store(store: Store, tmp_pat
 
 def test_a_listing_that_is_long_is_asked_for_once_a_thousand_names(store: Store, tmp_path: Path) -> None:
     """How far a job is takes as many requests, and none for each shard."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"] * 1)
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
     plan = planned(tmp_path, model, corpus)
     content = json.loads(plan.read_text())
     content["shards"] = [{**content["shards"][0], "line": line, "offset": line} for line in range(2500)]
-    for _ in range(1):
-        store.s3.put_object(Bucket=BUCKET, Key="v.plan.json", Body=json.dumps(content).encode())
+    store.s3.put_object(Bucket=BUCKET, Key="v.plan.json", Body=json.dumps(content).encode())
     store.faults.seen.clear()
     assert corpus_status(f"{store.uri}/v.plan.json").num_shards == 2500
     assert len(store.faults.seen) < 10
