@@ -1,7 +1,7 @@
 """Measure how `onnxtool infer` encodes a corpus: answers and speed beside its peers, memory, and what a kill costs.
 
 Peers live in environments of their own, whose Pythons are `--peers` (`pip install sentence-transformers torch
-openvino`) and `--onnx_peers` (`pip install 'sentence-transformers<6' optimum-onnx`: optimum-onnx 0.1.0 is for
+openvino fastembed`) and `--onnx_peers` (`pip install 'sentence-transformers<6' optimum-onnx`: optimum-onnx 0.1.0 is for
 transformers 4, and sentence-transformers 6 is not). Each contender loads its model once and encodes all texts, in
 turns; ratios are of the same round. MiniLM has trained weights; the SPLADE-shaped model is `tiny-splade` of
 models/recipes.json with its bias moved, so that a text has about two hundred terms, as with trained ones.
@@ -119,6 +119,7 @@ def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
     if arguments.peers:
         contenders.append(peer("sentence-transformers", arguments.peers, checkpoint, plain, corpus, folder))
         contenders.append(peer("openvino", arguments.peers, checkpoint, plain, corpus, folder))
+        contenders.append(peer("fastembed", arguments.peers, checkpoint, plain, corpus, folder))
     if arguments.onnx_peers:
         python = arguments.onnx_peers
         contenders.append(peer("sentence-transformers-onnx", python, checkpoint, plain, corpus, folder))
@@ -274,7 +275,7 @@ def compare_kills(folder: Path, arguments: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the sections that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--peers", help="Python of an environment with sentence-transformers and openvino")
+    parser.add_argument("--peers", help="Python of an environment with sentence-transformers, openvino and fastembed")
     parser.add_argument("--onnx_peers", help="Python of one with sentence-transformers and optimum-onnx")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--texts", type=int, default=5000)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -178,9 +178,9 @@ def processes(word: str, session: int) -> list[int]:
     return [number for number in found if descends(number)]
 
 
-def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine: str) -> dict[str, int]:
+def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, seed: int, *, engine: str) -> dict[str, int]:
     """Run until the plan is encoded, killing something at a random moment; return how often each was killed."""
-    chance = random.Random(kills)  # noqa: S311  no secret
+    chance = random.Random(seed)  # noqa: S311  no secret
     corpus = write(folder, "jsonl", texts)
     counts = {"workers": 0, "drivers": 0, "nodes": 0, "wrong": 0, "half": 0, "jobs": 0}
     whole = folder / "whole" / "vectors"
@@ -213,26 +213,29 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine
     return counts
 
 
-def check_kills(folder: Path, model: Path, texts: list[str], kills: int, *, has_ray: bool) -> int:
+def check_kills(folder: Path, model: Path, texts: list[str], kills: int, seed: int, what: Sequence[str]) -> int:
     """Print a table of killed runs, and return how many ended in other bytes."""
     print("\n| killed | workers | drivers | nodes | jobs | other bytes | half files |")
     print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
     wrong = 0
-    for engine in ("local", *(("ray",) if has_ray else ())):
-        found = kill_runs(folder, model, texts, kills, engine=engine)
-        print(f"| engine {engine}, on a disk | {' | '.join(str(found[name]) for name in _COLUMNS)} |", flush=True)
+    for name in what:
+        if name == "store":
+            title, found = "parts, in a store that fails", kill_in_store(folder, model, texts, kills, seed)
+        else:
+            title = f"engine {name}, on a disk"
+            found = kill_runs(folder, model, texts, kills, seed, engine=name)
+        print(f"| {title} | {' | '.join(str(found[column]) for column in _COLUMNS)} |", flush=True)
         wrong += found["wrong"] + found["half"]
-    found = kill_in_store(folder, model, texts, kills)
-    print(f"| parts, in a store that fails | {' | '.join(str(found[name]) for name in _COLUMNS)} |", flush=True)
-    return wrong + found["wrong"] + found["half"]
+    return wrong
 
 
+KILLED = ("local", "ray", "store")
 _COLUMNS = ("workers", "drivers", "nodes", "jobs", "wrong", "half")
 
 
-def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> dict[str, int]:
+def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int, seed: int) -> dict[str, int]:
     """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
-    chance = random.Random(kills + 1)  # noqa: S311  no secret
+    chance = random.Random(seed + 1)  # noqa: S311  no secret
     counts = dict.fromkeys(_COLUMNS, 0)
     with failing_store() as variables:
         from tests.encoding.store_server import BUCKET, objects
@@ -296,6 +299,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=600)
     parser.add_argument("--kills", type=int, default=100, help="for each row of the second table")
+    parser.add_argument("--killed", nargs="+", choices=KILLED, default=KILLED, help="rows of the second table")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments at which something is killed")
     parser.add_argument("--overhead", type=int, default=0, metavar="TEXTS", help="measure Ray with so many texts")
     parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
     parser.add_argument("--only", choices=("ways", "kills", "overhead"))
@@ -316,7 +321,8 @@ def main() -> int:
         if arguments.only in (None, "ways"):
             wrong += check_ways(folder, int8, texts, has_ray=has_ray)
         if arguments.only in (None, "kills"):
-            wrong += check_kills(folder, int8, texts, arguments.kills, has_ray=has_ray)
+            what = [name for name in arguments.killed if has_ray or name != "ray"]
+            wrong += check_kills(folder, int8, texts, arguments.kills, arguments.seed, what)
         if arguments.overhead and has_ray:
             measure_overhead(folder, int8, arguments.overhead, arguments.rounds)
         shutil.rmtree(folder / "vectors", ignore_errors=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import math
 import random
 import statistics
 import tempfile
@@ -24,16 +25,19 @@ from documentation_texts import documentation_texts, write_corpus
 from harness.machine import describe_machine
 
 from onnxtool.encoding import VectorOptions, make_plan
+from onnxtool.encoding.object_store import PIECES_AT_ONCE
+from onnxtool.encoding.output import SHARDS_OF_A_LISTING
 from onnxtool.encoding.parts import RECORDS_AT_ONCE
 from onnxtool.encoding.plan import read_plan
 from onnxtool.encoding.workers import RunOptions, Worker, runs_of
 from onnxtool.runtime.session import available_cores
 
 SHARD = 4096
-_NAMES_OF_A_LISTING = 1000
+_NAMES_OF_A_REQUEST = 1000
+_DELETES_AT_ONCE = 20  # requests of obstore's
 _REQUESTS_OF_A_SHARD = 3  # two files and a record
-# Of one core, without waiting; measured at 10,000 records.
-_READ_A_RECORD_S, _CHECK_A_RECORD_S = 0.0003, 0.00005
+# Of one core, without waiting; measured at 10,000 records and 24,000 names.
+_READ_A_RECORD_S, _CHECK_A_RECORD_S, _LIST_A_NAME_S = 0.0003, 0.00005, 0.00001
 
 
 @dataclass(frozen=True)
@@ -129,10 +133,13 @@ def simulate(costs: Costs, cluster: Cluster, num_texts: int, seed: int) -> dict[
         else:
             end = max(end, now)
         heapq.heappush(free, (now, worker))
-    # Listings of records and of files, two to a shard, and the removal of the records, which are read as shards are
-    # done, but for the last of each worker.
-    requests = 4 * count / _NAMES_OF_A_LISTING + cluster.workers / RECORDS_AT_ONCE
-    merge = requests * cluster.latency_s + cluster.workers * _READ_A_RECORD_S + count * _CHECK_A_RECORD_S
+    # Records and files, two to a shard, are listed in pieces at once, each to the page after its last; records are read
+    # as shards are done, but for the last of each worker; the manifest is written, and the records are removed.
+    pieces = math.ceil(math.ceil(count / SHARDS_OF_A_LISTING) / PIECES_AT_ONCE)
+    deletes = math.ceil(math.ceil(count / _NAMES_OF_A_REQUEST) / _DELETES_AT_ONCE)
+    requests = (2 + 3) * pieces + math.ceil(cluster.workers / RECORDS_AT_ONCE) + 1 + deletes
+    computed = 3 * count * _LIST_A_NAME_S + cluster.workers * _READ_A_RECORD_S + count * _CHECK_A_RECORD_S
+    merge = requests * cluster.latency_s + computed
     linear = count * costs.shard / sum(1 / speed for speed in speeds)
     return {"encode": end, "merge": merge, "linear": linear, "share": linear / (end + merge), "lost": lost}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +32,15 @@ class Entry(NamedTuple):
     modified: float
 
 
-def entries(folder: Location) -> dict[str, Entry]:
-    """List the files of a folder, by their names; none where there is no such folder."""
+def entries(folder: Location, marks: Sequence[str] = ()) -> dict[str, Entry]:
+    """List the files of a folder, by their names; none where there is no such folder.
+
+    Args:
+        folder: what is listed.
+        marks: names, ascending, at which the listing of a store may be split to take less time.
+    """
     if isinstance(folder, Uri):
-        return {name: Entry(size, modified) for name, size, modified in object_store.listed(folder)}
+        return {name: Entry(size, modified) for name, size, modified in object_store.listed(folder, marks)}
     found = {}
     with suppress(FileNotFoundError), os.scandir(folder) as inside:
         for item in inside:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +30,8 @@ Answer = TypeVar("Answer")
 RANGE_BYTES = 8 << 20
 _MOST_BYTES = 5 << 30  # of one request
 _LONGEST_REASON = 300
+_LISTED_FROM = ("s3://", "s3a://", "gs://")  # a name on: of the others all would be listed for each piece
+PIECES_AT_ONCE = 32
 _RETRIES = 20
 _GIVE_UP = timedelta(minutes=5)
 _REQUEST = timedelta(minutes=5)
@@ -99,9 +103,20 @@ def _reason(error: Exception) -> str:
     return _QUERY.sub("", message)[:_LONGEST_REASON]
 
 
-def listed(folder: Uri) -> Iterator[tuple[str, int, float]]:
-    """Yield name, size and time of the objects of a folder, without those of folders in it."""
-    for name, size, modified in _below(folder):
+def listed(folder: Uri, marks: Sequence[str] = ()) -> Iterator[tuple[str, int, float]]:
+    """Yield name, size and time of the objects of a folder, without those of folders in it.
+
+    Args:
+        folder: what is listed.
+        marks: names, ascending, at which a long listing is split, and its pieces asked for at once.
+    """
+    pieces = list(itertools.pairwise((None, *marks, None)))
+    if len(pieces) == 1 or not folder.root.startswith(_LISTED_FROM):
+        found = iter([_below(folder)])
+    else:
+        with ThreadPoolExecutor(PIECES_AT_ONCE, "listing") as workers:
+            found = iter(list(workers.map(lambda piece: _below(folder, *piece), pieces)))
+    for name, size, modified in itertools.chain.from_iterable(found):
         if "/" not in name:
             yield name, size, modified
 
@@ -112,8 +127,11 @@ def below(folder: Uri) -> Iterator[tuple[str, int]]:
         yield name, size
 
 
-def _below(folder: Uri) -> list[tuple[str, int, float]]:
-    """List by one chain of requests of 1,000 names: what lies in folders below is few, or nothing."""
+def _below(folder: Uri, begin: str | None = None, end: str | None = None) -> list[tuple[str, int, float]]:
+    """List what comes after `begin`, up to `end`, by one chain of requests of 1,000 names each.
+
+    What lies in folders below comes as well: it is little, or nothing.
+    """
     if _is_server(folder):
         raise InputError(f"{folder} is of a server, which lists no folders", "pass the address of one file, or a store")
     prefix = f"{folder.key}/" if folder.key else ""
@@ -121,11 +139,14 @@ def _below(folder: Uri) -> list[tuple[str, int, float]]:
     def request(store: ObjectStore) -> list[tuple[str, int, float]]:
         import obstore
 
-        return [
-            (found["path"].removeprefix(prefix), found["size"], found["last_modified"].timestamp())
-            for chunk in obstore.list(store, prefix=prefix or None)
-            for found in chunk
-        ]
+        offset = None if begin is None else prefix + begin
+        names: list[tuple[str, int, float]] = []
+        for found in itertools.chain.from_iterable(obstore.list(store, prefix=prefix or None, offset=offset)):
+            name = found["path"].removeprefix(prefix)
+            if end is not None and name > end:
+                break
+            names.append((name, found["size"], found["last_modified"].timestamp()))
+        return names
 
     return _ask(folder, request)
 

@@ -26,10 +26,16 @@ from onnxtool.reports import Json
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
 _DIGITS = 16  # of a digest in a name
+SHARDS_OF_A_LISTING = 1000
 _OWN_FILE = re.compile(
     rf"\.?part-[0-9]{{5,}}(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
     r"((\.[0-9a-f]{8})?\.partial)?"
 )
+
+
+def shard_marks(num_shards: int) -> list[str]:
+    """Return names of shards, ascending, between which as many of their files lie as a listing has at once, or two."""
+    return sorted(f"part-{number:05d}" for number in range(SHARDS_OF_A_LISTING, num_shards, SHARDS_OF_A_LISTING))
 
 
 def is_name_of(name: str, shard: int) -> bool:
@@ -105,13 +111,13 @@ class OutputFolder:
             raise OutputWriteError(f"{self.path} is no folder", "pass another --output")
         return is_known
 
-    def require_names(self, *, is_known: bool = True) -> dict[str, Entry]:
-        """Return the files of the folder.
+    def require_names(self, *, is_known: bool = True, num_shards: int = 0) -> dict[str, Entry]:
+        """Return the files of the folder, of about so many shards.
 
         Raises:
             OutputExistsError: some are not called as shards are, or nothing tells of them.
         """
-        found = entries(self.path)
+        found = entries(self.path, shard_marks(num_shards))
         # On a disk also folders in it. Others may write shards meanwhile: each listing is judged by itself.
         names = [path.name for path in self.path.iterdir()] if isinstance(self.path, Path) else found
         foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from onnxtool.encoding.files import Entry, entries, on_this_machine, remove, write
+from onnxtool.encoding.files import Entry, on_this_machine, remove, write
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
@@ -135,7 +135,7 @@ def missing_shards(plan: CorpusPlan, wanted: Sequence[int]) -> list[int]:
     Raises:
         OutputExistsError: the folder has files of others, or belongs to something else.
     """
-    files = plan.folder.require_names()
+    files = plan.folder.require_names(num_shards=len(plan.shards))
     if _is_merged(plan):
         return []
     found = _read_records(plan, Records(plan.folder, plan.sha256), wanted, files)
@@ -313,14 +313,14 @@ def merge_parts(
     plan = read_plan(plan_path)
     folder, records = plan.folder, Records(plan.folder, plan.sha256)
     with folder.locked():
-        files = folder.require_names()
+        files = folder.require_names(num_shards=len(plan.shards))
         if _is_merged(plan):
             remove_records(folder)
             manifest = read_manifest(folder.manifest_path)
             assert manifest is not None  # noqa: S101  it is merged
             return _merged(plan, manifest)
         verify = read_back or not isinstance(folder.path, Uri)
-        listed = entries(records.path)
+        listed = records.listed(len(plan.shards))
         numbers = range(len(plan.shards))
         found = _read_records(plan, records, numbers, files, verify=verify, known=known, listed=listed)
         problems = {number: record for number, record in found.items() if isinstance(record, str)}

@@ -21,7 +21,7 @@ from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.parts import missing_shards
 from onnxtool.encoding.plan import CorpusPlan
-from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, WorkerOptions, runs_of
+from onnxtool.encoding.workers import OnEvent, RemoteWorker, RunOptions, runs_of
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.infer.loading import load
 from onnxtool.infer.long_texts import CUT
@@ -46,20 +46,6 @@ def require_ray() -> ModuleType:
             "pip install 'onnxtool[ray]', or leave out --engine",
         ) from error
     return ray
-
-
-class _Actor:
-    """Encodes runs of shards by a process of its own, which may die without the actor."""
-
-    def __init__(self, options: WorkerOptions) -> None:
-        self._worker = Worker(options)
-
-    def encode(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Encode shards, and return all answers."""
-        before = self._worker.deaths
-        events: list[dict[str, Any]] = []
-        self._worker.encode(numbers, events.append)
-        return [*events, {"deaths": self._worker.deaths - before}]
 
 
 def run_on_ray(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_event: OnEvent) -> int:
@@ -87,7 +73,7 @@ def _run(ray: ModuleType, plan: CorpusPlan, options: RunOptions, missing: Sequen
     gpus = min(node["Resources"].get("GPU", 0) for node in nodes) if plan.options.provider == "cuda" else 0
     on_a_node = -(-count // len(nodes))
     threads = max(1, int(cores) // on_a_node)
-    actor_class = ray.remote(_Actor).options(
+    actor_class = ray.remote(RemoteWorker).options(
         num_cpus=cores / on_a_node, num_gpus=gpus / on_a_node, max_restarts=-1, max_task_retries=0
     )
     chosen = options.worker(plan, threads)

@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from onnxtool import errors
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import InputElsewhere, ModelElsewhere, require_count
-from onnxtool.encoding.plan import CorpusPlan
 from onnxtool.errors import InputError, OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
+
+if TYPE_CHECKING:  # it loads what encodes, which an actor of Ray leaves to its worker
+    from onnxtool.encoding.plan import CorpusPlan
 
 ENGINES = ("local", "ray")
 _MOST_OF_A_RUN = 64
@@ -235,6 +237,20 @@ class Worker:
         """Kill the process, for whose answers no thread waits."""
         self.stop()
         self._end()
+
+
+class RemoteWorker:
+    """A worker of another machine, to whose answers nobody listens while it encodes: an actor of Ray."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._worker = Worker(options)
+
+    def encode(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """Encode shards, and return all answers."""
+        before = self._worker.deaths
+        events: list[dict[str, Any]] = []
+        self._worker.encode(numbers, events.append)
+        return [*events, {"deaths": self._worker.deaths - before}]
 
 
 def _error(answer: dict[str, Any]) -> OnnxtoolError:

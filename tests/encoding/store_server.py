@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,12 +28,14 @@ class Faults:
         error: answered with 500, or 503 as a store that asks for less, before anything is done.
         after: answered with 500 after it was done, as when an answer is lost.
         dropped: not answered at all: the connection is closed in the middle of the answer.
+        delay_s: before each answer.
         seen: requests by their method.
     """
 
     error: float = 0.0
     after: float = 0.0
     dropped: float = 0.0
+    delay_s: float = 0.0
     seen: list[tuple[str, str]] = field(default_factory=list)
     chance: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311  no secret
 
@@ -40,6 +43,7 @@ class Faults:
         """Return the application with these faults."""
 
         def call(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+            time.sleep(self.delay_s)
             self.seen.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
             if self.chance.random() < self.error:
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
