@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from documentation_texts import documentation_texts, write_corpus
@@ -36,7 +37,11 @@ from onnxtool.export import ExportOptions, export_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 
 PEER_SCRIPT = Path(__file__).parent / "infer_peers" / "encode.py"
-SECTIONS = ("throughput", "splade", "memory", "kill")
+SECTIONS = ("throughput", "profile", "splade", "memory", "kill")
+PRODUCTS = (
+    *("MatMul", "FusedMatMul", "Gemm", "Attention", "MultiHeadAttention", "QAttention"),
+    *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
+)
 TERMS_OF_A_TEXT = 200
 NUM_KILLS = 10
 
@@ -143,6 +148,68 @@ def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
         ]
         cells = f"{len(texts) / wall:.0f} | {used:.1f} | {ratios[0]:.2f} | {ratios[1]:.2f}"
         print(f"| {contender.name} | {cells} | {cosines(contender.vectors(), base).min():.6f} |")
+
+
+def profile_encoding(folder: Path, arguments: argparse.Namespace) -> None:
+    """Print what share of the processor time is outside of the model, and of its products.
+
+    One worker of one thread, so that the time of a kernel is processor time; what other threads do meanwhile, to read
+    and to write, counts as outside, as does loading. Attention counts as a product: its own are most of it.
+    """
+    _, fp32, int8 = make_minilm(folder)
+    corpus = write_corpus(folder / "profiled.jsonl", documentation_texts(arguments.texts))
+    for model in (fp32, int8):
+        inside, operators, total = profiled(model, corpus, folder)
+        kernels = sum(operators.values())
+        products = sum(seconds for name, seconds in operators.items() if name in PRODUCTS)
+        print(f"\n{model.name}, {arguments.texts} texts: {total:.1f} s of processor time, {describe_machine(1)}\n")
+        print("| of the processor time | share |\n|---|---:|")
+        print(f"| outside of the model: to read, tokenize, pool, write | {1 - inside / total:.1%} |")
+        print(f"| in the model, not in a product | {(1 - products / kernels) * inside / total:.1%} |")
+        for name, seconds in sorted(operators.items(), key=lambda row: -row[1])[:8]:
+            print(f"| {name}{'' if name in PRODUCTS else ', no product'} | {seconds / kernels * inside / total:.1%} |")
+
+
+def profiled(model: Path, corpus: Path, folder: Path) -> tuple[float, dict[str, float], float]:
+    """Encode a corpus; return processor seconds of the model's runs, seconds of each operator, and of all."""
+    import onnxruntime as ort
+
+    from onnxtool.runtime.session import Session
+
+    def options() -> Any:
+        made = plain_options()
+        made.enable_profiling = True
+        made.profile_file_prefix = str(folder / "profile")
+        return made
+
+    def load(*given: Any, **named: Any) -> Any:
+        profiles.append(plain_session(*given, **named))
+        return profiles[-1]
+
+    def run(session: Session, feeds: Any) -> Any:
+        start = time.thread_time()
+        result = plain_run(session, feeds)
+        inside.append(time.thread_time() - start)
+        return result
+
+    plain_options, plain_session, plain_run = ort.SessionOptions, ort.InferenceSession, Session.run_unchecked
+    inside: list[float] = []
+    profiles: list[Any] = []
+    with (
+        mock.patch.object(ort, "SessionOptions", options),
+        mock.patch.object(ort, "InferenceSession", load),
+        mock.patch.object(Session, "run_unchecked", run),
+    ):
+        start = time.process_time()
+        encode_corpus(model, corpus, folder / "profiled", CorpusOptions(provider="cpu", workers=1, force=True))
+        total = time.process_time() - start
+    events = json.loads(Path(profiles[0].end_profiling()).read_text(encoding="utf-8"))
+    operators: dict[str, float] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            name = event["args"]["op_name"]
+            operators[name] = operators.get(name, 0.0) + event["dur"] / 1e6
+    return sum(inside), operators, total
 
 
 def sparse_model(folder: Path) -> tuple[Path, Path]:
@@ -288,6 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     sections = {
         "throughput": compare_throughput,
+        "profile": profile_encoding,
         "splade": compare_splade,
         "memory": compare_memory,
         "kill": compare_kills,
