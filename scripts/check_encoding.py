@@ -271,7 +271,7 @@ def _without_names(found: Files, name: str) -> Files:
     return {key.removeprefix(name): content for key, content in found.items() if not key.endswith("plan.json")}
 
 
-def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int) -> None:
+def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, counts: Sequence[int]) -> None:
     """Print how long Ray and local workers take for the same plan, in turns; starting Ray is not counted."""
     import ray
 
@@ -280,7 +280,7 @@ def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int) -> 
     corpus = write(folder, "jsonl", documentation_texts(num_texts))
     ray.init(include_dashboard=False, log_to_driver=False)
     print("\n| workers | local texts/s | Ray texts/s | Ray / local, of the same round |\n|---:|---:|---:|---|")
-    for workers in (1, 2):
+    for workers in counts:
         rates: dict[str, list[float]] = {"local": [], "ray": []}
         for _ in range(rounds):
             for engine, found in rates.items():
@@ -302,6 +302,7 @@ def main() -> int:
     parser.add_argument("--killed", nargs="+", choices=KILLED, default=KILLED, help="rows of the second table")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which something is killed")
     parser.add_argument("--overhead", type=int, default=0, metavar="TEXTS", help="measure Ray with so many texts")
+    parser.add_argument("--workers", type=int, nargs="+", default=(1, 2), help="of --overhead")
     parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
     parser.add_argument("--only", choices=("ways", "kills", "overhead"))
     arguments = parser.parse_args()
@@ -324,7 +325,7 @@ def main() -> int:
             what = [name for name in arguments.killed if has_ray or name != "ray"]
             wrong += check_kills(folder, int8, texts, arguments.kills, arguments.seed, what)
         if arguments.overhead and has_ray:
-            measure_overhead(folder, int8, arguments.overhead, arguments.rounds)
+            measure_overhead(folder, int8, arguments.overhead, arguments.rounds, arguments.workers)
         shutil.rmtree(folder / "vectors", ignore_errors=True)
     return 1 if wrong else 0
 
