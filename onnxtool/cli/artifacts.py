@@ -7,27 +7,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from onnxtool.cli.dry_run import dry_run_option, emit_plan
 from onnxtool.cli.options import derived_options, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
-from onnxtool.training.options import ForwardOptions, PreparationOptions
+from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
 
 if TYPE_CHECKING:
     from onnxtool.training.artifacts.report import ArtifactReport
     from onnxtool.training.artifacts.verification import ArtifactVerification
+    from onnxtool.training.checkpoints.lora import Lora
 
 
 @click.command(
     epilog="Example: onnxtool artifacts --model_name distilbert-base-uncased --loss CrossEntropyLoss "
     "--freeze 'distilbert.embeddings.*'",
 )
-@derived_options(options=PreparationOptions, forward=ForwardOptions)
+@derived_options(options=PreparationOptions, forward=ForwardOptions, lora=LoraOptions)
 @dry_run_option
 @report_options
 def command(
-    options: PreparationOptions, forward: ForwardOptions | None, *, dry_run: bool, format_name: str, quiet: bool
+    options: PreparationOptions,
+    forward: ForwardOptions | None,
+    lora: LoraOptions | None,
+    *,
+    dry_run: bool,
+    format_name: str,
+    quiet: bool,
 ) -> None:
     """Make the training, eval and optimizer models and the checkpoint that on-device training needs.
 
@@ -38,13 +46,20 @@ def command(
         raise click.UsageError("pass one of --model_path and --model_name")
     if options.class_axis == 0:
         raise click.UsageError("--class_axis is 1 or -1; the first axis is that of the samples")
+    source = click.get_current_context().get_parameter_source
+    for name in ("lora_targets", "lora_alpha"):
+        if lora is None and source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name} is of adapters, which --lora RANK adds")
+    if lora is not None and not lora.targets:
+        raise click.UsageError("--lora needs --lora_targets, such as '*.query.weight'; '*' names what can be matched")
+    options = replace(options, forward=forward, lora=lora)
     from onnxtool.training.artifacts.preparation import plan_training, prepare_training
 
     if dry_run:
-        emit_plan(plan_training(replace(options, forward=forward)), format_name)
+        emit_plan(plan_training(options), format_name)
         return
     with progress(quiet=quiet) as on_progress:
-        report = prepare_training(replace(options, forward=forward), on_progress)
+        report = prepare_training(options, on_progress)
     emit(report, artifact_blocks(report), format_name)
 
 
@@ -56,6 +71,7 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         ("Optimizer", report.optimizer or "none"),
         ("Trained", f"{len(report.trained)} parameters, {report.num_trained} numbers"),
         ("Frozen", f"{len(report.frozen)} parameters, {report.num_frozen} numbers"),
+        *([] if report.lora is None else [("Adapters", _adapters(report.lora))]),
         ("Opset", str(report.opset)),
         ("Time", ", ".join(f"{stage} {format_duration(ms)}" for stage, ms in report.duration_ms.items())),
     ]
@@ -71,6 +87,10 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         *_proof_blocks(report.proof),
         *(Note(note) for note in report.notes),
     ]
+
+
+def _adapters(lora: Lora) -> str:
+    return f"{len(lora.adapters)} of rank {lora.rank}, scaled by {lora.alpha:g} / {lora.rank}"
 
 
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:

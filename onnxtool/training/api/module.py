@@ -20,6 +20,8 @@ from onnxtool.model_file import ModelFile, save_model, staged
 from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
 from onnxtool.training.api.session import BoundSession
 from onnxtool.training.api.state import CheckpointState
+from onnxtool.training.checkpoints.lora import Lora
+from onnxtool.training.graphs.adapters import take_out_adapters
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 
 
@@ -172,6 +174,8 @@ class Module:
     ) -> None:
         """Write an inference model with the current parameters, whose outputs are these values of the eval model.
 
+        Adapters are folded into the weights beside which they are; `export_adapter` writes them alone.
+
         Raises:
             ArtifactError: there is no eval model, or it has no such value.
             OutputWriteError: it cannot be written.
@@ -180,7 +184,8 @@ class Module:
             raise ArtifactError("an export needs the eval model", "pass eval_model_uri")
         self.state.check_complete()
         parameters = {name: self.read(name) for name in self.state.names()}
-        _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
+        lora = self.state.lora()
+        _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri), lora)
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a copy of a parameter."""
@@ -267,10 +272,15 @@ def _listing(groups: dict[str, list[str]]) -> str:
     return "; ".join(parts) or "nothing is trained"
 
 
-def _export(eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path) -> None:
+def _export(
+    eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path, lora: Lora | None
+) -> None:
     """Write a model that computes `outputs`, values of the eval model, with the parameters as initializers."""
     model = ir.load(ModelFile.open(eval_model).path)
     graph = model.graph
+    if lora is not None:
+        take_out_adapters(graph, lora)
+        parameters = {**parameters, **lora.folded(parameters)}
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     for name in outputs:
         if name not in values:

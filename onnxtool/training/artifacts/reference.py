@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.training.checkpoints.lora import Lora
+
 _SEED = 20
 
 
@@ -71,8 +73,21 @@ class TorchModel:
         """Return the sample as arrays."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.sample.items()}
 
-    def step(self, setting: LossSetting, trained: Collection[str]) -> TorchStep:
-        """Compute loss and gradients; batch normalizations whose parameters are not `trained` stay in eval mode."""
+    def step(
+        self,
+        setting: LossSetting,
+        trained: Collection[str],
+        lora: Lora | None = None,
+        values: Mapping[str, NDArray[Any]] | None = None,
+    ) -> TorchStep:
+        """Compute loss and gradients; batch normalizations whose parameters are not `trained` stay in eval mode.
+
+        With `lora`, its adapters have the values of A and B that are given by name.
+        """
+        with _adapted(self.model, lora, values or {}) as adapters:
+            return self._step(setting, trained, adapters)
+
+    def _step(self, setting: LossSetting, trained: Collection[str], adapters: Mapping[str, Any]) -> TorchStep:
         import torch
 
         model = self.model.eval()
@@ -94,7 +109,7 @@ class TorchModel:
             loss.backward()
         gradients = {
             name: parameter.grad.numpy()
-            for name, parameter in model.named_parameters(remove_duplicate=False)
+            for name, parameter in (*model.named_parameters(remove_duplicate=False), *adapters.items())
             if parameter.grad is not None
         }
         return TorchStep(labels.numpy(), loss.item(), eval_loss, own, gradients)
@@ -149,6 +164,29 @@ def _loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
         "BCEWithLogitsLoss": functional.binary_cross_entropy_with_logits,
     }
     return functions[setting.name](logits, labels)
+
+
+@contextmanager
+def _adapted(model: Any, lora: Lora | None, values: Mapping[str, NDArray[Any]]) -> Iterator[Mapping[str, Any]]:
+    """Add `alpha / r * B(A(x))` to what modules return for x, and give A and B by name."""
+    import torch
+
+    hooks: list[Any] = []
+    adapters: dict[str, Any] = {}
+    scale = 1.0 if lora is None else lora.scale
+    for adapter in () if lora is None else lora.adapters:
+        down, up = (torch.tensor(values[name], requires_grad=True) for name in (adapter.down, adapter.up))
+
+        def hook(_module: Any, inputs: Any, output: Any, *, down: Any = down, up: Any = up) -> Any:
+            return output + scale * (inputs[0] @ down.t() @ up.t())
+
+        hooks.append(model.get_submodule(adapter.module).register_forward_hook(hook))
+        adapters |= {adapter.down: down, adapter.up: up}
+    try:
+        yield adapters
+    finally:
+        for handle in hooks:
+            handle.remove()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from onnx import helper
 
 from onnxtool.reports import TensorInfo
 from onnxtool.training.artifacts.verification import ArtifactVerification
+from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
 
@@ -41,6 +42,7 @@ class ArtifactReport:
         notes: what a user should know.
         duration_ms: wall time by stage.
         proof: the comparison with PyTorch; None if there was none.
+        lora: the adapters that were added; None if there are none.
     """
 
     directory: str
@@ -57,6 +59,7 @@ class ArtifactReport:
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
     proof: ArtifactVerification | None = None
+    lora: Lora | None = None
 
 
 def describe(
@@ -65,6 +68,7 @@ def describe(
     *,
     loss: str,
     optimizer: str,
+    lora: Lora | None,
     verification: ArtifactVerification | None,
 ) -> ArtifactReport:
     """Return the report of a training block, without files and times."""
@@ -90,6 +94,7 @@ def describe(
         notes=(_without_gradient(unused),) if unused else (),
         duration_ms={},
         proof=verification,
+        lora=lora,
     )
 
 

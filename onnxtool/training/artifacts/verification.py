@@ -16,6 +16,7 @@ from onnxtool.errors import ArtifactError
 from onnxtool.runtime.session import open_session
 from onnxtool.training.artifacts.reference import LossSetting, TorchModel, TorchStep
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
+from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, parameter_of_buffer
 
 # Both sides compute in float32. Rounding gives errors of 1e-6 to 1e-4, by the depth of the network; a bug gives 1e-2.
@@ -79,8 +80,13 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
         return None
     replace_dropout(training)
     checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
-    step = model.step(setting, checkpoint.trainable)
-    feeds = {**model.inputs(), **checkpoint.trainable, **checkpoint.frozen}
+    values = {**checkpoint.trainable, **checkpoint.frozen}
+    lora = Lora.of(checkpoint)
+    if lora is not None:  # at its beginning B is zero, and so is what A gets
+        draw = np.random.default_rng(0)
+        values |= {one.up: draw.uniform(-0.1, 0.1, values[one.up].shape).astype(np.float32) for one in lora.adapters}
+    step = model.step(setting, checkpoint.trainable, lora, values)
+    feeds = {**model.inputs(), **values}
     feeds |= {buffer_name(name): np.zeros_like(array) for name, array in checkpoint.trainable.items()}
     feeds[LAZY_RESET] = np.array([True])
     path = folder / f".{prefix}verification.onnx"

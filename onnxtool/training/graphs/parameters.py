@@ -45,17 +45,10 @@ def select_parameters(
         ArtifactError: a name is in both lists or not in the model, or a pattern matches nothing.
     """
     tied = aliases or {}
-    trained, frozen = ([tied.get(entry, entry) for entry in _listed(entries)] for entries in (trained, frozen))
+    trained, frozen = ([tied.get(entry, entry) for entry in listed_names(entries)] for entries in (trained, frozen))
     check_disjoint(trained, frozen)
     names = [tensor.name for tensor in model.graph.initializer]
-    statistics = {name for node in model.graph.node for name in _statistics(node)}
-    floats = [
-        tensor.name
-        for tensor in model.graph.initializer
-        if (
-            _is_trainable(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters
-        )
-    ]
+    floats = matchable_parameters(model, parameters)
     matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
     to_train, optional = _resolved(trained, names, matched, "train")
     to_freeze, also_frozen = _resolved(frozen, names, matched, "freeze")
@@ -65,6 +58,18 @@ def select_parameters(
         tuple(name for name in names if name in kept),
         frozenset(optional),
     )
+
+
+def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | None = None) -> list[str]:
+    """Return the names that patterns match, in the order of the model."""
+    statistics = {name for node in model.graph.node for name in _statistics(node)}
+    return [
+        tensor.name
+        for tensor in model.graph.initializer
+        if (
+            _is_trainable(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters
+        )
+    ]
 
 
 def check_disjoint(trained: Iterable[str], frozen: Iterable[str]) -> None:
@@ -124,7 +129,12 @@ def _statistics(node: onnx.NodeProto) -> Sequence[str]:
     return list(node.input[1:2]) if node.op_type in ("DequantizeLinear", "QuantizeLinear") else ()
 
 
-def _listed(entries: Sequence[str] | None) -> Sequence[str]:
+def listed_names(entries: Sequence[str] | None) -> Sequence[str]:
+    """Return the entries of a list; refuse what is none.
+
+    Raises:
+        TypeError: it is a string.
+    """
     if isinstance(entries, str):  # a string is also a sequence of strings
         raise TypeError(f"a list of names is expected, not the string {entries!r}")
     return entries or ()
