@@ -45,7 +45,7 @@ class TorchStep:
         loss: in training mode.
         eval_loss: in eval mode.
         own_loss: the loss that the model itself computes for these labels, in eval mode; None if it computes none.
-        gradients: by the name of the parameter, with all names of a tied one.
+        gradients: by the name of the parameter, with all names of a tied one, or of the input.
     """
 
     labels: NDArray[Any]
@@ -71,13 +71,16 @@ class TorchModel:
         """Return the sample as arrays."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.sample.items()}
 
-    def step(self, setting: LossSetting, trained: Collection[str]) -> TorchStep:
-        """Compute loss and gradients; batch normalizations whose parameters are not `trained` stay in eval mode."""
+    def step(self, setting: LossSetting, trained: Collection[str], inputs: Collection[str] = ()) -> TorchStep:
+        """Compute loss and gradients, also those of `inputs`.
+
+        Batch normalizations whose parameters are not `trained` stay in eval mode.
+        """
         import torch
 
         model = self.model.eval()
         with torch.no_grad():
-            logits = self._output(setting.output)
+            logits = self._output(setting.output, self.sample)
             labels = _labels(logits, setting)
             eval_loss = float(_loss(logits, labels, setting))
             own = self._own_loss(labels, setting)
@@ -89,18 +92,19 @@ class TorchModel:
             } & set(trained):
                 module.eval()
         model.zero_grad(set_to_none=True)
+        leaves = {name: self.sample[name].detach().clone().requires_grad_() for name in inputs}
         with _scaling_dropout():
-            loss = _loss(self._output(setting.output), labels, setting)
+            loss = _loss(self._output(setting.output, {**self.sample, **leaves}), labels, setting)
             loss.backward()
         gradients = {
-            name: parameter.grad.numpy()
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if parameter.grad is not None
+            name: leaf.grad.numpy()
+            for name, leaf in (*model.named_parameters(remove_duplicate=False), *leaves.items())
+            if leaf.grad is not None
         }
         return TorchStep(labels.numpy(), loss.item(), eval_loss, own, gradients)
 
-    def _output(self, name: str) -> Any:
-        result = self.model(**self.sample)
+    def _output(self, name: str, sample: Mapping[str, Any]) -> Any:
+        result = self.model(**sample)
         return result if not isinstance(result, Mapping) else result[name]
 
     def _own_loss(self, labels: Any, setting: LossSetting) -> float | None:
