@@ -70,7 +70,7 @@ class Parameter:
 
 
 class Parameters:
-    """All parameters by name; tied parameters also by their aliases."""
+    """All parameters by name; tied parameters also by their aliases. Of a nominal state only the names are known."""
 
     def __init__(self, state: CheckpointState) -> None:
         self._state = state
@@ -78,6 +78,7 @@ class Parameters:
     def __getitem__(self, name: str) -> Parameter:
         if name not in self:
             raise KeyError(name)
+        self._state.check_complete()
         return Parameter(self._state.resolved(name), self._state)
 
     def __setitem__(self, name: str, value: NDArray[Any]) -> None:

@@ -222,6 +222,12 @@ def make_artifacts(
             verification=verification,
         )
         if options.target is not None:
+            if block.inputs_with_gradient:
+                raise ArtifactError(
+                    f"the program for {options.target} has no gradients of inputs, and "
+                    f"{', '.join(block.inputs_with_gradient)} is to have one",
+                    "train parameters only, or leave the target out",
+                )
             written += write_target_files(options.target, report, checkpoint, staging.folder)
         staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # those that are not written now
         files = tuple(ArtifactFile(str(directory / file.name), _size_of(file)) for file in written)

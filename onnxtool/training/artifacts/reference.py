@@ -47,7 +47,7 @@ class TorchStep:
         loss: in training mode.
         eval_loss: in eval mode.
         own_loss: the loss that the model itself computes for these labels, in eval mode; None if it computes none.
-        gradients: by the name of the parameter, with all names of a tied one.
+        gradients: by the name of the parameter, with all names of a tied one, or of the input.
     """
 
     labels: NDArray[Any]
@@ -77,22 +77,18 @@ class TorchModel:
         self,
         setting: LossSetting,
         trained: Collection[str],
-        lora: Lora | None = None,
-        values: Mapping[str, NDArray[Any]] | None = None,
+        inputs: Collection[str] = (),
+        adapters: Mapping[str, Any] | None = None,
     ) -> TorchStep:
-        """Compute loss and gradients; batch normalizations whose parameters are not `trained` stay in eval mode.
+        """Compute loss and gradients, also those of `inputs`, and of the `adapters` that `adapted` has given.
 
-        With `lora`, its adapters have the values of A and B that are given by name.
+        Batch normalizations whose parameters are not `trained` stay in eval mode.
         """
-        with _adapted(self.model, lora, values or {}) as adapters:
-            return self._step(setting, trained, adapters)
-
-    def _step(self, setting: LossSetting, trained: Collection[str], adapters: Mapping[str, Any]) -> TorchStep:
         import torch
 
         model = self.model.eval()
         with torch.no_grad():
-            logits = self._output(setting.output)
+            logits = self._output(setting.output, self.sample)
             labels = _labels(logits, setting)
             eval_loss = float(_loss(logits, labels, setting))
             own = self._own_loss(labels, setting)
@@ -104,18 +100,20 @@ class TorchModel:
             } & set(trained):
                 module.eval()
         model.zero_grad(set_to_none=True)
+        leaves = {name: self.sample[name].detach().clone().requires_grad_() for name in inputs}
         with _scaling_dropout():
-            loss = _loss(self._output(setting.output), labels, setting)
+            loss = _loss(self._output(setting.output, {**self.sample, **leaves}), labels, setting)
             loss.backward()
+        leaves |= adapters or {}
         gradients = {
-            name: parameter.grad.numpy()
-            for name, parameter in (*model.named_parameters(remove_duplicate=False), *adapters.items())
-            if parameter.grad is not None
+            name: leaf.grad.numpy()
+            for name, leaf in (*model.named_parameters(remove_duplicate=False), *leaves.items())
+            if leaf.grad is not None
         }
         return TorchStep(labels.numpy(), loss.item(), eval_loss, own, gradients)
 
-    def _output(self, name: str) -> Any:
-        result = self.model(**self.sample)
+    def _output(self, name: str, sample: Mapping[str, Any]) -> Any:
+        result = self.model(**sample)
         return result if not isinstance(result, Mapping) else result[name]
 
     def _own_loss(self, labels: Any, setting: LossSetting) -> float | None:
@@ -167,8 +165,8 @@ def _loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
 
 
 @contextmanager
-def _adapted(model: Any, lora: Lora | None, values: Mapping[str, NDArray[Any]]) -> Iterator[Mapping[str, Any]]:
-    """Add `alpha / r * B(A(x))` to what modules return for x, and give A and B by name."""
+def adapted(model: TorchModel, lora: Lora | None, values: Mapping[str, NDArray[Any]]) -> Iterator[Mapping[str, Any]]:
+    """Add `alpha / r * B(A(x))` to what modules return for x, while the block runs; give A and B by name."""
     import torch
 
     hooks: list[Any] = []
@@ -180,7 +178,7 @@ def _adapted(model: Any, lora: Lora | None, values: Mapping[str, NDArray[Any]]) 
         def hook(_module: Any, inputs: Any, output: Any, *, down: Any = down, up: Any = up) -> Any:
             return output + scale * (inputs[0] @ down.t() @ up.t())
 
-        hooks.append(model.get_submodule(adapter.module).register_forward_hook(hook))
+        hooks.append(model.model.get_submodule(adapter.module).register_forward_hook(hook))
         adapters |= {adapter.down: down, adapter.up: up}
     try:
         yield adapters

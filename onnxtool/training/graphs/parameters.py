@@ -39,7 +39,7 @@ def select_parameters(
 
     A pattern matches names among `parameters`; None stands for the float initializers of more than one element, except
     running statistics and scales of quantization. Parameters that patterns of both lists match are frozen, and an exact
-    name takes precedence over any pattern.
+    name takes precedence over any pattern. An exact name of an input that is trained stands for its gradient.
 
     Raises:
         ArtifactError: a name is in both lists or not in the model, or a pattern matches nothing.
@@ -47,14 +47,15 @@ def select_parameters(
     tied = aliases or {}
     trained, frozen = ([tied.get(entry, entry) for entry in listed_names(entries)] for entries in (trained, frozen))
     check_disjoint(trained, frozen)
+    inputs = list(_inputs(model))
     names = [tensor.name for tensor in model.graph.initializer]
     floats = matchable_parameters(model, parameters)
     matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
-    to_train, optional = _resolved(trained, names, matched, "train")
+    to_train, optional = _resolved(trained, [*inputs, *names], matched, "train")
     to_freeze, also_frozen = _resolved(frozen, names, matched, "freeze")
     kept = to_freeze | (also_frozen - to_train)
     return Selection(
-        tuple(name for name in names if name in to_train | (optional - kept)),
+        tuple(name for name in (*inputs, *names) if name in to_train | (optional - kept)),
         tuple(name for name in names if name in kept),
         frozenset(optional),
     )
@@ -84,22 +85,34 @@ def check_disjoint(trained: Iterable[str], frozen: Iterable[str]) -> None:
 
 
 def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable[str]) -> None:
-    """Refuse unknown names, and trained parameters that are not float32.
+    """Refuse unknown names, and trained parameters or inputs that are not float32.
 
     Raises:
         ArtifactError: with the closest names.
     """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    for name in (*trained, *frozen):
-        if name not in tensors:
-            raise _unknown(name, list(tensors))
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    with_inputs = _inputs(model) | kinds
+    for name, known in (*((name, with_inputs) for name in trained), *((name, kinds) for name in frozen)):
+        if name not in known:
+            raise _unknown(name, list(kinds))
     for name in trained:
-        if tensors[name].data_type != TensorProto.FLOAT:
-            kind = TensorProto.DataType.Name(tensors[name].data_type).lower()
+        if with_inputs[name] != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(with_inputs[name]).lower()
+            if name not in kinds:
+                raise ArtifactError(
+                    f"the input {name} is {kind}, and inputs with a gradient are float32", "leave it out"
+                )
             raise ArtifactError(
                 f"the parameter {name} is {kind}, and those that are trained are float32",
                 "freeze it, or export the model in float32",
             )
+
+
+def _inputs(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the dtypes of the inputs that are no initializers."""
+    parameters = {tensor.name for tensor in model.graph.initializer}
+    inputs = (value for value in model.graph.input if value.name not in parameters)
+    return {value.name: value.type.tensor_type.elem_type for value in inputs}
 
 
 def _resolved(
