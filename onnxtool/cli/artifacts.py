@@ -16,6 +16,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
 
 if TYPE_CHECKING:
+    from onnxtool.training.artifacts.phones import PhoneBuild
     from onnxtool.training.artifacts.report import ArtifactReport
     from onnxtool.training.artifacts.verification import ArtifactVerification
     from onnxtool.training.checkpoints.lora import Lora
@@ -84,6 +85,7 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         Table(("file", "size"), files, frozenset({"size"})),
         Heading("Inputs and outputs of a training step"),
         Table(("", "name", "type"), rows),
+        *_phone_blocks(report.phone),
         *_proof_blocks(report.proof),
         *(Note(note) for note in report.notes),
     ]
@@ -91,6 +93,33 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
 
 def _adapters(lora: Lora) -> str:
     return f"{len(lora.adapters)} of rank {lora.rank}, scaled by {lora.alpha:g} / {lora.rank}"
+
+
+def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
+    """Describe what a build of onnxruntime for a phone has, and between which sizes it lies."""
+    if build is None:
+        return []
+    operators = [
+        (domain, str(version), str(len(names)), ", ".join(names))
+        for domain, sets in build.operators.items()
+        for version, names in sets.items()
+    ]
+    sizes = [
+        (one.architecture, one.contents, "all" if one.num_operators is None else str(one.num_operators),
+         format_bytes(one.size_bytes), one.source)
+        for one in build.libraries
+    ]  # fmt: skip
+    return [
+        Heading("Operators of a build for the phone"),
+        Table(("domain", "since opset", "number", "names"), operators, frozenset({"since opset", "number"})),
+        Note(
+            f"{build.config} has the {build.num_operators} operators of all models and their types, for onnxruntime's "
+            "build: --minimal_build --include_ops_by_config FILE --enable_reduced_operator_type_support"
+        ),
+        Heading("Sizes of onnxruntime for the phone, as published"),
+        Table(("architecture", "build", "operators", "size", "source"), sizes, frozenset({"operators", "size"})),
+        Note("no build was made here, and none of these depends on the model: one with these operators lies between"),
+    ]
 
 
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:

@@ -26,6 +26,7 @@ from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
+from onnxtool.training.artifacts.phones import describe_build
 from onnxtool.training.artifacts.report import ArtifactFile, describe
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, target_files, write_target_files
@@ -228,6 +229,9 @@ def make_artifacts(
                     f"{', '.join(block.inputs_with_gradient)} is to have one",
                     "train parameters only, or leave the target out",
                 )
+            if options.target in PHONES:
+                phone_models = [file for file in written if file.suffix == ".ort"]
+                report = replace(report, phone=describe_build(options.target, phone_models, staging.folder))
             written += write_target_files(options.target, report, checkpoint, staging.folder)
         staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # those that are not written now
         files = tuple(ArtifactFile(str(directory / file.name), _size_of(file)) for file in written)

@@ -10,6 +10,7 @@ from typing import Any
 from onnx import helper
 
 from onnxtool.reports import TensorInfo
+from onnxtool.training.artifacts.phones import PhoneBuild
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
@@ -43,6 +44,7 @@ class ArtifactReport:
         duration_ms: wall time by stage.
         proof: the comparison with PyTorch; None if there was none.
         lora: the adapters that were added; None if there are none.
+        phone: what a build of onnxruntime for a phone needs; None for other targets.
     """
 
     directory: str
@@ -60,6 +62,7 @@ class ArtifactReport:
     duration_ms: dict[str, float]
     proof: ArtifactVerification | None = None
     lora: Lora | None = None
+    phone: PhoneBuild | None = None
 
 
 def describe(

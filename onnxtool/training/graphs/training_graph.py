@@ -150,7 +150,8 @@ def _with_gradient(selection: Selection, gradients: Mapping[str, ir.Value]) -> l
     missing = [name for name in selection.trained if name not in gradients and name not in selection.optional]
     if missing:
         raise ArtifactError(
-            f"the loss does not depend on {', '.join(missing[:5])}", "freeze them, or take another output for the loss"
+            f"the loss does not depend on {', '.join(missing[:5])}",
+            "leave them out or freeze them, or take another output for the loss",
         )
     if selection.trained and not gradients:
         raise ArtifactError("the loss depends on none of the parameters", "take another output for the loss")
